@@ -41,80 +41,79 @@ def make_held_out_set(pairs: Sequence[Pair]) -> HeldOutSet:
 
 
 @dataclass
-class DropCounts:
-    """How many pairs each rule dropped, and the first few of them."""
+class Report:
+    """What became of the pairs of a shard, or of a whole corpus, when they were collected or encoded."""
 
-    counts: dict[str, int] = field(default_factory=dict)
-    samples: dict[str, list[list[str]]] = field(default_factory=dict)
+    lines: int = 0
+    kept: list[int] = field(default_factory=list)  # of each shard
+    tokens: list[int] = field(default_factory=lambda: [0, 0])  # of the source, of the target
+    dropped: dict[str, int] = field(default_factory=dict)  # by rule
+    samples: dict[str, list[list[str]]] = field(default_factory=dict)  # the first few of each rule
+    # by held-out set: pairs with its pair, its source, its target
+    held_out: dict[str, list[int]] = field(default_factory=dict)
 
-    def check(self) -> str | None:
-        """Say what is wrong with counts that were read from a file."""
-        is_same = self.counts.keys() == self.samples.keys()
-        return None if is_same else "counts and samples are of different rules"
+    @property
+    def n_kept(self) -> int:
+        return sum(self.kept)
 
-    def add(self, rule: str, src: str, tgt: str = "") -> None:
-        self.counts[rule] = self.counts.get(rule, 0) + 1
-        if self.counts[rule] <= N_SAMPLES:
-            sample = [src[:SAMPLE_LENGTH], tgt[:SAMPLE_LENGTH]]
-            self.samples.setdefault(rule, []).append(sample)
+    def drop(self, rule: str, src: str, tgt: str = "") -> None:
+        self.dropped[rule] = self.dropped.get(rule, 0) + 1
+        samples = self.samples.setdefault(rule, [])
+        if len(samples) < N_SAMPLES:
+            samples.append([src[:SAMPLE_LENGTH], tgt[:SAMPLE_LENGTH]])
 
-    def extend(self, later: "DropCounts") -> None:
-        """Add what was dropped from the text that follows."""
-        for rule, n in later.counts.items():
-            self.counts[rule] = self.counts.get(rule, 0) + n
-            samples = self.samples.get(rule, []) + later.samples[rule]
-            self.samples[rule] = samples[:N_SAMPLES]
-
-
-@dataclass
-class CleanedBlock:
-    """The pairs of a block that are kept, and what became of the others."""
-
-    pairs: list[Pair]
-    dropped: DropCounts
-    shared: dict[str, list[int]]  # by held-out set: pairs with its pair, its source, its target
-    digests: np.ndarray  # (pairs,) uint64
+    def extend(self, later: "Report") -> None:
+        """Add what became of the pairs that follow."""
+        self.lines += later.lines
+        self.kept += later.kept
+        self.tokens = _add(self.tokens, later.tokens)
+        for rule, n in later.dropped.items():
+            self.dropped[rule] = self.dropped.get(rule, 0) + n
+            self.samples[rule] = (self.samples.get(rule, []) + later.samples[rule])[:N_SAMPLES]
+        for name, counts in later.held_out.items():
+            self.held_out[name] = _add(self.held_out.get(name, [0, 0, 0]), counts)
 
 
-def take_block(block: Block) -> CleanedBlock:
-    """All pairs of a block as they are, as in a dev set: only what could not be read is missing."""
-    pairs = [Pair(src, tgt) for src, tgt in zip(block.src, block.tgt, strict=True)]
-    return CleanedBlock(pairs, _count_unreadable(block), {}, np.zeros(0, np.uint64))
+def _add(before: list[int], later: list[int]) -> list[int]:
+    return [a + b for a, b in zip(before, later, strict=True)]
 
 
 def clean_block(
     block: Block,
-    rules: CleanConfig,
+    rules: CleanConfig | None,
     held_out: dict[str, HeldOutSet],
     min_score: float | None = None,
-) -> CleanedBlock:
-    """The stripped pairs of `block` that break no rule."""
-    pairs: list[Pair] = []
-    dropped = _count_unreadable(block)
-    shared = {name: [0, 0, 0] for name in held_out}
-    for i, (src, tgt) in enumerate(zip(block.src, block.tgt, strict=True)):
-        pair = Pair(src.strip(), tgt.strip())
+) -> tuple[list[Pair], Report]:
+    """The stripped pairs of `block` that break no rule. Without rules, as in a dev set, all pairs as
+    they are: only what could not be read is missing.
+    """
+    report = Report(
+        lines=len(block.src) + len(block.bad), held_out={name: [0, 0, 0] for name in held_out}
+    )
+    for complaint in block.bad:
+        report.drop(UNREADABLE, complaint)
+    pairs = []
+    for i, pair in enumerate(map(Pair, block.src, block.tgt)):
+        if rules is None:
+            pairs.append(pair)
+            continue
+        pair = Pair(pair.src.strip(), pair.tgt.strip())
         rule = find_broken_rule(pair, rules)
         if rule is None and min_score is not None and block.scores is not None:
             if block.scores[i] < min_score:
                 rule = f"score below {min_score:g}"
         if rule is None:
-            rule = _search_held_out(pair, rules, held_out, shared)
+            rule = _search_held_out(pair, rules, held_out, report.held_out)
         if rule is None:
             pairs.append(pair)
         else:
-            dropped.add(rule, *pair)
-    return CleanedBlock(pairs, dropped, shared, _digest_pairs(pairs))
+            report.drop(rule, *pair)
+    report.kept.append(len(pairs))
+    return pairs, report
 
 
-def _count_unreadable(block: Block) -> DropCounts:
-    dropped = DropCounts()
-    for complaint in block.bad:
-        dropped.add(UNREADABLE, complaint)
-    return dropped
-
-
-def _digest_pairs(pairs: Sequence[Pair]) -> np.ndarray:
+def digest_pairs(pairs: Sequence[Pair]) -> np.ndarray:
+    """Compute the digests by which `find_duplicates` compares pairs, (pairs,) uint64."""
     digests = [blake2b("\n".join(pair).encode(), digest_size=8).digest() for pair in pairs]
     return np.frombuffer(b"".join(digests), "<u8")
 

@@ -10,19 +10,19 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from nmt.config import DataConfig, VocabConfig
+from nmt.corpus.cleaning import Report
 from nmt.corpus.ledger import (
     SOURCES_FILE,
     CorpusAccount,
     Ledger,
-    TestSetAccount,
     check_same,
     digest_store,
     format_command,
@@ -38,10 +38,8 @@ from nmt.corpus.stages import (
     NOTHING_LEFT,
     CollectedPart,
     EncodedPart,
-    LearnedBpe,
     Part,
     Preparation,
-    StageClock,
     collect_part,
     encode_part,
     gather_held_out,
@@ -100,7 +98,7 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
 
     # detect mistakes in the config now, not after an hour of work
     parts = _list_parts(data)
-    n_bytes = sum(_estimate_bytes(part, data) for part in parts)
+    n_bytes = _estimate_text(parts, data)
     for bpe_part in list_bpe_parts(vocab):
         bpe_part.load_given(data)
 
@@ -111,14 +109,18 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
                 shutil.rmtree(work, ignore_errors=True)
                 return False
             try:
-                _build(store, parts, n_bytes, Preparation(work, data, vocab, seed, StageClock()))
+                # Refuse if not even the text fits, a part of which may be there already.
+                n_written = sum(file.stat().st_size for file in work.rglob("*.*"))
+                if shutil.disk_usage(store).free + n_written < n_bytes:
+                    raise UserError(_describe_full_disk(store, n_bytes))
+                _build(store, parts, Preparation(work, data, vocab, seed))
             finally:
                 # only under the lock: without it, the work is another process's
                 _remove_what_is_not_needed(store, work)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise UserError(_describe_full_disk(work, n_bytes)) from None
+        raise UserError(_describe_full_disk(store, n_bytes)) from None
     return True
 
 
@@ -151,158 +153,109 @@ def _list_parts(data: DataConfig) -> list[Part]:
     return parts
 
 
-def _estimate_bytes(part: Part, data: DataConfig) -> int:
-    """Estimate the bytes that a part takes: its text, its ids, half as large, and these again in
-    the store.
-    """
-    text = 0
-    for file in find_local_files(part.corpus, data):
-        factor = 3 if file.suffix in COMPRESSED_SUFFIXES else 1
-        text += factor * file.stat().st_size
-    return text + text // 2 + part.corpus.repeat * text // 2
+def _estimate_text(parts: list[Part], data: DataConfig) -> int:
+    """Estimate the bytes of all text, unpacked."""
+    n_bytes = 0
+    for part in parts:
+        for file in find_local_files(part.corpus, data):
+            factor = 3 if file.suffix in COMPRESSED_SUFFIXES else 1
+            n_bytes += factor * file.stat().st_size
+    return n_bytes
 
 
-def _count_bytes(work: Path) -> int:
-    return sum(file.lstat().st_size for file in work.rglob("*.*"))
-
-
-def _describe_full_disk(work: Path, n_bytes: int) -> str:
-    free = shutil.disk_usage(work.parent).free
+def _describe_full_disk(store: Path, n_bytes: int) -> str:
     return (
-        f"{work.parent}: not enough disk space: about {n_bytes:,} bytes are needed, of which "
-        f"{_count_bytes(work):,} are already written, and {free:,} are free; free some space and run "
-        "the same command again, which keeps finished work, or give another data.store=DIR"
+        f"{store}: not enough disk space: about {2 * n_bytes:,} bytes are needed in all, and "
+        f"{shutil.disk_usage(store.parent).free:,} are free; free some space and run the same "
+        "command again, which keeps finished work, or give another data.store=DIR"
     )
 
 
 # ---- the stages -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StageResults:
-    """What the stages leave in the work folder; the store is written from it."""
-
-    train: list[CollectedPart]
-    dev: list[CollectedPart]  # one or none
-    encoded_train: list[EncodedPart]
-    encoded_dev: list[EncodedPart]
-    n_duplicates: Mapping[str, int]  # of each training part
-    test: TestSetAccount | None
-    bpes: list[LearnedBpe]  # the joint one, or those of the source and of the target
-
-
-def _build(store: Path, parts: list[Part], n_bytes: int, job: Preparation) -> None:
-    # The text is about half of the estimate; refuse if not even that fits.
-    if shutil.disk_usage(store).free + _count_bytes(job.work) < n_bytes // 2:
-        raise UserError(_describe_full_disk(job.work, n_bytes))
+def _build(store: Path, parts: list[Part], job: Preparation) -> None:
     if any(job.work.glob(f"*/{DONE_FILE}")):
         say(f"reusing the finished work in {job.work}")
-    results = _run_stages(parts, job)
-    folder = job.work / "store"
-    _write_data(folder, results)
-    ledger = _make_ledger(folder, results, job)
-    write_json(folder / SOURCES_FILE, stamp_sources(ledger, job.data.root))
-    write_json(folder / LEDGER_FILE, ledger.to_plain())
-    seal(folder, known=ledger.data)
-    move_sealed_files(folder, store)
-    job.clock.n_done = sum(corpus.kept for corpus in ledger.corpora)
-    job.clock.finish("seal")
-    for line in format_ledger(ledger).split("\n"):
-        say(line)
 
-
-def _run_stages(parts: list[Part], job: Preparation) -> StageResults:
-    dev_parts = [part for part in parts if part.split == "valid"]
-    train_parts = [part for part in parts if part.split == "train"]
-
-    # collect: read and clean every corpus, and search training text for dev and test sentences
-    dev = [collect_part(job, part, None) for part in dev_parts]
+    # read and clean every corpus, and search training text for dev and test sentences
+    dev = [collect_part(job, part, None) for part in parts if part.split == "valid"]
     held_out, test = gather_held_out(job, dev[0] if dev else None)
-    train = [collect_part(job, part, held_out) for part in train_parts]
-    job.clock.finish("collect")
+    train = [collect_part(job, part, held_out) for part in parts if part.split == "train"]
 
     # mark duplicate pairs across all training corpora; they are counted even if they are kept
     duplicates, n_duplicates = mark_duplicates(job, train)
     unwanted = duplicates if job.data.clean.duplicates else None
-    job.clock.finish("repeats")
 
-    # learn the BPE
+    # learn the BPE, and encode
     bpes = [learn_bpe(job, part, train, unwanted) for part in list_bpe_parts(job.vocab)]
-    job.clock.finish("learn", "lines")
-
-    # encode
     encoded_dev = [encode_part(job, part, bpes, unwanted) for part in dev]
     encoded_train = [encode_part(job, part, bpes, unwanted) for part in train]
-    job.clock.finish("encode")
     if encoded_dev and not encoded_dev[0].report.n_kept:
         raise UserError(
             "data.valid: it contains no usable pair; check the files, or leave data.valid unset"
         )
     if not any(encoded.report.n_kept for encoded in encoded_train):
         raise UserError(NOTHING_LEFT)
-    return StageResults(train, dev, encoded_train, encoded_dev, n_duplicates, test, bpes)
 
-
-def _write_data(folder: Path, results: StageResults) -> None:
-    """Write the data files of the store into a new folder."""
+    # write the data files into a new folder
+    folder = job.work / "store"
     shutil.rmtree(folder, ignore_errors=True)  # left by a run killed while it wrote
     folder.mkdir()
-    names = (VOCAB_FILE,) if len(results.bpes) == 1 else SIDE_VOCAB_FILES
-    for name, bpe in zip(names, results.bpes, strict=True):
+    names = (VOCAB_FILE,) if len(bpes) == 1 else SIDE_VOCAB_FILES
+    for name, bpe in zip(names, bpes, strict=True):
         shutil.copyfile(bpe.model, folder / name)
-    repetitions = [collected.part.corpus.repeat for collected in results.train]
-    _write_ids(folder, "train", results.encoded_train, repetitions)
-    if results.dev:
-        _write_ids(folder, "valid", results.encoded_dev, [1])
-        _write_dev_text(folder, results.dev[0])
-
-
-def _make_ledger(folder: Path, results: StageResults, job: Preparation) -> Ledger:
-    """Account for every line of the corpora and for the files written from them."""
-    corpora = []
-    collected_parts = [*results.train, *results.dev]
-    encoded_parts = [*results.encoded_train, *results.encoded_dev]
-    weights: list[float | None] = [None] * len(collected_parts)
-    if job.data.is_mixed:  # training parts come first
-        sizes = [encoded.report.n_kept for encoded in results.encoded_train]
-        weights[: len(sizes)] = compute_weights(job.data, sizes)
-    for collected, encoded, weight in zip(collected_parts, encoded_parts, weights, strict=True):
-        account = _account_for(collected, encoded, results.n_duplicates)
-        corpora.append(replace(account, weight=weight))
+    _write_ids(folder, "train", encoded_train, [each.part.corpus.repeat for each in train])
+    if dev:
+        _write_ids(folder, "valid", encoded_dev, [1])
+        _write_dev_text(folder, dev[0])
     digests = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
-    return Ledger(
+
+    # account for every line of the corpora, and seal
+    weights: list[float | None] = [None] * len(train)
+    if job.data.is_mixed:
+        weights[:] = compute_weights(job.data, [each.report.n_kept for each in encoded_train])
+    corpora = []
+    for collected, encoded, weight in zip(train, encoded_train, weights, strict=True):
+        account = _account_for(collected, encoded.report)
+        n = n_duplicates[collected.part.name]
+        shared = collected.report.held_out
+        corpora.append(replace(account, duplicates=n, held_out=shared, weight=weight))
+    for collected, encoded in zip(dev, encoded_dev, strict=True):
+        corpora.append(_account_for(collected, encoded.report))
+    ledger = Ledger(
         settings=list_settings(job.data, job.vocab),
         corpora=corpora,
-        test=results.test,
-        bpe=results.bpes[0].account,
-        tgt_bpe=None if job.vocab.joint else results.bpes[1].account,
+        test=test,
+        bpe=bpes[0].account,
+        tgt_bpe=None if job.vocab.joint else bpes[1].account,
         versions=list_versions(),
         command=format_command(),
         data=digests,
         store=digest_store(digests),
     )
+    write_json(folder / SOURCES_FILE, stamp_sources(ledger, job.data.root))
+    write_json(folder / LEDGER_FILE, ledger.to_plain())
+    seal(folder, known=digests)
+    move_sealed_files(folder, store)
+    for line in format_ledger(ledger).split("\n"):
+        say(line)
 
 
-def _account_for(
-    collected: CollectedPart, encoded: EncodedPart, n_duplicates: Mapping[str, int]
-) -> CorpusAccount:
-    """Return the ledger's account of one corpus."""
-    part = collected.part
-    is_train = part.split == "train"
-    before, after = collected.report, encoded.report
+def _account_for(collected: CollectedPart, after: Report) -> CorpusAccount:
+    """Return the ledger's account of one corpus; `after` is its report from the encoding."""
+    corpus, before = collected.part.corpus, collected.report
     return CorpusAccount(
-        corpus=describe_corpus(part.corpus),
-        split=part.split,
-        repeat=part.corpus.repeat,
+        corpus=describe_corpus(corpus),
+        split=collected.part.split,
+        repeat=corpus.repeat,
         files=collected.files,
         lines=before.lines,
         kept=after.n_kept,
-        tokens=[n * part.corpus.repeat for n in after.tokens],
-        dropped=before.dropped.counts | after.dropped.counts,
-        samples=before.dropped.samples | after.dropped.samples,
-        duplicates=n_duplicates[part.name] if is_train else None,
-        held_out=before.held_out if is_train else None,
-        tag=part.corpus.tag,
+        tokens=[n * corpus.repeat for n in after.tokens],
+        dropped=before.dropped | after.dropped,
+        samples=before.samples | after.samples,
+        tag=corpus.tag,
     )
 
 

@@ -211,13 +211,8 @@ def _open_pairs(pairs: Iterator[tuple[tuple[str, str], float]], size: int) -> So
 def _open_tables(
     tables: Iterable[Any], paths: list[Path], data: DataConfig, size: int, name: str
 ) -> Source:
-    total = 0  # rows of all files; 0 if one of them does not say how many it has
-    for path in paths:
-        n_rows = count_rows(path)
-        if n_rows is None:
-            total = 0
-            break
-        total += n_rows
+    counts = [count_rows(path) for path in paths]
+    total = 0 if None in counts else sum(filter(None, counts))  # 0 if unknown
 
     def read() -> Iterator[tuple[Any, float]]:
         n = 0
@@ -240,19 +235,10 @@ def _open_demo(split: str, data: DataConfig, size: int) -> Source:
             f"data.tgt={data.tgt}; set them to en and de"
         )
 
-    def read() -> Iterator[tuple[list[tuple[str, str]], float]]:
-        pairs = generate_pairs(split)
-        while block := list(islice(pairs, size)):
-            yield block, 1.0
-
-    def parse(block: list[tuple[str, str]], first: int) -> ParsedSides:
-        english = [pair[0] for pair in block]
-        german = [pair[1] for pair in block]
-        if data.src == "en":
-            return english, german, {}
-        return german, english, {}
-
-    return Source(read(), parse)
+    pairs = generate_pairs(split)
+    if data.src == "de":
+        pairs = ((german, english) for english, german in pairs)
+    return _open_pairs(((pair, 1.0) for pair in pairs), size)
 
 
 # ---- two texts --------------------------------------------------------------------------------------------------

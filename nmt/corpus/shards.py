@@ -8,13 +8,13 @@ up to that of a corpus.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from nmt.config import CleanConfig
-from nmt.corpus.cleaning import DropCounts, clean_block, make_held_out_set, take_block
+from nmt.corpus.cleaning import Report, clean_block, digest_pairs, make_held_out_set
 from nmt.corpus.encoder import CorpusEncoder
 from nmt.corpus.learn_bpe import tally_words
 from nmt.corpus.reader import Block, Pair
@@ -23,34 +23,6 @@ from nmt.system.files import read_json
 
 PAIRS_PER_SHARD = 32_768
 SIDES = ("src", "tgt")
-
-
-@dataclass
-class Report:
-    """What became of the pairs of a shard, or of a whole corpus, when they were collected or encoded."""
-
-    lines: int = 0
-    kept: list[int] = field(default_factory=list)  # of each shard
-    tokens: list[int] = field(default_factory=lambda: [0, 0])  # of the source, of the target
-    dropped: DropCounts = field(default_factory=DropCounts)
-    held_out: dict[str, list[int]] = field(default_factory=dict)  # as in `CleanedBlock.shared`
-
-    @property
-    def n_kept(self) -> int:
-        return sum(self.kept)
-
-    def extend(self, later: "Report") -> None:
-        """Add what became of the pairs that follow."""
-        self.lines += later.lines
-        self.kept += later.kept
-        self.tokens = _add(self.tokens, later.tokens)
-        self.dropped.extend(later.dropped)
-        for name, counts in later.held_out.items():
-            self.held_out[name] = _add(self.held_out.get(name, [0, 0, 0]), counts)
-
-
-def _add(before: list[int], later: list[int]) -> list[int]:
-    return [a + b for a, b in zip(before, later, strict=True)]
 
 
 def shard_file(folder: Path, number: int, kind: str) -> Path:
@@ -108,21 +80,14 @@ class ShardCollector:
 
     def __call__(self, task: tuple[int, Block]) -> Report:
         number, block = task
-        if self.rules is None:
-            cleaned = take_block(block)
-        else:
-            cleaned = clean_block(block, self.rules, self.held_out, self.min_score)
-        # Duplicates are found by these digests once all corpora are collected.
-        cleaned.digests.tofile(shard_file(self.folder, number, "digests"))
+        pairs, report = clean_block(block, self.rules, self.held_out, self.min_score)
+        if self.rules is not None:
+            # Duplicates are found by these digests once all corpora are collected.
+            digest_pairs(pairs).tofile(shard_file(self.folder, number, "digests"))
         for i, side in enumerate(SIDES):
-            text = "".join(f"{pair[i]}\n" for pair in cleaned.pairs)
+            text = "".join(f"{pair[i]}\n" for pair in pairs)
             shard_file(self.folder, number, f"{side}.txt").write_bytes(text.encode())
-        return Report(
-            lines=len(block.src) + len(block.bad),
-            kept=[len(cleaned.pairs)],
-            dropped=cleaned.dropped,
-            held_out=cleaned.shared,
-        )
+        return report
 
 
 @dataclass(frozen=True)
@@ -170,12 +135,12 @@ class ShardEncoder:
 
     def __call__(self, shard: Shard) -> Report:
         src, tgt = shard.read()
-        dropped = DropCounts()
+        report = Report(lines=shard.n_pairs)
 
         # without duplicates
         is_duplicate = shard.read_duplicate_mask()
         for i in np.flatnonzero(is_duplicate).tolist():
-            dropped.add("duplicate", src[i].decode(), tgt[i].decode())
+            report.drop("duplicate", src[i].decode(), tgt[i].decode())
         usable = np.flatnonzero(~is_duplicate).tolist()
         src = [src[i] for i in usable]
         tgt = [tgt[i] for i in usable]
@@ -191,7 +156,7 @@ class ShardEncoder:
         if self.max_pieces is not None:
             is_kept = np.maximum(src_lengths, tgt_lengths) <= self.max_pieces
         for i in np.flatnonzero(~is_kept).tolist():
-            dropped.add(f"more than {self.max_pieces} pieces", src[i].decode(), tgt[i].decode())
+            report.drop(f"more than {self.max_pieces} pieces", src[i].decode(), tgt[i].decode())
         src_ids = src_ids[np.repeat(is_kept, src_lengths)]
         tgt_ids = tgt_ids[np.repeat(is_kept, tgt_lengths)]
 
@@ -202,5 +167,6 @@ class ShardEncoder:
             tgt=tgt_ids,
             tgt_lengths=tgt_lengths[is_kept],
         )
-        n_tokens = [len(src_ids), len(tgt_ids)]
-        return Report(shard.n_pairs, [int(is_kept.sum())], n_tokens, dropped)
+        report.kept = [int(is_kept.sum())]
+        report.tokens = [len(src_ids), len(tgt_ids)]
+        return report

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_plain_values
-from nmt.corpus.cleaning import find_duplicates
+from nmt.corpus.cleaning import Report, find_duplicates
 from nmt.corpus.file_formats import count_rows
 from nmt.corpus.learn_bpe import train_bpe, write_word_counts
 from nmt.corpus.ledger import (
@@ -32,7 +32,6 @@ from nmt.corpus.ledger import (
 from nmt.corpus.reader import Block, Pair, describe_corpus, find_local_files, read_blocks
 from nmt.corpus.shards import (
     PAIRS_PER_SHARD,
-    Report,
     Shard,
     ShardCollector,
     ShardEncoder,
@@ -52,38 +51,13 @@ from nmt.system.files import (
 )
 from nmt.system.pool import map_in_order, map_with_workers, run_in_process
 from nmt.system.progress import Progress, clock, say
-from nmt.system.records import Record, RecordReader, read_record
+from nmt.system.records import Record, read_record
 from nmt.system.run_folder import VOCAB_FILE
 
 FEW_LINES = 200_000  # whose words need not be counted in a process of their own
 DONE_FILE = "done.json"
-LAYOUT = 5  # of the files in the work folder: what another layout left is not continued
+LAYOUT = 6  # of the files in the work folder: what another layout left is not continued
 NOTHING_LEFT = "data.train: no pairs are left after cleaning; check data.clean and the corpora"
-
-
-class StageClock:
-    """Reports how long each stage took and how many pairs a second passed through it."""
-
-    def __init__(self) -> None:
-        self.started_at = clock()
-        self.n_done = 0
-
-    def finish(self, stage: str, unit: str = "pairs") -> None:
-        seconds = clock() - self.started_at
-        rate = ""
-        if self.n_done and seconds >= 1:
-            rate = f", {self.n_done:,} {unit}, {self.n_done / seconds:,.0f}/s"
-        say(f"stage {stage}: {seconds:.1f} s{rate}")
-        self.started_at = clock()
-        self.n_done = 0
-
-
-@dataclass(frozen=True)
-class DoneFile:
-    """What the done.json of a stage says."""
-
-    sizes: dict[str, int]  # of the other files of the stage
-    result: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -94,7 +68,6 @@ class Preparation:
     data: DataConfig
     vocab: VocabConfig
     seed: int
-    clock: StageClock
 
     def run_stage(
         self,
@@ -114,11 +87,12 @@ class Preparation:
             for old in self.work.glob(f"{name}.*"):  # unfinished, or made with other settings
                 remove_entry(old)
             folder.mkdir()
+            started_at = clock()
             result = make(folder)
             for path in folder.iterdir():
                 sync_to_disk(path)
-            done = DoneFile(_list_sizes(folder), asdict(result))  # type: ignore[call-overload]
-            write_json(folder / DONE_FILE, asdict(done))
+            write_json(folder / DONE_FILE, asdict(result))  # type: ignore[call-overload]
+            say(f"stage {name}: {clock() - started_at:.1f} s")
         return folder, result
 
 
@@ -127,16 +101,9 @@ def read_stage_result(folder: Path, kind: type[Record]) -> Record | None:
     if not (folder / DONE_FILE).exists():
         return None
     try:
-        done = read_record(folder / DONE_FILE, DoneFile, remedy="")
-        reader = RecordReader(str, needs_all_keys=True, takes_any_text=True)
-        result = reader.read(kind, done.result)
+        return read_record(folder / DONE_FILE, kind, remedy="")
     except UserError:  # damaged
         return None
-    return result if done.sizes == _list_sizes(folder) else None
-
-
-def _list_sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in folder.iterdir() if path.name != DONE_FILE}
 
 
 @dataclass(frozen=True)
@@ -233,7 +200,6 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
         for shard_report in map_with_workers(start, number_blocks(), job.data.workers):
             report.extend(shard_report)
             progress.advance(shard_report.lines)
-    job.clock.n_done += report.lines
     return report
 
 
@@ -314,7 +280,6 @@ def mark_duplicates(
             first = end
         return Duplicates(counts)
 
-    job.clock.n_done = sum(each.report.n_kept for each in train)
     made_with = {"texts": [each.folder.name for each in train]}
     folder, duplicates = job.run_stage("repeats", made_with, Duplicates, make)
     return folder, duplicates.counts
@@ -409,7 +374,6 @@ def learn_bpe(
             n_words = learn_from(part)
         else:  # its memory goes when its process ends
             n_words = run_in_process(learn_from, part)
-        job.clock.n_done += n_sampled
         seed = job.seed if n_sampled < sum(n_lines) else None
         sha256 = digest_file(folder / VOCAB_FILE)
         return BpeAccount(sha256, part.vocab.size, n_sampled, n_words, seed)
@@ -480,7 +444,6 @@ def encode_part(
             for shard_report in map_with_workers(start, shards, job.data.workers):
                 report.extend(shard_report)
                 progress.advance(shard_report.lines)
-        job.clock.n_done += report.lines
         return report
 
     made_with = {

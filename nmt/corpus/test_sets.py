@@ -9,12 +9,9 @@ wherever it comes from.
 
 import contextlib
 import hashlib
-import html
 import re
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from nmt.config import CorpusConfig, DataConfig
@@ -270,16 +267,6 @@ def _describe_difference(lines: list[str], known: KnownSet, ours: str, theirs: s
                 return f"it is {other.name_text(text)}, {language}"
     if known.lines is not None and len(lines) != known.lines:
         return f"{len(lines):,} lines, not {known.lines:,}"
-    changes: dict[str, Callable[[str], str]] = {
-        "is not in Unicode normal form NFC": partial(unicodedata.normalize, "NFC"),
-        "contains HTML escapes": html.unescape,
-    }
-    for what, change in changes.items():
-        changed = [change(line) for line in lines]
-        if digest_lines(changed) == theirs:
-            differs = [a != b for a, b in zip(lines, changed, strict=True)]
-            number = differs.index(True) + 1
-            return f"line {number} {what}, and perhaps others; otherwise the text is the same"
     return f"its sha256 begins with {ours[:12]}, not {theirs[:12]}"
 
 

@@ -38,7 +38,6 @@ DAMAGE = (
     zipfile.BadZipFile,
     NotImplementedError,  # a method of compression that zipfile does not know
 )
-ENCRYPTED = 1  # the bit of a zip member's flags
 Complaints = dict[int, str]  # about lines of a block, by their place in it
 
 
@@ -75,12 +74,7 @@ def read_line_blocks(text: TextFile, size: int) -> Iterator[tuple[list[bytes], f
             "one sentence per line?"
         ) from None
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise UserError(f"{text.name}: cannot be read ({error.strerror})") from None
-        raise UserError(
-            f"{text.name}: is corrupt after line {n + len(lines)} ({describe_error(error)}); "
-            "download or compress it again"
-        ) from None
+        raise _explain_damage(text, error, f" after line {n + len(lines)}") from None
     if n == 0:
         raise UserError(f"{text.name}: is empty; it should hold one sentence per line")
 
@@ -92,10 +86,15 @@ def read_byte_blocks(text: TextFile) -> Iterator[tuple[bytes, float]]:
             while block := file.read(BUFFER_BYTES):
                 yield block, min(1.0, _count_read(compressed) / max(1, n_bytes))
     except DAMAGE as error:
-        what = f"is corrupt ({describe_error(error)}); download or compress it again"
-        if isinstance(error, OSError) and error.strerror:
-            what = f"cannot be read ({error.strerror})"
-        raise UserError(f"{text.name}: {what}") from None
+        raise _explain_damage(text, error) from None
+
+
+def _explain_damage(text: TextFile, error: Exception, place: str = "") -> UserError:
+    if isinstance(error, OSError) and error.strerror:
+        return UserError(f"{text.name}: cannot be read ({error.strerror})")
+    return UserError(
+        f"{text.name}: is corrupt{place} ({describe_error(error)}); download or compress it again"
+    )
 
 
 def _count_read(file: IO[bytes]) -> int:
@@ -263,23 +262,15 @@ def _open_zipped(raw: IO[bytes], text: TextFile) -> tuple[IO[bytes], int]:
     """Return the stream of a member of a .zip, and its size."""
     try:
         archive = zipfile.ZipFile(raw)
-        entry = _find_zipped(archive, text)
+        names = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
+        name = str(text.member).removeprefix("./")
+        if name not in names:
+            raise _explain_missing(text, names)
+        entry = archive.getinfo(name)
         return archive.open(entry), entry.file_size
     except (ValueError, LookupError, struct.error, RuntimeError) as error:
         # what zipfile raises of damage to names, dates and extra fields
         raise zipfile.BadZipFile(describe_error(error)) from None
-
-
-def _find_zipped(archive: zipfile.ZipFile, text: TextFile) -> zipfile.ZipInfo:
-    members = {member.filename: member for member in archive.infolist() if not member.is_dir()}
-    member = members.get(str(text.member).removeprefix("./"))
-    if member is None:
-        raise _explain_missing(text, list(members))
-    if [entry.filename for entry in archive.infolist()].count(member.filename) > 1:
-        raise UserError(f"{text.name}: occurs more than once in the archive; pack it again")
-    if member.flag_bits & ENCRYPTED:
-        raise UserError(f"{text.name}: is encrypted; decrypt the archive")
-    return member
 
 
 def _explain_missing(text: TextFile, names: list[str]) -> UserError:

@@ -14,6 +14,7 @@ from itertools import chain
 import numpy as np
 import sentencepiece
 
+from nmt.data.store import gather_runs
 from nmt.data.vocab import SPACE, is_user_symbol
 
 NO_RANK = 2**16 - 1  # the rank of a merge that does not exist or is left out
@@ -192,10 +193,3 @@ def _lay_end_to_end(finished: list[_Words], n_words: int) -> tuple[np.ndarray, n
         n = len(words.symbols)
         pieces[firsts[words.numbers] + np.arange(n)[:, None]] = words.symbols
     return pieces, counts
-
-
-def gather_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the runs of `values` that begin at `starts`, end to end."""
-    ends = np.cumsum(lengths)
-    n = ends[-1] if len(ends) else 0
-    return values[np.arange(n) + np.repeat(starts - ends + lengths, lengths)]

@@ -1,35 +1,32 @@
 """The training text segmented anew for each epoch, as BPE-dropout asks: one token store an epoch.
 
-An epoch's plan needs all of its lengths, so the whole epoch is drawn before it begins: by other
-processes, while the one before it trains, because at WMT's size training would otherwise wait. It
-appears beside the store by one rename, once for all ranks and runs that share the store, and is
+An epoch's plan needs all of its lengths, so several processes draw the whole epoch when it begins.
+It appears beside the store by one rename, once for all ranks and runs that share the store, and is
 removed when it is left behind. It follows from (store, rate, seed, epoch) alone. A sentence that
 would have more than `max_pieces` pieces keeps its stored ones.
 """
 
-import fcntl
-import os
 import shutil
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from concurrent.futures import CancelledError
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import parent_process
 from pathlib import Path
 
 import numpy as np
 
-from nmt.data.bpe_dropout import MergeTable, gather_runs, segment
-from nmt.data.store import SideWriter, TokenStore, open_store
+from nmt.data.bpe_dropout import MergeTable, segment
+from nmt.data.store import SideWriter, TokenStore, gather_runs, open_store
 from nmt.data.vocab import Vocabulary
 from nmt.system.errors import UserError
 from nmt.system.files import (
+    FolderInUse,
     check_own_folder,
     digest_file,
+    lock,
     make_folder,
-    open_plain_file,
     read_bytes,
     read_manifest,
     remove_folder,
@@ -75,8 +72,6 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
     """Both sides of some pairs as the epoch has them. It runs in other processes, so it is given
     all that it reads.
     """
-    if parent_process() is not None:
-        os.setpriority(os.PRIO_PROCESS, 0, 19)  # training goes first
     rows = []
     for number, (ids, counts) in enumerate((pairs.src, pairs.tgt)):
         key = (draw.seed, draw.epoch, pairs.first, number)
@@ -122,10 +117,8 @@ def _read_merges(folder: Path, store: TokenStore) -> Merges:
 
 
 class EpochStores:
-    """`stores(epoch)` is the token store of that epoch; drawing the next one begins. Close it to
-    end that work.
-
-    At rate 0 it is always the store itself.
+    """`stores(epoch)` is the token store of that epoch; at rate 0 always the store itself. Close it
+    to end the drawing.
     """
 
     def __init__(
@@ -146,17 +139,20 @@ class EpochStores:
         self.epochs = self.folder.with_name(f"{self.folder.name}.epochs") / name
         self._merges = _read_merges(self.folder, self._stored) if rate else None
         self._closed = threading.Event()
-        self._background = ThreadPoolExecutor(1)
-        self._next: Future[None] | None = None
 
     def __call__(self, epoch: int) -> TokenStore:
         if self._merges is None:
             return self._stored
-        if self._next is not None:
-            self._next.result()  # raises what went wrong
+        draw = Draw(self._merges, self.rate, self.seed, epoch, self.max_pieces)
         while (store := self._find(epoch)) is None:
-            self._make(self._merges, epoch, is_awaited=True)
-        self._next = self._background.submit(self._make, self._merges, epoch + 1, is_awaited=False)
+            self._stop_if_closed()
+            for folder in (self.epochs.parent, self.epochs):
+                check_own_folder(folder, inside=folder.parent)
+            try:
+                with lock(make_folder(self.epochs), "drawing an epoch"):
+                    self._make(draw)
+            except FolderInUse:  # another rank or run draws
+                self._closed.wait(POLL_S)
         return store
 
     def _path(self, epoch: int) -> Path:
@@ -171,55 +167,32 @@ class EpochStores:
                 raise
             return None  # a process that is further on has removed it meanwhile: it is made again
 
-    def _make(self, merges: Merges, epoch: int, is_awaited: bool) -> None:
+    def _make(self, draw: Draw) -> None:
         """Draw an epoch unless it is there, and remove those that are left behind."""
-        with self._lock():
-            remove_leftovers(self.epochs)
-            for old in self.epochs.glob(f"epoch-{'[0-9]' * 6}"):
-                if int(old.name.removeprefix("epoch-")) < epoch - 1:
-                    remove_folder(old)
-            if not self._path(epoch).exists():
-                draw = Draw(merges, self.rate, self.seed, epoch, self.max_pieces)
-                write_folder(self._path(epoch), partial(self._fill, draw, is_awaited))
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Wait until no other process works in the folder; the kernel unlocks it when a process
-        dies.
-        """
-        for folder in (self.epochs.parent, self.epochs):
-            check_own_folder(folder, inside=folder.parent)
-        with open_plain_file(make_folder(self.epochs) / ".lock", "a+b") as file:
-            while True:
-                self._stop_if_closed()
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    self._closed.wait(POLL_S)
-            yield
+        remove_leftovers(self.epochs)
+        for old in self.epochs.glob(f"epoch-{'[0-9]' * 6}"):
+            if int(old.name.removeprefix("epoch-")) < draw.epoch - 1:
+                remove_folder(old)
+        if not self._path(draw.epoch).exists():
+            write_folder(self._path(draw.epoch), partial(self._fill, draw))
 
     def _stop_if_closed(self) -> None:
         if self._closed.is_set():
             raise CancelledError
 
-    def _fill(self, draw: Draw, is_awaited: bool, folder: Path) -> None:
+    def _fill(self, draw: Draw, folder: Path) -> None:
         """Write the whole epoch into `folder`."""
         for name in find_vocab_files(read_manifest(self.folder)):
             write_bytes(folder / name, read_bytes(self.folder / name))
-        progress = Progress(
-            f"segment epoch {draw.epoch}", len(self._stored), "pairs", is_shown=is_awaited
-        )
-        # With one worker, `map_in_order` would do everything in this process, which trains.
-        workers = max(2, self.workers)
+        drawn = map_in_order(partial(draw_block, draw), self._blocks(), self.workers)
         with (
             closing(SideWriter(folder, "train", "src")) as src,
             closing(SideWriter(folder, "train", "tgt")) as tgt,
-            closing(progress),
+            closing(
+                Progress(f"segment epoch {draw.epoch}", len(self._stored), "pairs")
+            ) as progress,
         ):
-            for src_row, tgt_row in map_in_order(
-                partial(draw_block, draw), self._blocks(), workers
-            ):
+            for src_row, tgt_row in drawn:
                 self._stop_if_closed()
                 src.append(*src_row)
                 tgt.append(*tgt_row)
@@ -236,7 +209,7 @@ class EpochStores:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._closed.set()
 
     def remove(self) -> None:
         """Remove all epochs, at the end of a run, which needs them no more."""
@@ -244,7 +217,3 @@ class EpochStores:
             shutil.rmtree(self.epochs, ignore_errors=True)
             with suppress(OSError):  # other runs have theirs there
                 self.epochs.parent.rmdir()
-
-    def close(self) -> None:
-        self._closed.set()
-        self._background.shutdown(cancel_futures=True)

@@ -78,14 +78,8 @@ class Side:
 
     def read_rows(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of consecutive sentences, and how many each has."""
-        with self._explaining_damage():
-            offsets = _copy_slice(self.offsets, first, end + 1)
-            counts = np.diff(offsets)
-            if len(counts) and counts.min() < 0:
-                raise IndexError("offsets that do not rise")
-            ids = _copy_slice(self.ids, int(offsets[0]), int(offsets[-1]))
-            self._check_ids(ids)
-        return ids, counts
+        counts = self.count_pieces(first, end)
+        return self.read_ids(int(self.offsets[first]), int(self.offsets[end])), counts
 
     def read_ids(self, first: int, end: int) -> np.ndarray:
         """Return ids, whatever sentences they belong to."""
@@ -128,9 +122,14 @@ def _copy_runs(array: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np
             raise IndexError("sentences outside the file")
     if len(starts) and (starts + lengths).max() > n:
         raise IndexError("sentences outside the file")
+    return gather_runs(np.asarray(array), starts, lengths)
+
+
+def gather_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the runs of `values` that begin at `starts`, end to end."""
     ends = np.cumsum(lengths)
-    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
-    return np.asarray(array)[places]
+    n = ends[-1] if len(ends) else 0
+    return values[np.arange(n) + np.repeat(starts - ends + lengths, lengths)]
 
 
 @dataclass(frozen=True)

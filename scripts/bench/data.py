@@ -47,7 +47,7 @@ RARE_TYPES = (4_000_000, 9_000_000)  # of which they are drawn: most occur once,
 SAMPLE_S = 0.5  # between two looks at the memory
 ROUNDS = 3
 PEER_LINES = 500_000
-STAGE = re.compile(r"^stage (.+): ([\d.,]+) s, ([\d.,]+) (\w+), ([\d.,]+)/s$")
+STAGE = re.compile(r"^stage (.+): ([\d.]+) s$")
 
 
 # ---- the corpus -------------------------------------------------------------------------------------------------
@@ -277,9 +277,10 @@ def measure(work: Path, corpus: Path, n_pairs: int) -> tuple[list[tuple[str, ...
     run = Run(work, corpus, store)
     run.finish()
     size, digest = sum(file.stat().st_size for file in store.iterdir()), digest_of(store)
-    rows: list[tuple[str, ...]] = [
-        (m[1], f"{m[2]} s", f"{m[3]} {m[4]}, {m[5]}/s") for m in map(STAGE.match, run.lines) if m
-    ]
+    rows: list[tuple[str, ...]] = []
+    for line in run.lines:
+        if (stage := STAGE.match(line)) and float(stage[2]) >= 1:
+            rows.append((stage[1], f"{stage[2]} s", f"{n_pairs / float(stage[2]):,.0f} pairs/s"))
     rows += [
         (
             "**all**",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import CleanConfig, RunConfig, load_config, override_config
-from nmt.corpus.cleaning import clean_block, find_duplicates, make_held_out_set
+from nmt.corpus.cleaning import clean_block, digest_pairs, find_duplicates, make_held_out_set
 from nmt.corpus.reader import Block, Pair
 from nmt.system.errors import UserError
 
@@ -41,40 +41,40 @@ def test_what_is_kept_keeps_the_rules_and_nothing_else_does(
             and not (identical and src.strip() == tgt.strip())
         )
 
-    cleaned = clean_block(
+    kept, report = clean_block(
         block(pairs, ("x:7: bad",)),
         CleanConfig(max_words=max_words, max_ratio=max_ratio, identical=identical),
         {},
     )
-    assert cleaned.pairs == [(src.strip(), tgt.strip()) for src, tgt in pairs if keeps(src, tgt)]
-    assert sum(cleaned.dropped.counts.values()) == len(pairs) + 1 - len(cleaned.pairs)
-    assert cleaned.dropped.samples["unreadable"] == [["x:7: bad", ""]]
-    assert len(cleaned.digests) == len(cleaned.pairs)
-    assert len(set(cleaned.digests.tolist())) == len(set(cleaned.pairs))
+    assert kept == [(src.strip(), tgt.strip()) for src, tgt in pairs if keeps(src, tgt)]
+    assert sum(report.dropped.values()) == len(pairs) + 1 - len(kept)
+    assert report.samples["unreadable"] == [["x:7: bad", ""]]
+    digests = digest_pairs(kept).tolist()
+    assert (len(digests), len(set(digests))) == (len(kept), len(set(kept)))
 
 
 def test_pairs_below_a_score_are_dropped_and_counted_after_the_other_rules() -> None:
     pairs = [("a", "x"), ("b", "y"), ("", "z"), ("c", "w")]
     scored = block(pairs)._replace(scores=[0.5, 0.49, 0.1, -math.inf])
-    cleaned = clean_block(scored, CleanConfig(), {}, min_score=0.5)
-    assert cleaned.pairs == [("a", "x")]
-    assert cleaned.dropped.counts == {"score below 0.5": 2, "empty side": 1}
+    kept, report = clean_block(scored, CleanConfig(), {}, min_score=0.5)
+    assert kept == [("a", "x")]
+    assert report.dropped == {"score below 0.5": 2, "empty side": 1}
 
 
 def test_a_nul_is_dropped_and_counted() -> None:
     pairs = [("a", "x"), ("a\0", "x"), ("a", "\0"), ("", "\0")]
-    cleaned = clean_block(block(pairs), CleanConfig(preset="none"), {})
-    assert cleaned.pairs == [("a", "x")]
-    assert cleaned.dropped.counts == {"NUL character": 2, "empty side": 1}
+    kept, report = clean_block(block(pairs), CleanConfig(preset="none"), {})
+    assert kept == [("a", "x")]
+    assert report.dropped == {"NUL character": 2, "empty side": 1}
 
 
 def test_a_pair_of_two_held_out_sentences_need_not_be_a_held_out_pair() -> None:
     sets = {"dev": make_held_out_set([Pair("a ", "x"), Pair("b", "y"), Pair("", "")])}
     pairs = [("a", "x"), ("a", "y"), ("b", "z"), ("q", "x"), ("q", "q")]
-    assert clean_block(block(pairs), CleanConfig(), sets).shared == {"dev": [1, 3, 3]}
+    assert clean_block(block(pairs), CleanConfig(), sets)[1].held_out == {"dev": [1, 3, 3]}
     for rule, n_kept in (("keep", 5), ("drop-pairs", 4), ("drop-sides", 1)):
         cleaning = CleanConfig(held_out=rule)  # type: ignore[arg-type]
-        assert len(clean_block(block(pairs), cleaning, sets).pairs) == n_kept
+        assert len(clean_block(block(pairs), cleaning, sets)[0]) == n_kept
 
 
 @given(

@@ -5,7 +5,6 @@ on the terminal.
 import json
 import subprocess
 import sys
-import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,15 @@ from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
 from nmt.corpus import inspection
 from nmt.corpus.inspection import (
-    count_side,
     escape_invisible,
     format_report,
     inspect_store,
-    percentile,
     spread_evenly,
     truncate,
 )
 from nmt.corpus.ledger import Ledger, format_ledger
 from nmt.corpus.prepare import prepare
-from nmt.data.store import Side, open_store
-from nmt.data.vocab import Vocab
+from nmt.data.store import open_store
 from nmt.system.files import read_json, seal, write_json
 from nmt.system.records import RecordReader
 
@@ -108,29 +104,6 @@ def test_every_figure_equals_one_counted_by_hand(
             assert found["unk_share"] == pytest.approx(found["unk"] / sum(lengths))
     # One piece for two in a row
     assert [report["splits"]["train"][name]["unk"] for name in ("src", "tgt")] == [2, 2]
-
-
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(1, 100))
-def test_percentiles_are_those_of_numpy(lengths: list[int], percent: int) -> None:
-    counted = sorted({n: lengths.count(n) for n in lengths}.items())
-    assert percentile(counted, percent) == np.percentile(lengths, percent, method="inverted_cdf")
-
-
-def test_memory_does_not_grow_with_the_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "CHUNK", 1 << 16)
-    vocab = Vocab.load(store / "vocab.model")
-    words = np.ones(vocab.size, np.int64)
-
-    def peak(n: int) -> int:
-        side = Side(np.full(8 * n, 5, np.uint16), np.arange(n + 1, dtype=np.int64) * 8)
-        tracemalloc.start()
-        found = count_side(store, side, words)
-        used = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert found.words == 8 * n
-        return used
-
-    assert peak(800_000) < 1.2 * peak(100_000)
 
 
 # ---- what is shown ----------------------------------------------------------------------------------------------

@@ -1,15 +1,13 @@
 """TMX against pairs written by hand: languages, markup, packing, and files that want to do harm."""
 
-import gzip
 import resource
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.packing import pack, pack_archive
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus import tmx
 from nmt.corpus.reader import Pair, read_blocks, read_pairs
 from nmt.corpus.tmx import TmxReader
 from nmt.system.errors import UserError
@@ -75,26 +73,21 @@ def test_text_stays_and_markup_goes(seg: str, text: str) -> None:
         assert read(unit(("en", seg), ("de", "b")), size=size) == [(text, "b")]
 
 
-@pytest.mark.parametrize("how", ["plain", "gz", "zip", "utf-16"])
-def test_the_reader_takes_it_packed_and_resumes_by_blocks(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".gz", ".zip", ".utf-16"])
+def test_the_reader_takes_it_packed_and_in_blocks(suffix: str, tmp_path: Path) -> None:
     pairs = [Pair(f"source {i}", f"Ziel {i} \u00e4") for i in range(10)]
     text = HEAD + "".join(unit(("en", src), ("de", tgt)) for src, tgt in pairs) + TAIL
-    data = DataConfig(root=str(tmp_path))
     corpus = CorpusConfig(file="x.tmx")
-    if how == "gz":
+    if suffix == ".utf-16":
+        (tmp_path / "x.tmx").write_bytes(text.replace("UTF-8", "utf-16").encode("utf-16"))
+    elif suffix == ".gz":
         corpus = CorpusConfig(file="x.tmx.gz")
-        (tmp_path / "x.tmx.gz").write_bytes(gzip.compress(text.encode()))
-    elif how == "zip":
-        corpus = CorpusConfig(archive="x.zip", file="inner/x.tmx")
-        with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-            archive.writestr("inner/x.tmx", text)
+        (tmp_path / "x.tmx.gz").write_bytes(pack(text.encode(), suffix))
     else:
-        encoding = "utf-16" if how == "utf-16" else "utf-8"
-        (tmp_path / "x.tmx").write_bytes(text.replace("UTF-8", encoding).encode(encoding))
+        corpus = CorpusConfig(archive="x.zip", file="inner/x.tmx")
+        (tmp_path / "x.zip").write_bytes(pack_archive({"inner/x.tmx": text.encode()}, "x.zip"))
+    data = DataConfig(root=str(tmp_path))
     assert list(read_pairs(corpus, data)) == pairs
-    assert list(read_pairs(corpus, DataConfig(src="de", tgt="en", root=str(tmp_path)))) == [
-        Pair(tgt, src) for src, tgt in pairs
-    ]
     *_, block = read_blocks(corpus, data, 4)
     assert block.src == [pair.src for pair in pairs[8:]] and block.share == 1
 
@@ -107,6 +100,8 @@ BOMB = '<!DOCTYPE tmx [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
     [
         (HEAD + unit(("en", "a & b"), ("de", "c")) + TAIL, r"x\.tmx:6:\d+: is not well-formed XML"),
         (HEAD + unit(("en", "a"), ("de", "b")), r"x\.tmx:7:1: is not well-formed XML \(no element"),
+        ("<a>" * 200_000, "is not well-formed XML"),
+        (HEAD + "<tu><tuv><seg>" + "<hi>" * 200_000, "is not well-formed XML"),
         (f"{BOMB}<tmx/>", r"x\.tmx:1: declares or uses the entity 'a'"),
         ('<!DOCTYPE t [<!ENTITY a SYSTEM "/etc/passwd">]><t>&a;</t>', "uses the entity 'a'"),
         (HEAD + unit(("en", "a &auml;"), ("de", "c")) + TAIL, "x.tmx:6: .* the entity 'auml'"),
@@ -115,17 +110,9 @@ BOMB = '<!DOCTYPE tmx [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
             r"no pair from en to de \(languages found: en, fr\)",
         ),
         ("", "is not well-formed XML"),
-        ("<a>" * 200, "more than 100 elements inside each other"),
-        (HEAD + "".join(f"<n{i}/>" for i in range(10_001)), "more than 10,000 different names"),
-        ("<tmx " + "x" * 70_000, "has a tag or comment of more than 50,000 bytes"),
-        ("<tmx><!--" + "x" * 200_000, "has a tag or comment of more than 50,000 bytes"),
-        ("<tmx><seg>" + "x" * 70_000, "has a sentence of more than 50,000 characters"),
     ],
 )
-def test_what_is_wrong_is_named(
-    content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tmx, "MAX_TMX_BYTES", 50_000)
+def test_what_is_wrong_is_named(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.tmx").write_text(content)
     data = DataConfig(root=str(tmp_path), on_bad_line="skip")
     with pytest.raises(UserError, match=message):

@@ -21,9 +21,3 @@ def test_each_token_knows_its_sentence_and_place_and_the_dead_tail_neither() -> 
     assert packed.lengths.tolist() == [3, 0, 1, 2]
     assert packed.sentence.tolist() == [0, 0, 0, 2, 3, 3, 4, 4]
     assert packed.positions.tolist() == [0, 1, 2, 0, 0, 1, 0, 0]
-
-
-def test_what_follows_from_the_offsets_is_computed_once() -> None:
-    packed = pack(SENTENCES)
-    assert packed.positions is packed.positions
-    assert packed.to(torch.device("cpu")).positions.tolist() == packed.positions.tolist()

@@ -2,7 +2,6 @@
 others.
 """
 
-import io
 import math
 import random
 from collections.abc import Callable
@@ -13,10 +12,11 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
 
-from nmt.data.bpe_dropout import NO_RANK, MergeTable, segment
-from nmt.data.vocab import BOS, EOS, PAD, UNK
+from nmt.data.bpe_dropout import MergeTable, segment
+from nmt.data.vocab import UNK
 
 LINES = [line for pair in sentences(500, 0) for line in pair] + [
     "aaaa aaaaaaa aaa",
@@ -28,26 +28,14 @@ SYMBOL, TAG = "hund_2", "<bt>"
 
 
 def train_model(has_bytes: bool) -> tuple[MergeTable, sentencepiece.SentencePieceProcessor]:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=400 if has_bytes else 140,
+    model = train_sentencepiece(
+        LINES,
+        400 if has_bytes else 140,
         user_defined_symbols=[SYMBOL],
         control_symbols=[TAG],
         byte_fallback=has_bytes,
-        normalization_rule_name="identity",
-        pad_id=PAD,
-        unk_id=UNK,
-        bos_id=BOS,
-        eos_id=EOS,
-        num_threads=1,
-        minloglevel=2,
     )
-    return MergeTable(model.getvalue()), sentencepiece.SentencePieceProcessor(
-        model_proto=model.getvalue()
-    )
+    return MergeTable(model), sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
 MODELS = {has_bytes: train_model(has_bytes) for has_bytes in (False, True)}
@@ -89,20 +77,6 @@ def test_the_text_stays_and_so_does_what_has_no_letters(
     for old, row in zip(rows, new, strict=True):
         for keeps in ({UNK, symbol}.__contains__, processor.is_byte):
             assert list(filter(keeps, row)) == list(filter(keeps, old))
-
-
-@pytest.mark.parametrize("has_bytes", [False, True])
-def test_the_table_finds_every_merge_and_no_other(has_bytes: bool) -> None:
-    merges, processor = MODELS[has_bytes]
-    pieces = [processor.id_to_piece(i) for i in range(merges.size)]
-    firsts, seconds = np.divmod(np.arange(merges.size**2, dtype=np.uint32), np.uint32(merges.size))
-    ranks = merges.find_ranks(firsts[None], seconds[None])[0]
-    plain = {piece: i for i, piece in enumerate(pieces) if not (i < 6 or processor.is_byte(i))}
-    for a, b, rank in zip(firsts.tolist(), seconds.tolist(), ranks.tolist(), strict=True):
-        merged = (
-            plain.get(pieces[a] + pieces[b]) if {pieces[a], pieces[b]} <= plain.keys() else None
-        )
-        assert (merges.merged[rank] if rank != NO_RANK else None) == merged
 
 
 def merge_one_by_one(

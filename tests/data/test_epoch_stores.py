@@ -1,31 +1,29 @@
 """Epochs on disk: the same text in other pieces, drawn once for all, equal however they are made;
-faults and kills.
+faults.
 """
 
-import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-import sentencepiece
 import torch
-from support.block_faults import die, slow
+from support.block_faults import slow
+from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
 
 from nmt.config import TrainingConfig
 from nmt.data import epoch_stores
-from nmt.data.epoch_stores import Draw, EpochStores, StoredPairs, TokenRow, draw_block
+from nmt.data.epoch_stores import EpochStores, TokenRow
 from nmt.data.loader import Loader, Update
 from nmt.data.plan import Cursor
 from nmt.data.store import Side, SideWriter, open_store
-from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
+from nmt.data.vocab import UNK, Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import seal
 from nmt.system.ranks import World
@@ -35,24 +33,6 @@ N = 1_000
 UNKNOWN = 7  # the pair with a character that the BPE does not know
 CPU = torch.device("cpu")
 Rows = list[list[int]]
-
-
-def train_model(lines: list[str], model_type: str, size: int) -> bytes:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        model_type=model_type,
-        vocab_size=size,
-        normalization_rule_name="identity",
-        pad_id=PAD,
-        unk_id=UNK,
-        bos_id=BOS,
-        eos_id=EOS,
-        num_threads=1,
-        minloglevel=2,
-    )
-    return model.getvalue()
 
 
 def write_store(folder: Path, model: bytes, sides: dict[str, list[str]]) -> None:
@@ -70,7 +50,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("original") / "store"
     folder.mkdir()
     pairs = sentences(N, 0)
-    model = train_model([line for pair in pairs for line in pair], "bpe", 110)
+    model = train_sentencepiece([line for pair in pairs for line in pair], 110)
     src, tgt = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     src[UNKNOWN] += " \N{SNOWMAN} " + src[UNKNOWN + 1]
     write_store(folder, model, {"src": src, "tgt": tgt})
@@ -98,9 +78,14 @@ def rows_of(side: Side) -> Rows:
 
 
 def draw_epoch(
-    store: Path, epoch: int, rate: float = 0.1, seed: int = 1, max_pieces: int | None = None
+    store: Path,
+    epoch: int,
+    rate: float = 0.1,
+    seed: int = 1,
+    max_pieces: int | None = None,
+    workers: int = 1,
 ) -> list[Rows]:
-    with EpochStores(store, rate, seed, max_pieces, 1) as stores:
+    with EpochStores(store, rate, seed, max_pieces, workers) as stores:
         drawn = stores(epoch)
         return [rows_of(drawn.src), rows_of(drawn.tgt)]
 
@@ -173,7 +158,7 @@ def test_another_store_under_the_same_name_is_drawn_anew(store: Path) -> None:
 
 def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
     lines = [line for pair in sentences(N, 0) for line in pair]
-    model = train_model(lines, "unigram", 50)
+    model = train_sentencepiece(lines, 50, model_type="unigram")
     write_store(store, model, {"src": lines[:100], "tgt": lines[:100]})
     with pytest.raises(UserError, match=r"not a BPE .* vocab\.bpe_dropout=0"):
         EpochStores(store, 0.1, 1, None, 1)
@@ -185,57 +170,37 @@ def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
 def test_other_processes_draw_what_this_one_would(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    truth = draw_epoch(store, 3)
+    shutil.rmtree(store.with_name("store.epochs"))
     monkeypatch.setattr(epoch_stores, "draw_block", slow)
-    with EpochStores(store, 0.1, 1, None, 2) as stores:
-        drawn, merges = stores(3), stores._merges
-        assert merges is not None
-        blocks = list(stores._blocks())
-    for block in blocks[::-1]:  # in another order, and nothing is remembered
-        rows = draw_block(Draw(merges, 0.1, 1, 3, None), block)
-        for side, (ids, counts) in zip((drawn.src, drawn.tgt), rows, strict=True):
-            begins = side.offsets[block.first : block.first + len(counts) + 1]
-            assert np.array_equal(counts, np.diff(begins))
-            assert np.array_equal(ids, side.ids[begins[0] : begins[-1]])
+    assert draw_epoch(store, 3, workers=2) == truth
 
 
-@pytest.mark.usefixtures("here")
 def test_many_ask_and_one_makes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    fill = EpochStores._fill
+    made: list[object] = []
 
-    def count(self: EpochStores, draw: Draw, is_awaited: bool, folder: Path) -> None:
-        made.append(draw.epoch)
+    def count(work: object, *_: object) -> Iterator[list[TokenRow]]:
+        made.append(work)
         time.sleep(0.2)  # the others find the folder locked
-        fill(self, draw, is_awaited, folder)
+        yield [(np.ones(1, np.uint16), np.ones(1, np.int64))] * 2
 
-    monkeypatch.setattr(EpochStores, "_fill", count)
+    monkeypatch.setattr(epoch_stores, "map_in_order", count)
     ranks = [EpochStores(store, 0.1, 1, None, 1) for _ in range(3)]
-    for epoch in range(2):
-        threads = [threading.Thread(target=rank, args=(epoch,)) for rank in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for rank in ranks:
-        rank.close()
-    assert made[:2] == [0, 1] and made in ([0, 1], [0, 1, 2])
+    with ThreadPoolExecutor(3) as pool:
+        for epoch in range(2):
+            drawn = list(pool.map(lambda rank, epoch=epoch: len(rank(epoch)), ranks))
+            assert (drawn, len(made)) == ([1, 1, 1], epoch + 1)
 
 
 @pytest.mark.usefixtures("here")
 def test_epochs_left_behind_go_and_come_back_for_who_needs_them(store: Path) -> None:
-    with (
-        EpochStores(store, 0.1, 1, None, 1) as ahead,
-        EpochStores(store, 0.1, 1, None, 1) as behind,
-    ):
-        first = rows_of(behind(0).src)
-        (ahead.epochs / "epoch-mine").mkdir()  # somebody else's
-        for epoch in range(4):
-            held = ahead(epoch)
-        assert ahead._next is not None
-        ahead._next.result()
-        assert names_of_epochs(store) == ["epoch-000003", "epoch-000004", "epoch-mine"]
-        assert rows_of(behind(0).src) == first
-        assert len(rows_of(held.src)) == N
+    ahead, behind = (EpochStores(store, 0.1, 1, None, 1) for _ in range(2))
+    first = rows_of(behind(0).src)
+    (ahead.epochs / "epoch-mine").mkdir()  # somebody else's
+    held = [ahead(epoch) for epoch in range(5)][2]
+    assert names_of_epochs(store) == ["epoch-000003", "epoch-000004", "epoch-mine"]
+    assert rows_of(behind(0).src) == first
+    assert len(rows_of(held.src)) == N
 
 
 # ---- the loader and training on top -----------------------------------------------------------------------------
@@ -292,96 +257,21 @@ def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
     assert figures("run")[0]["loss"] != figures("plain")[0]["loss"]
 
 
-# ---- faults -----------------------------------------------------------------------------------------------------
-
-
-def test_a_killed_worker_is_reported(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_stores, "draw_block", die)
-    with EpochStores(store, 0.1, 1, None, 1) as stores:
-        with pytest.raises(UserError, match="killed"):
-            stores(0)
-    assert names_of_epochs(store) == []
-
-
-@pytest.mark.usefixtures("here")
-def test_an_error_in_the_background_is_raised_when_that_epoch_is_asked_for(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stumble(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
-        if draw.epoch == 1:
-            raise UserError("stumbled")
-        return draw_block(draw, pairs)
-
-    monkeypatch.setattr(epoch_stores, "draw_block", stumble)
-    with EpochStores(store, 0.1, 1, None, 1) as stores:
-        stores(0)
-        with pytest.raises(UserError, match="stumbled"):
-            stores(1)
-    assert names_of_epochs(store) == ["epoch-000000"]
-
-
 def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_begun = threading.Event()
 
-    def endless(work: object, tasks: object, workers: int) -> object:
+    def endless(*_: object) -> Iterator[list[TokenRow]]:
         while True:
             has_begun.set()
             time.sleep(0.01)
             yield [(np.ones(1, np.uint16), np.ones(1, np.int64))] * 2
 
     monkeypatch.setattr(epoch_stores, "map_in_order", endless)
-    stores = EpochStores(store, 0.1, 1, None, 1)
-    waiting = EpochStores(store, 0.1, 1, None, 1)  # another rank
     config, world = TrainingConfig(), World(0, 1, CPU)
+    stores, waiting = (EpochStores(store, 0.1, 1, None, 1) for _ in range(2))
     with Loader(stores, config, 3_200, 1, Cursor(), world), stores:
         assert has_begun.wait(10)
-        with Loader(waiting, config, 3_200, 1, Cursor(), world), waiting:
+        with Loader(waiting, config, 3_200, 1, Cursor(), world), waiting:  # another rank
             time.sleep(0.1)
     (folder,) = store.with_name("store.epochs").iterdir()
     assert [path.name for path in folder.iterdir()] == [".lock"]
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from support.block_faults import slow
-from nmt.data import epoch_stores
-epoch_stores.PAIRS_PER_DRAW, epoch_stores.draw_block = 10, slow
-if __name__ == "__main__":
-    epoch_stores.EpochStores(Path(sys.argv[1]), 0.1, 1, None, 2)(0)
-"""
-
-
-def children(pid: int) -> list[int]:
-    return [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
-
-
-@pytest.mark.skipif(
-    not Path(f"/proc/self/task/{os.getpid()}/children").exists(),
-    reason="this system has no /proc/PID/task/TID/children",
-)
-def test_a_killed_trainer_leaves_no_process_and_no_half_epoch(store: Path, tmp_path: Path) -> None:
-    (tmp_path / "killed.py").write_text(KILLED)
-    process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "killed.py"), str(store)],
-        env=os.environ | {"PYTHONPATH": f"{Path(__file__).parents[1]}:{Path(__file__).parents[2]}"},
-    )
-    half = store.with_name("store.epochs")
-    deadline = time.monotonic() + 60
-    while len(pids := children(process.pid)) < 3:  # two workers and multiprocessing's tracker
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert list(half.glob("*/.epoch-000000.tmp")) and not list(half.glob("*/epoch-*"))
-    after = draw_epoch(store, 0)
-    assert not list(half.glob("*/.epoch-*.tmp"))
-    shutil.rmtree(half)
-    assert after == draw_epoch(store, 0)

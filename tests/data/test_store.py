@@ -2,7 +2,6 @@
 named.
 """
 
-import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -65,14 +64,6 @@ def test_reads_back_what_was_appended(folder: Path, sides: dict[str, Sentences])
         assert side.n_tokens == side.lengths.sum()
         assert isinstance(side.ids, np.memmap)
         assert (side.ids.dtype.name, side.offsets.dtype.name) == ("uint16", "int64")
-
-
-def test_chunks_leave_no_trace(tmp_path: Path, sides: dict[str, Sentences]) -> None:
-    for name, chunk in (("a", 1), ("b", 1000)):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name, "train", sides, chunk)
-    for file in (tmp_path / "a").iterdir():
-        assert digest_file(file) == digest_file(tmp_path / "b" / file.name)
 
 
 def test_array_file_is_byte_for_byte_numpys_own(tmp_path: Path) -> None:
@@ -144,8 +135,3 @@ def test_refuses_sides_of_unequal_length(folder: Path, sides: dict[str, Sentence
     seal(folder)
     with pytest.raises(UserError, match="203 source and 202 target sentences"):
         open_store(folder, "train")
-
-
-def test_a_copy_is_a_store_too(folder: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(folder, tmp_path / "elsewhere")
-    assert np.array_equal(open_store(copy, "train").src.ids, open_store(folder, "train").src.ids)

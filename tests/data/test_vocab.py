@@ -1,18 +1,17 @@
 """The joint BPE against SentencePiece itself, and text that must come back as it went in."""
 
 import hashlib
-import io
 import re
 import tempfile
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
-from support.needs import REAL_TEXT, needs_text
+from support.sentencepieces import train_sentencepiece
 
 from nmt.config import VocabConfig
 from nmt.corpus.encoder import CorpusEncoder
@@ -34,7 +33,6 @@ WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box “qu
 LINES = [" ".join(WORDS.split()[i * k % 19] for k in range(1, 9)) for i in range(99)] + [
     "tab\there\u2028\u0085\xa0."
 ]
-BYTES = [line.encode() for line in LINES]
 SIZE = 120
 
 
@@ -71,70 +69,17 @@ def test_ids_and_pieces_are_those_of_sentencepiece(vocab: Vocab, model: bytes) -
     assert vocab.digest == hashlib.sha256(model).hexdigest()
 
 
-def pieces_of_sentencepiece(
-    lines: Sequence[str], size: int
-) -> sentencepiece.SentencePieceProcessor:
-    """What it learns by itself, from lines."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=size,
-        character_coverage=1.0,
-        normalization_rule_name="identity",
-        pad_id=PAD,
-        unk_id=UNK,
-        bos_id=BOS,
-        eos_id=EOS,
-        minloglevel=2,
-    )
-    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-
-
 def test_words_and_counts_teach_what_lines_teach() -> None:
-    truth = pieces_of_sentencepiece(LINES[:99], SIZE)
+    model = train_sentencepiece(LINES[:99], SIZE, character_coverage=1.0)
+    truth = sentencepiece.SentencePieceProcessor(model_proto=model)
     vocab = Vocab(train_model(LINES[:99], VocabConfig(size=SIZE)))
     assert vocab.pieces(range(SIZE)) == truth.id_to_piece(list(range(SIZE)))
 
 
-@given(
-    st.lists(
-        st.text(st.sampled_from("thequickbrown “½ï \t\r\0\u2581\u2585\u3000\u0301☃😀"), max_size=30)
-    )
-)
-def test_looking_words_up_gives_the_ids_of_lines(vocab: Vocab, lines: list[str]) -> None:
-    ids, lengths = CorpusEncoder(vocab)([line.encode() for line in lines])
-    truth = vocab.encode(lines)
-    assert ids.tolist() == list(chain.from_iterable(truth)) and lengths.tolist() == [
-        len(line) for line in truth
-    ]
-
-
-@pytest.mark.parametrize("n_known", [0, 3, 1000])
-def test_how_many_words_are_known_changes_nothing(
-    vocab: Vocab, monkeypatch: pytest.MonkeyPatch, n_known: int
-) -> None:
-    monkeypatch.setattr("nmt.corpus.encoder.MAX_KNOWN_WORDS", n_known)
-    truth = list(chain.from_iterable(vocab.encode(LINES)))
-    assert CorpusEncoder(vocab)(BYTES)[0].tolist() == truth
-
-
 def test_a_model_whose_pieces_span_spaces_encodes_whole_lines() -> None:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["ice cream is good", "an ice cream", "cream of ice cream"] * 9),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=40,
-        split_by_whitespace=False,
-        pad_id=PAD,
-        unk_id=UNK,
-        bos_id=BOS,
-        eos_id=EOS,
-        minloglevel=2,
-    )
-    vocab = Vocab(model.getvalue())
+    lines = ["ice cream is good", "an ice cream", "cream of ice cream"] * 9
+    options = {"split_by_whitespace": False, "normalization_rule_name": "nmt_nfkc"}
+    vocab = Vocab(train_sentencepiece(lines, 40, **options))
     lines = ["an ice cream", "ﬁne  ½ ice"]
     assert not vocab.is_wordwise
     ids, _ = CorpusEncoder(vocab)([line.encode() for line in lines])
@@ -250,39 +195,12 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path, model: bytes) -> None:
 
 
 def test_a_model_with_other_special_ids_is_refused(tmp_path: Path) -> None:
-    model = io.BytesIO()  # SentencePiece's defaults: unk 0, bos 1, eos 2, no pad
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES),
-        model_writer=model,
-        vocab_size=SIZE,
-        model_type="bpe",
-        minloglevel=2,
-    )
-    (tmp_path / "other.model").write_bytes(model.getvalue())
+    defaults = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}  # SentencePiece's
+    (tmp_path / "other.model").write_bytes(train_sentencepiece(LINES, SIZE, **defaults))
     with pytest.raises(
         UserError, match=r"other\.model: BPE model with pad, unk, bos, eos = \(-1, 0, 1, 2\)"
     ):
         Vocab.load(tmp_path / "other.model")
-
-
-@needs_text("multi30k")
-def test_real_text_survives() -> None:
-    lines = {
-        name: (REAL_TEXT / "multi30k" / name).read_bytes().decode().split("\n")[:-1]
-        for name in ("valid.en", "valid.de", "test.en", "test.de")
-    }
-    vocab = Vocab(train_model(lines["valid.en"] + lines["valid.de"], VocabConfig(size=4000)))
-    for name in ("valid.en", "valid.de"):
-        assert vocab.decode(vocab.encode(lines[name])) == [
-            re.sub(" +", " ", line.strip(" ")) for line in lines[name]
-        ]
-    unseen = lines["test.en"] + lines["test.de"]
-    known = set("".join(lines["valid.en"] + lines["valid.de"]))
-    # A run of unknown characters is one id
-    for line, ids in zip(unseen, vocab.encode(unseen), strict=True):
-        assert ids.count(UNK) == [
-            is_lost for is_lost, _ in groupby(c not in known for c in line)
-        ].count(True)
 
 
 # ---- symbols ------------------------------------------------------------------------------------------------------
@@ -318,16 +236,20 @@ def test_what_is_no_symbol_is_refused(symbol: str, symbols: Vocab) -> None:
         symbols.find_symbol(symbol)
 
 
-PARTS = st.sampled_from(["<url>", "<bt>", " ", "fox", "x", "<", "url"])
+LETTERS = st.text(
+    st.sampled_from("thequickbrown “½ï \t\r\0\u2581\u2585\u3000\u0301☃😀"), max_size=30
+)
+PARTS = st.lists(st.sampled_from(["<url>", "<bt>", " ", "fox", "x", "<", "url"])).map("".join)
 
 
-@given(st.lists(st.lists(PARTS).map("".join), max_size=9))
-def test_words_with_symbols_have_the_ids_of_lines(symbols: Vocab, lines: list[str]) -> None:
-    ids, counts = CorpusEncoder(symbols)([line.encode() for line in lines])
-    rows = symbols.encode(lines)
-    assert counts.tolist() == [len(row) for row in rows]
-    assert ids.tolist() == list(chain.from_iterable(rows))
-
-
-def test_without_symbols_the_bytes_are_what_they_were(model: bytes) -> None:
-    assert train_model(LINES, VocabConfig(size=SIZE, user_symbols=())) == model
+@given(st.lists(LETTERS | PARTS), st.sampled_from([0, 3, 1000]))
+def test_looking_words_up_gives_the_ids_of_lines(
+    vocab: Vocab, symbols: Vocab, lines: list[str], n_known: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nmt.corpus.encoder.MAX_KNOWN_WORDS", n_known)
+        for one in (vocab, symbols):
+            ids, counts = CorpusEncoder(one)([line.encode() for line in lines])
+            rows = one.encode(lines)
+            assert ids.tolist() == list(chain.from_iterable(rows))
+            assert counts.tolist() == list(map(len, rows))

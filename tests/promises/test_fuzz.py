@@ -500,10 +500,9 @@ def list_targets(seeds: Path) -> dict[str, Target]:
     ledger = json.loads((seeds / "store" / "ledger.json").read_bytes())
     ledger |= {"command": "nmt-prepare", "versions": {"nmt": "0.1.0"}}  # the same everywhere
     sources = {name: [f"/corpora/{name}", 10, 20, 30, 40] for name in ("train.en", "train.de")}
-    counts = {"counts": {"empty": 3}, "samples": {"empty": [["a", ""]]}}
-    report = {"lines": 9, "kept": [6], "tokens": [0, 0], "dropped": counts}
-    report["held_out"] = {"dev": [0, 0, 0]}
-    done = {"sizes": {}, "result": {"report": report, "files": []}}
+    report = {"lines": 9, "kept": [6], "tokens": [0, 0], "held_out": {"dev": [0, 0, 0]}}
+    report |= {"dropped": {"empty": 3}, "samples": {"empty": [["a", ""]]}}
+    done = {"report": report, "files": []}
 
     def copy_whole(folder: Path) -> None:
         shutil.copytree(seeds / "checkpoint", folder / "whole")
