@@ -14,12 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nmt.config import ModelConfig
 from nmt.model.attention import MASKED_SCORE, WIDTH_MULTIPLE, AttentionMask
 
 # Multiplications; waking other threads takes longer than computing a product smaller than this
 SMALL_PRODUCT = 1 << 16
-FP32_BYTES = 4
 
 
 @dataclass
@@ -247,18 +245,6 @@ class StaticCache:
     def reorder(self, parents: Tensor) -> None:
         index = parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
         self.mask.copy_(self.mask.gather(2, index))
-
-
-def count_static_bytes(
-    config: ModelConfig, beam: int, longest: int, capacity: int, element_bytes: int
-) -> int:
-    """Count the bytes of one sentence in a `StaticCache` whose elements have `element_bytes` each."""
-    n_slots = round_up_source_width(longest) + capacity * beam
-    # keys and values of one slot in one layer
-    slot_bytes = config.n_heads * (config.key_size + config.value_size) * element_bytes
-    keys_values = config.decoder_depth * n_slots * slot_bytes
-    masks = (round_up_source_width(longest) + beam * capacity * beam) * FP32_BYTES
-    return keys_values + masks
 
 
 def round_up_to_class(n: int) -> int:

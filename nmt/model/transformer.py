@@ -18,15 +18,7 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig
 from nmt.data.batch import Packed
 from nmt.model.attention import AttentionMask, attend
-from nmt.model.cache import (
-    FP32_BYTES,
-    Cache,
-    StaticCache,
-    Step,
-    count_static_bytes,
-    pad_memory,
-    round_up_source_width,
-)
+from nmt.model.cache import Cache, StaticCache, Step, pad_memory
 from nmt.model.dropout import Dropout
 from nmt.model.embedding_lookup import look_up
 from nmt.model.linear import ActivatedLinear, BiasedLinear
@@ -371,25 +363,6 @@ class Transformer(nn.Module):
         cache.load(
             self.make_cache(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table
         )
-
-    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
-        """Return an upper bound on the bytes that a sentence of `longest` pieces takes in a
-        CUDA-graph search.
-        """
-        config = self.config
-        element_bytes = self.tgt_embedding.weight.element_size()
-        cache = count_static_bytes(config, beam, longest, capacity, element_bytes)
-        # keys and values of one position in one layer
-        position_bytes = config.n_heads * (config.key_size + config.value_size) * element_bytes
-        # those of the memory exist twice while they are copied into the cache
-        loading = config.decoder_depth * round_up_source_width(longest) * position_bytes
-        # those of one layer exist twice when the capacity grows or sentences leave
-        moving = capacity * beam * position_bytes
-        activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * element_bytes
-        # attention weights of a step: scores, softmax, and the result in the model's type
-        weights = 3 * config.n_heads * beam * max(capacity * beam, longest) * FP32_BYTES
-        logits = beam * self.n_vocab * (2 * FP32_BYTES + element_bytes)  # and the log-probabilities
-        return cache + loading + moving + activations + weights + logits
 
     def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:
         """Advance by one piece; return hidden states, from which `projection` computes logits: (S *

@@ -52,7 +52,6 @@ class Decodable(Protocol):
     def refill_cache(
         self, cache: Any, src: Packed, n: int, capacity: int, max_capacity: int, /
     ) -> None: ...
-    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int, /) -> int: ...
 
 
 @dataclass

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.batch import Packed
-from nmt.model.cache import FP32_BYTES
 from nmt.translate.beams import NEG_INF, Decodable
 
 
@@ -83,11 +82,6 @@ class Ensemble:
     ) -> None:
         for model, each in zip(self.models, cache.each, strict=True):
             model.refill_cache(each, src, n, capacity, max_capacity)
-
-    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
-        each = [model.bound_sentence_bytes(beam, longest, capacity) for model in self.models]
-        logits = beam * self.n_vocab * FP32_BYTES
-        return sum(each) + 2 * len(self.models) * logits  # each model's logits, and their stack
 
     def step(self, tokens: Tensor, cache: EnsembleCache | StaticEnsembleCache) -> Tensor:
         """The models' hidden states side by side, (S * B, sum of D)."""

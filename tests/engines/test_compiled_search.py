@@ -393,7 +393,7 @@ def test_compiled_batches_are_shared_by_threads(n_lines: int, sizes: list[int]) 
     try:
         torch.set_num_threads(2)
         most = CompiledEngine().count_most_hypotheses(n_lines * config.beam)
-        batches = split_by_budget([[5, 3]] * n_lines, config, max_hypotheses=most)
+        batches = split_by_budget([[5, 3]] * n_lines, config.beam, 4_096, most)
         assert [len(batch) for batch in batches] == sizes
     finally:
         torch.set_num_threads(n_threads)

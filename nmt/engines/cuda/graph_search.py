@@ -24,7 +24,7 @@ from torch import Tensor
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
 from nmt.engines.known_values import ANY_VALUE, KnownValues
-from nmt.model.cache import FP32_BYTES, Buffers, round_up_source_width, round_up_to_class
+from nmt.model.cache import Buffers, round_up_source_width, round_up_to_class
 from nmt.system.cuda_graph import capture
 from nmt.translate.beams import (
     NEG_INF,
@@ -44,9 +44,6 @@ FEWEST_ROWS = 16  # a step of fewer sentences takes no less time, so rows are no
 STEPS_AHEAD = 4  # that the host may launch beyond those whose outcome it knows
 UNRECORDED_STEPS = 16  # of a shape before it is recorded, which costs about as much
 MAX_GRAPHS = 128
-MEMORY_SHARE = 0.7  # of what is free: the rest is for fragmentation, libraries, and other processes
-MAX_LOGITS = 1 << 31  # in one tensor: more cannot be indexed with 32 bits
-ID_BYTES = 8
 STEP_STATE = ("tokens", "ids", "scores", "finished_ids", "finished_scores", "n_finished")
 
 # The rules of which a step can be recorded. One that is not here is left to torch's own search.
@@ -184,33 +181,6 @@ class GraphSearch:
             largest = (*shape[:-1], self.max_capacity)
         return self.buffers.store(name, x, shape, fill, largest)
 
-    # ---- memory ----------------------------------------------------------------------------------------------------
-
-    def count_fitting_sentences(self, longest: int, longest_prefix: int, n_bytes: int) -> int:
-        """Count the sentences that fit into `n_bytes` together, at least one."""
-        each = self.bound_sentence_bytes(longest, longest_prefix)
-        logits_each = self.beam * self.model.n_vocab
-        n = min(n_bytes // each, MAX_LOGITS // logits_each)
-        return max(1, round_down_to_class(n))
-
-    def bound_sentence_bytes(self, longest: int, longest_prefix: int) -> int:
-        """An upper bound of the memory that the model and the search take for a sentence."""
-        rules, beam = self.rules, self.beam
-        capacity = find_full_capacity(count_steps(longest, longest_prefix, rules))
-        n_kept = rules.n_kept
-        state = (beam + n_kept + 1) * capacity * ID_BYTES  # living, finished and forced pieces
-        growing = 3 * (2 * beam + n_kept) * capacity * ID_BYTES  # what a step makes of them
-        repeating = 0
-        if rules.no_repeat_ngram is not None:
-            # of an n-gram: whether each of its pieces is equal, and its last piece, twice
-            repeating = beam * capacity * (rules.no_repeat_ngram + 2 * ID_BYTES)
-        drawing = 0
-        if rules.is_sampling:
-            sorting = 9 * FP32_BYTES + ID_BYTES  # of a piece: its probability, sorted, and the sums
-            drawing = beam * (capacity * FP32_BYTES + self.model.n_vocab * sorting)
-        search_bytes = state + growing + repeating + drawing
-        return self.model.bound_sentence_bytes(beam, longest, capacity) + search_bytes
-
     # ---- a step ------------------------------------------------------------------------------------------------
 
     def _choose_step(self) -> Callable[[], None]:
@@ -313,20 +283,6 @@ class SurvivorCount:
             self.newest = int(copy)
             self.pending.popleft()
         return n_before if self.newest is None else self.newest
-
-
-def measure_free_bytes(device: torch.device) -> int:
-    """Measure the memory that may be filled with sentences: a share of what is free."""
-    torch.cuda.empty_cache()  # what torch caches counts as free; the pools of graphs do not
-    in_driver, _ = torch.cuda.mem_get_info(device)
-    return int(MEMORY_SHARE * in_driver)
-
-
-def round_down_to_class(n: int) -> int:
-    """Round n down to a size class, so that a full batch has no padding."""
-    while n > 1 and round_up_to_class(n) != n:
-        n -= 1
-    return n
 
 
 def count_steps(longest: int, longest_prefix: int, rules: SearchRules) -> int:
