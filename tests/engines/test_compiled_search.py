@@ -28,7 +28,7 @@ from nmt.engines.cpu.packed_linear import PackedEngine, find_fault_of_packing
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
-from nmt.translate.batching import Requests, split_by_budget
+from nmt.translate.batching import Requests
 from nmt.translate.beams import Hypothesis
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.phrases import PhraseRules
@@ -135,15 +135,6 @@ def test_long_outputs_large_vocabularies_many_sentences(
         assert [one.score for one in some] == pytest.approx([one.score for one in expected], 1e-5)
     said = {piece for some in found for one in some for piece in one.ids}
     assert max(said) > 2 * compiled_search.PART
-
-
-def test_long_sources() -> None:
-    longest = 300
-    model, given = make_model(3), [(*[5, 6] * longest, EOS), (7, EOS)]
-    config = DecodingConfig(max_ratio=0.0, max_extra=5)
-    found = search_compiled(make_ready(model), pack(given), make_rules(config))
-    for some, expected in zip(found, search(model, pack(given), make_rules(config)), strict=True):
-        assert_same(some, [(one.score, tuple(one.ids)) for one in expected])
 
 
 def test_a_prefix_beyond_learned_positions_is_refused() -> None:
@@ -381,19 +372,3 @@ def test_each_version_of_the_files_keeps_its_own_code(
     assert not compiled_search.is_code_cached()
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert find_code_folder(str(first)) is None
-
-
-@pytest.mark.parametrize(
-    ("n_lines", "sizes"),
-    [(10, [10]), (40, [16, 16, 8]), (200, [25] * 8), (1_000, [64] * 15 + [40])],
-)
-def test_compiled_batches_are_shared_by_threads(n_lines: int, sizes: list[int]) -> None:
-    config = DecodingConfig(beam=4)
-    n_threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        most = CompiledEngine().count_most_hypotheses(n_lines * config.beam)
-        batches = split_by_budget([[5, 3]] * n_lines, config.beam, 4_096, most)
-        assert [len(batch) for batch in batches] == sizes
-    finally:
-        torch.set_num_threads(n_threads)

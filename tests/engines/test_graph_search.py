@@ -38,7 +38,6 @@ V = 40
 CPU = torch.device("cpu")
 NEAR = 1e-5
 SHAPES = list_shapes(max_positions=21)
-RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
 PLAIN = DecodingConfig(max_ratio=0.5, max_extra=5)
 ENSEMBLE = list(SHAPES.values()) if IS_SOAK else [SHAPES["pre"], SHAPES["released"]]
 
@@ -85,65 +84,6 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- the same search ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("small_steps")
-@pytest.mark.parametrize(("finishing", "stopping"), RULES)
-@pytest.mark.parametrize("name", SHAPES if IS_SOAK else ["post"])
-def test_it_finds_what_search_finds_by_all_rules(name: str, finishing: Any, stopping: Any) -> None:
-    ours, given = model(SHAPES[name]), sources(counted(9, 23), 2)
-    for penalty, beam, n_best, at_least in (
-        ("gnmt", 4, 2, 0),
-        ("length", 3, 1, 4),
-        ("none", 1, 1, 0),
-    ):
-        config = replace(
-            PLAIN,
-            finishing=finishing,
-            stopping=stopping,
-            beam=beam,
-            min_length=at_least,
-            penalty=penalty,  # type: ignore[arg-type]
-        )
-        recorded = GraphSearch(ours, make_rules(config, n_best), CPU)
-        for forced in (None, prefixes_of(given)) if IS_SOAK else (prefixes_of(given),):
-            assert_same(
-                recorded.search(pack(given), forced),
-                search(ours, pack(given), make_rules(config, n_best), forced),
-            )
-
-
-@pytest.mark.usefixtures("small_steps")
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_it_draws_what_search_draws(shape: ModelConfig) -> None:
-    ours, given = model(shape), sources(counted(9, 23), 3)
-    for settings in ({}, {"top_k": 5, "temperature": 1.5}, {"top_p": 0.8, "min_length": 4}):
-        config = replace(PLAIN, sample=True, seed=4, **settings)  # type: ignore[arg-type]
-        for n, forced in ((3, None), (3, prefixes_of(given)), (1, None)):
-            recorded = GraphSearch(ours, make_rules(config, n), CPU)
-            assert_same(
-                recorded.search(pack(given), forced),
-                search(ours, pack(given), make_rules(config, n), forced),
-            )
-
-
-@pytest.mark.usefixtures("small_steps")
-def test_ensembles_are_searched_alike() -> None:
-    some, given = (
-        Ensemble([model(shape, seed) for seed, shape in enumerate(ENSEMBLE)]),
-        sources(counted(7, 23), 4),
-    )
-    for config in (
-        PLAIN,
-        replace(PLAIN, sample=True),
-        replace(PLAIN, stopping="full", finishing="shrink"),
-    ):
-        recorded = GraphSearch(some, make_rules(config, 2), CPU)
-        for forced in (None, prefixes_of(given)):
-            assert_same(
-                recorded.search(pack(given), forced),
-                search(some, pack(given), make_rules(config, 2), forced),
-            )
 
 
 def test_batches_of_all_sizes_one_after_another() -> None:

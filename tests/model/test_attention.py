@@ -1,9 +1,6 @@
 """Packed attention against torch's scaled_dot_product_attention, sentence by sentence, values and
 gradients; and the intervals of rows that the kernels are given."""
 
-import functools
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +9,7 @@ from hypothesis import strategies as st
 from support.packed_pairs import relation, side
 from torch import Tensor
 
-from nmt.data.batch import Packed, pack
+from nmt.data.batch import pack
 from nmt.model import attention
 from nmt.model.attention import AttentionMask, attend, attend_matrices
 from nmt.model.dropout import draw_dropout
@@ -146,30 +143,6 @@ def test_intervals_are_the_relation(
         assert not intervals[:, n_live:].any()
         sees = first < last
         assert (first[sees].diff() >= 0).all() and (last[sees].diff() >= 0).all()
-
-
-def test_intervals_compile_as_one_graph() -> None:
-    @functools.partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=False)
-    def intervals(
-        tokens: Tensor, q_offsets: Tensor, k_offsets: Tensor, causal: bool, window: int | None
-    ) -> Any:
-        queries, keys = Packed(tokens, q_offsets, 9, 20), Packed(tokens, k_offsets, 9, 20)
-        field = AttentionMask(queries, queries if causal else keys, causal, window)
-        return field.key_intervals, field.query_intervals
-
-    tokens = torch.zeros(20, dtype=torch.int64)
-    for lengths in ([3, 0, 9], [1, 1, 9]):
-        ends = [
-            torch.tensor([0, *lengths]).cumsum(0),
-            torch.tensor([0, *reversed(lengths)]).cumsum(0),
-        ]
-        for causal, window in ((True, None), (True, 2), (False, 2), (False, None)):
-            queries, keys = (Packed(tokens, offsets, 9, 20) for offsets in ends)
-            field = AttentionMask(queries, queries if causal else keys, causal, window)
-            seen, query_intervals = intervals(tokens, *ends, causal, window)
-            assert torch.equal(seen, field.key_intervals) and torch.equal(
-                query_intervals, field.query_intervals
-            )
 
 
 @pytest.mark.parametrize("heads", [None, 2])

@@ -23,19 +23,6 @@ from nmt.train.parallel import Replica
 from nmt.train.update import dropout_seed, run_update
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
-def test_rate_and_scale(rate: float) -> None:
-    torch.manual_seed(1)
-    x = torch.ones(1000, 1000)
-    y = Dropout(rate)(x)
-    kept = y != 0
-    sigma = (rate * (1 - rate) / x.numel()) ** 0.5
-    assert abs(1 - kept.float().mean().item() - rate) < 4 * sigma
-    assert y[kept].unique().numel() == 1 and y[kept][0].item() == pytest.approx(
-        1 / (1 - rate), rel=1e-4
-    )
-
-
 def test_neighbours_rows_and_calls_are_independent() -> None:
     torch.manual_seed(2)
     layer, x = Dropout(0.5), torch.ones(1024, 1024)
@@ -99,17 +86,6 @@ def test_masks_of_seeds_updates_and_micro_batches_are_independent() -> None:
         torch.manual_seed(dropout_seed(seed, step, number))
         masks.append(Dropout(0.1)(torch.ones(300, 512)) != 0)
     assert uncorrelated(masks)
-
-
-def test_masks_of_layers_are_independent() -> None:
-    config, masks = ModelConfig(d_model=64, d_ff=8, n_heads=2, n_layers=2, dropout=0.2), []
-    model = Transformer(config, 50)
-    for module in model.modules():
-        if isinstance(module, Dropout) and module.rate:
-            module.register_forward_hook(lambda _, x, y: masks.append((y != 0) | (x[0] == 0)))
-    side = pack([[5] * 60] * 10)
-    model(side, side)
-    assert len(masks) == 2 + 2 * 2 + 2 * 3 and uncorrelated(masks)
 
 
 def test_the_same_update_twice_gives_the_same_bits() -> None:
@@ -193,15 +169,3 @@ def test_a_compiled_layer_drops_the_same(dtype: torch.dtype) -> None:
 
     plain, compiled = run(layer), run(torch.compile(layer, backend="aot_eager"))
     assert torch.equal(plain[0], compiled[0]) and torch.equal(plain[1], compiled[1])
-
-
-def test_a_bit_of_the_seed_changes_half_of_the_mask() -> None:
-    def draw(seed: int) -> np.ndarray:
-        mask = np.empty(10_000, np.int16)
-        fill_masked(mask, np.ones(1, np.int16), seed, 2 ** (BITS - 1))
-        return mask
-
-    start = draw(0x123456789ABCDEF)
-    for bit in range(63):
-        share = (draw(0x123456789ABCDEF ^ 1 << bit) != start).mean()
-        assert abs(share - 0.5) < 5 * 0.5 / 100, bit

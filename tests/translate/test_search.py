@@ -27,7 +27,6 @@ from support.plain_search import (
     allowed,
     assert_same,
     everything,
-    limit,
     recursion,
     repeats,
 )
@@ -65,7 +64,6 @@ def recorded_search(
 # What a usual run of the tests asks of one search alone: both have the same rules, which all other
 # tests hold.
 LONG = {
-    "test_a_beam_that_holds_everything_is_brute_force_with_transformers",
     "test_each_rule_is_the_recursion_with_transformers",
     "test_it_is_the_search_of_hugging_face",
     "test_it_is_the_search_of_ctranslate2",
@@ -146,22 +144,6 @@ def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) ->
                 assert_same(found, expected, f"{preset} {seed} {stopping}")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_beam_that_holds_everything_is_brute_force_with_transformers(
-    preset: str, norm: Any
-) -> None:
-    for seed in range(2):
-        ours = model(seed, 5, replace(SHAPE, norm=norm))
-        oracle = Full(ours)
-        given = [(4, EOS), (4, 1, EOS), (1, EOS)]
-        config = replace(short(PRESETS[preset], 4), beam=64)
-        for stopping in ("exact", "never"):
-            found = search(ours, pack(given), make_rules(replace(config, stopping=stopping), 3))
-            for src, some in zip(given, found, strict=True):
-                assert_same(some, everything(oracle, src, config)[:3], f"{preset} {seed}")
-
-
 # ---- step by step -------------------------------------------------------------------------------------------------
 
 
@@ -215,17 +197,6 @@ def test_each_rule_is_the_recursion_with_transformers(finishing: Any, stopping: 
             given, search(ours, pack(given), make_rules(config, n_best)), strict=True
         ):
             assert_same(some, recursion(oracle, src, config, n_best), f"{shape} {src}")
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_presets_are_their_recursion(preset: str) -> None:
-    for seed in range(counted(4, 10)):
-        rng = random.Random(seed)
-        toy, given = Toy(seed, n=9, ending=rng.choice((0.0, 1.0, 3.0))), sources(rng, 5, 9, 9)
-        for src, some in zip(
-            given, search(toy, pack(given), make_rules(PRESETS[preset], 3)), strict=True
-        ):
-            assert_same(some, recursion(toy, src, PRESETS[preset], 3), f"{preset} {seed}")
 
 
 @pytest.mark.parametrize("max_small", [0, 1 << 15])
@@ -385,32 +356,6 @@ def test_learned_positions_end_a_translation(sample: bool) -> None:
         ]
     with pytest.raises(UserError, match=r"a prefix of 7 pieces .*model.max_positions 7"):
         search(ours, pack(given), make_rules(config), [(), (5,) * 7])
-
-
-def test_the_rules_of_the_reference_itself() -> None:
-    """By hand: two words, one step, and what is allowed when."""
-    config = DecodingConfig(max_ratio=0.0, max_extra=1, min_length=1, penalty="none")
-    assert allowed((), 6, 1, config, ()) == [1, 4, 5] and allowed((4,), 6, 1, config, ()) == [EOS]
-    assert allowed((), 6, 2, config, (5,)) == [5]
-    assert allowed((5,), 6, 2, config, (5,)) == [1, 4, 5, EOS]
-    once = replace(config, no_repeat_ngram=1, min_length=9)
-    assert allowed((4,), 6, 9, once, ()) == [1, 5] and allowed((4, 1, 5), 6, 9, once, ()) == [EOS]
-    pairs = replace(config, no_repeat_ngram=2)
-    assert allowed((4, 5, 4), 6, 9, pairs, ()) == [1, 4, EOS]
-    assert allowed((4, 4), 6, 9, pairs, ()) == [1, 5, EOS]
-    assert limit((4, 4, EOS), replace(config, max_ratio=1.5), SHAPE, ()) == 4
-    toy = Toy(0)
-    first, last = (
-        toy.after((4, EOS), ()),
-        [toy.after((4, EOS), (piece,))[EOS] for piece in (1, 4, 5)],
-    )
-    ranked = sorted(
-        ((first[piece] + end, (piece,)) for piece, end in zip((1, 4, 5), last, strict=True)),
-        reverse=True,
-    )
-    assert everything(toy, (4, EOS), config) == ranked
-    greedy = max((1, 4, 5), key=first.__getitem__)
-    assert recursion(toy, (4, EOS), replace(config, beam=1))[0][1] == (greedy,)
 
 
 # ---- the engines whose rules they are -----------------------------------------------------------------------------
