@@ -277,18 +277,11 @@ class Transformer(nn.Module):
         For each layer, the weights of its self-attention, (S, H, Ls, Ls), are appended to `weights`.
         """
         x = self.embed(self.src_embedding, self.src_positions, self.src_embedding_norm, src)
-        return self.encoder_norm(self.encode_layers(x, src, weights))
-
-    def encode_layers(self, x: Tensor, src: Packed, weights: AttentionWeights) -> Tensor:
-        mask = AttentionMask(
-            src,
-            src,
-            window=self.config.window,
-            is_single_group=weights is not None,
-        )
+        is_single_group = weights is not None
+        mask = AttentionMask(src, src, False, self.config.window, is_single_group)
         for layer in self.encoder:
             x = layer(x, mask, weights)
-        return x
+        return self.encoder_norm(x)
 
     def decode(
         self,
@@ -305,13 +298,8 @@ class Transformer(nn.Module):
         `weights`, and those of its self-attention, (S, H, Lt, Lt), to `self_weights`.
         """
         x = self.embed(self.tgt_embedding, self.tgt_positions, self.tgt_embedding_norm, tgt)
-        self_mask = AttentionMask(
-            tgt,
-            tgt,
-            causal=True,
-            window=self.config.window,
-            is_single_group=self_weights is not None,
-        )
+        is_single_group = self_weights is not None
+        self_mask = AttentionMask(tgt, tgt, True, self.config.window, is_single_group)
         memory_mask = AttentionMask(tgt, src, is_single_group=weights is not None)
         for layer in self.decoder:
             x = layer(x, memory, self_mask, memory_mask, weights, self_weights)
@@ -327,25 +315,20 @@ class Transformer(nn.Module):
         memory = self.encode(src)  # (Ts, d_model)
         mask = AttentionMask(src, src, is_single_group=True)
         memory_mask = mask.score_biases[0]
-        n, heads = src.n_sentences, self.config.n_heads
-        cache = Cache(
+        config = self.config
+        n, n_rows = src.n_sentences, src.n_sentences * config.n_heads
+        # The memory does not change from step to step, so each layer projects it once.
+        projected = [layer.memory_attention.project_memory(memory, mask) for layer in self.decoder]
+        return Cache(
             beam=beam,
-            n_heads=heads,
-            memory_keys=[],
-            memory_values=[],
+            n_heads=config.n_heads,
+            memory_keys=[keys for keys, _ in projected],
+            memory_values=[values for _, values in projected],
             memory_mask=memory_mask,
-            keys=[],
-            values=[],
+            keys=[memory.new_empty(n_rows, 0, config.key_size) for _ in projected],
+            values=[memory.new_empty(n_rows, 0, config.value_size) for _ in projected],
             mask=memory_mask.new_empty(n, 1, beam, 0),
         )
-        # The memory does not change from step to step, so each layer projects it once.
-        for layer in self.decoder:
-            keys, values = layer.memory_attention.project_memory(memory, mask)
-            cache.memory_keys.append(keys)
-            cache.memory_values.append(values)
-            cache.keys.append(memory.new_empty(n * heads, 0, self.config.key_size))
-            cache.values.append(memory.new_empty(n * heads, 0, self.config.value_size))
-        return cache
 
     def make_static_cache(self, beam: int) -> StaticCache:
         """Make an empty cache for steps that are recorded as CUDA graphs."""
@@ -373,9 +356,6 @@ class Transformer(nn.Module):
         # 0 for a static cache: `refill_cache` made the table long enough.
         longest = cache.length if isinstance(cache, Cache) else 0
         x = self.tgt_embedding_norm(self.tgt_positions(x, cache.positions(tokens), longest))
-        return self.finish_decoder(self.step_layers(x, step))
-
-    def step_layers(self, x: Tensor, step: Step) -> Tensor:
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, step, index)
-        return x
+        return self.finish_decoder(x)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from nmt.data.batch import Packed, pack
+from nmt.data.vocab import BOS, EOS
 from nmt.translate.beams import Hypothesis
 from nmt.translate.phrases import LinePhrases
 
@@ -44,6 +45,30 @@ class Requests:
 
     def pack(self, device: torch.device) -> Packed:
         return pack(self.sources).to(device)
+
+
+def pack_pairs(
+    sources: Sentences, targets: Sentences, device: torch.device
+) -> tuple[Packed, Packed]:
+    """Pack pairs without marks as a model reads them: each target position predicts the next piece."""
+    src = pack([[*ids, EOS] for ids in sources])
+    tgt = pack([[BOS, *ids] for ids in targets])
+    return src.to(device), tgt.to(device)
+
+
+def split_pairs_by_cells(sources: Sentences, targets: Sentences, max_cells: int) -> Iterator[slice]:
+    """Group neighbours: as many as have at most `max_cells` pairs of positions when they are padded to
+    one length, and at least one.
+    """
+    first = longest = 0
+    for i, sides in enumerate(zip(sources, targets, strict=True)):
+        own = max(map(len, sides)) + 1
+        longest = max(longest, own)
+        if i > first and (i + 1 - first) * longest**2 > max_cells:
+            yield slice(first, i)
+            first, longest = i, own
+    if first < len(sources):
+        yield slice(first, len(sources))
 
 
 def split_by_budget(

@@ -20,7 +20,7 @@ from nmt.translate.beams import NEG_INF, Decodable
 
 @dataclass
 class EnsembleCache:
-    """The caches of the models."""
+    """The caches of the models, growing or static."""
 
     each: list[Any]
 
@@ -32,12 +32,7 @@ class EnsembleCache:
         for cache in self.each:
             cache.keep(n, free_rows, moved_rows)
 
-
-@dataclass
-class StaticEnsembleCache:
-    """The caches of the models for recorded steps."""
-
-    each: list[Any]
+    # ---- of static caches ----
 
     @property
     def n_moves(self) -> int:
@@ -48,14 +43,7 @@ class StaticEnsembleCache:
             cache.resize(rows, n, capacity)
 
     def list_state(self) -> list[Tensor]:
-        state: list[Tensor] = []
-        for cache in self.each:
-            state += cache.list_state()
-        return state
-
-    def reorder(self, parents: Tensor) -> None:
-        for cache in self.each:
-            cache.reorder(parents)
+        return [tensor for cache in self.each for tensor in cache.list_state()]
 
 
 class Ensemble:
@@ -74,16 +62,16 @@ class Ensemble:
     def make_cache(self, src: Packed, beam: int) -> EnsembleCache:
         return EnsembleCache([model.make_cache(src, beam) for model in self.models])
 
-    def make_static_cache(self, beam: int) -> StaticEnsembleCache:
-        return StaticEnsembleCache([model.make_static_cache(beam) for model in self.models])
+    def make_static_cache(self, beam: int) -> EnsembleCache:
+        return EnsembleCache([model.make_static_cache(beam) for model in self.models])
 
     def refill_cache(
-        self, cache: StaticEnsembleCache, src: Packed, n: int, capacity: int, max_capacity: int
+        self, cache: EnsembleCache, src: Packed, n: int, capacity: int, max_capacity: int
     ) -> None:
         for model, each in zip(self.models, cache.each, strict=True):
             model.refill_cache(each, src, n, capacity, max_capacity)
 
-    def step(self, tokens: Tensor, cache: EnsembleCache | StaticEnsembleCache) -> Tensor:
+    def step(self, tokens: Tensor, cache: EnsembleCache) -> Tensor:
         """The models' hidden states side by side, (S * B, sum of D)."""
         hidden = []
         for model, each in zip(self.models, cache.each, strict=True):

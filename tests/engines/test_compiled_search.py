@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.plain_search import EOS, Full, Ids, assert_same, recursion
 from support.soaking import IS_SOAK, counted
+from support.untrained import make_random_model, vary_shape
 
 pytest.importorskip("numba")
 
@@ -28,6 +29,7 @@ from nmt.engines.cpu.packed_linear import PackedEngine, find_fault_of_packing
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
+from nmt.translate.alignment import align
 from nmt.translate.batching import Requests
 from nmt.translate.beams import Hypothesis
 from nmt.translate.engine import SearchEngine, choose_engine
@@ -43,15 +45,8 @@ pytestmark = [
 
 SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
 SHAPES = {
-    "post": SHAPE,
-    "pre-untied": replace(SHAPE, norm="pre", tied=False),
-    "learned": replace(SHAPE, positions="learned", max_positions=11),
-    "small-heads": replace(SHAPE, d_k=3, d_v=5, n_layers=2),
+    **vary_shape(SHAPE, max_positions=11),
     "large-heads": replace(SHAPE, d_k=40, d_v=37, n_layers=3),
-    "window": replace(SHAPE, window=2),
-    "biased": replace(SHAPE, attention_bias=True),
-    "gelu": replace(SHAPE, activation="gelu", embedding_norm="before_dropout"),
-    "swish": replace(SHAPE, activation="swish", scale_embeddings="projection"),
 }
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
 N_PIECES = 12
@@ -59,11 +54,7 @@ CPU = torch.device("cpu")
 
 
 def make_model(seed: int, shape: ModelConfig = SHAPE, size: int = N_PIECES) -> Transformer:
-    torch.manual_seed(seed)
-    made = Transformer(shape, size).eval().requires_grad_(False)
-    for p in made.parameters():
-        p.add_(torch.randn_like(p), alpha=0.3)
-    return made
+    return make_random_model(shape, size, seed)
 
 
 def make_ready(model: Transformer, is_bf16: bool = False) -> CompiledWeights:
@@ -310,6 +301,13 @@ def test_phrases_are_searched_by_torch_with_the_same_weights() -> None:
     found = engine.search_batch(ready, Requests(GIVEN, None, phrases), rules, CPU)
     for some, expected in zip(found, search(model, pack(GIVEN), rules), strict=True):
         assert_same(some, [(one.score, tuple(one.ids)) for one in expected])
+
+
+def test_alignments_are_those_of_the_model() -> None:
+    """They go through layers that read the compiled search's weights."""
+    model, src, tgt = make_model(9), [[5, 6, 7], [8], [9, 4]], [[4, 9], [10, 11, 4], []]
+    ready = CompiledEngine().prepare(copy_sharing_weights(model), False)
+    assert align(ready, src, tgt) == align(model, src, tgt)
 
 
 MEASURE = """

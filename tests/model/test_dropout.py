@@ -2,25 +2,15 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from nmt.config import ModelConfig, RunConfig, TrainingConfig
-from nmt.data.batch import Batch, pack
-from nmt.data.loader import MicroBatch, Update
-from nmt.data.plan import Cursor
 from nmt.model.dropout import Dropout
 from nmt.model.dropout_masks import BITS, fill_by_arrays, fill_masked, load_fill
-from nmt.model.transformer import Transformer
-from nmt.system.ranks import World
-from nmt.train.loss import Objective
-from nmt.train.optimizer import make_optimizer
-from nmt.train.parallel import Replica
-from nmt.train.update import dropout_seed, run_update
+from nmt.train.update import dropout_seed
 
 
 def test_neighbours_rows_and_calls_are_independent() -> None:
@@ -86,37 +76,6 @@ def test_masks_of_seeds_updates_and_micro_batches_are_independent() -> None:
         torch.manual_seed(dropout_seed(seed, step, number))
         masks.append(Dropout(0.1)(torch.ones(300, 512)) != 0)
     assert uncorrelated(masks)
-
-
-def test_the_same_update_twice_gives_the_same_bits() -> None:
-    config = RunConfig(
-        seed=5,
-        model=ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1, dropout=0.3),
-        training=TrainingConfig(precision="fp32"),
-    )
-    sides = [pack([[5, 6, 7], [8, 9]]), pack([[2, 10], [2, 11, 12, 13]])]
-    batch = Batch(sides[0], sides[1], torch.tensor([10, 3, 11, 12, 13, 3]), 6)
-
-    def weights(seed: int, step: int, numbers: tuple[int, int]) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = Transformer(config.model, 20)
-        update = Update([MicroBatch(number, batch) for number in numbers], 10, 12, Cursor())
-        torch.rand(step)  # whatever was drawn before
-        replica = Replica(Objective(model, 0.1), World(0, 1, torch.device("cpu")), is_bf16=False)
-        run_update(
-            replica,
-            make_optimizer(model, config.optimizer),
-            update,
-            step,
-            replace(config, seed=seed),
-            World(0, 1, torch.device("cpu")),
-        )
-        return [p.detach().clone() for p in model.parameters()]
-
-    first = weights(5, 3, (0, 1))
-    assert all(torch.equal(a, b) for a, b in zip(first, weights(5, 3, (0, 1)), strict=True))
-    for other in (weights(6, 3, (0, 1)), weights(5, 3, (0, 2))):
-        assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from support.plain_search import EOS, Full, Ids, assert_same, recursion
 from support.soaking import IS_SOAK, counted
+from support.untrained import make_random_model
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
@@ -30,11 +30,7 @@ SHAPES = [
 
 
 def model(seed: int, shape: ModelConfig = SHAPE) -> Transformer:
-    torch.manual_seed(seed)
-    made = Transformer(shape, V).eval().requires_grad_(False)
-    for p in made.parameters():
-        p.add_(torch.randn_like(p), alpha=0.3)
-    return made
+    return make_random_model(shape, V, seed)
 
 
 def sources(n: int) -> list[Ids]:

@@ -31,7 +31,7 @@ from support.plain_search import (
     repeats,
 )
 from support.soaking import IS_SOAK, counted
-from support.untrained import make_vocab
+from support.untrained import make_random_model, make_vocab
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.data.batch import Packed, pack
@@ -39,7 +39,7 @@ from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.translate.beams import Decodable, Hypothesis
-from nmt.translate.search import find_topk_by_group, search
+from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
 
 PRESETS = {
@@ -92,11 +92,7 @@ def sources(rng: random.Random, n: int, longest: int, size: int) -> list[Ids]:
 
 
 def model(seed: int, size: int, shape: ModelConfig = SHAPE) -> Transformer:
-    torch.manual_seed(seed)
-    made = Transformer(shape, size).eval().requires_grad_(False)
-    for p in made.parameters():
-        p.add_(torch.randn_like(p), alpha=0.3)
-    return made
+    return make_random_model(shape, size, seed)
 
 
 def short(config: DecodingConfig, most: int) -> DecodingConfig:
@@ -215,20 +211,6 @@ def test_a_vocabulary_of_many_groups(
         assert_same(some, recursion(toy, src, config, beam))
     # Also of the last
     assert max(piece for some in found for one in some for piece in one.ids) >= 64 * 40
-
-
-@pytest.mark.parametrize("size", [1, 5, 63, 64, 255, 256, 257, 511, 512, 640, 2_111])
-def test_the_best_of_groups_are_the_best(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.translate.search.MAX_SMALL_LOGITS", 0)
-    torch.manual_seed(size)
-    for n in (1, 2, 8):
-        logits = torch.randn(50, size)
-        logits[torch.rand(50, size) < 0.5] = float("-inf")
-        logits[0] = float("-inf")
-        logits[1, :-1] = float("-inf")
-        values, index = find_topk_by_group(logits.clone(), n)
-        assert torch.equal(values, logits.topk(min(n, size), 1).values)
-        assert torch.equal(logits.gather(1, index), values)
 
 
 def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,25 +44,42 @@ FEWEST_ROWS = 16  # a step of fewer sentences takes no less time, so rows are no
 STEPS_AHEAD = 4  # that the host may launch beyond those whose outcome it knows
 UNRECORDED_STEPS = 16  # of a shape before it is recorded, which costs about as much
 MAX_GRAPHS = 128
+# What the rows and columns of padding hold.
+FILLS = {
+    "sentences": -1,
+    "limits": -1,
+    "forced": -1,
+    "tokens": EOS,
+    "ids": EOS,
+    "scores": NEG_INF,
+    "finished_ids": EOS,
+    "finished_scores": NEG_INF,
+    "n_finished": 0,
+}
 STEP_STATE = ("tokens", "ids", "scores", "finished_ids", "finished_scores", "n_finished")
 
 # The rules of which a step can be recorded. One that is not here is left to torch's own search.
 RECORDED_RULES: KnownValues = {
-    "n_best": ANY_VALUE,
-    "beam": ANY_VALUE,
+    **dict.fromkeys(
+        (
+            "n_best",
+            "beam",
+            "length_penalty",
+            "max_ratio",
+            "max_extra",
+            "min_length",
+            "no_repeat_ngram",
+            "temperature",
+            "top_k",
+            "top_p",
+            "seed",
+        ),
+        ANY_VALUE,
+    ),
     "is_sampling": (True, False),
     "penalty": ("gnmt", "length", "none"),
-    "length_penalty": ANY_VALUE,
-    "max_ratio": ANY_VALUE,
-    "max_extra": ANY_VALUE,
-    "min_length": ANY_VALUE,
-    "no_repeat_ngram": ANY_VALUE,
     "finishing": ("any", "top", "shrink"),
     "stopping": ("exact", "full", "likely", "never"),
-    "temperature": ANY_VALUE,
-    "top_k": ANY_VALUE,
-    "top_p": ANY_VALUE,
-    "seed": ANY_VALUE,
 }
 
 
@@ -154,31 +171,20 @@ class GraphSearch:
         """Put the state of a search where the recorded steps of its shape read it. Rows of padding
         count as done.
         """
-        n, beam, capacity = self.n, self.beam, self.capacity
-        n_kept = beams.finished_ids.shape[1]
-        n_uniforms = self.max_capacity if self.rules.is_sampling else 0
-        store = self._store_tensor
-        self.beams = Beams(
-            sentences=store("sentences", beams.sentences, (n,), -1),
-            limits=store("limits", beams.limits, (n,), -1),
-            forced=store("forced", beams.forced, (n, capacity), -1),
-            tokens=store("tokens", beams.tokens, (n, beam), EOS),
-            ids=store("ids", beams.ids, (n, beam, capacity), EOS),
-            scores=store("scores", beams.scores, (n, beam), NEG_INF),
-            finished_ids=store("finished_ids", beams.finished_ids, (n, n_kept, capacity), EOS),
-            finished_scores=store("finished_scores", beams.finished_scores, (n, n_kept), NEG_INF),
-            n_finished=store("n_finished", beams.n_finished, (n,), 0),
-        )
-        self.is_done = store("is_done", done, (n,), True)
-        self.uniforms = store("uniforms", uniforms, (n, beam, n_uniforms), 0.0)
+        stored = {name: self._store(name, x, FILLS[name]) for name, x in vars(beams).items()}
+        self.beams = Beams(**stored)
+        self.is_done = self._store("is_done", done, True)
+        self.uniforms = self._store("uniforms", uniforms, 0.0)
 
-    def _store_tensor(self, name: str, x: Tensor, shape: tuple[int, ...], fill: float) -> Tensor:
+    def _store(self, name: str, x: Tensor, fill: float) -> Tensor:
         """Copy a tensor into its buffer, which is allocated for full capacity at once so that it
         need not move.
         """
-        largest = shape
+        shape, largest = [self.n, *x.shape[1:]], [self.n, *x.shape[1:]]
         if name in ("forced", "ids", "finished_ids"):
-            largest = (*shape[:-1], self.max_capacity)
+            shape[-1], largest[-1] = self.capacity, self.max_capacity
+        if name == "uniforms" and self.rules.is_sampling:
+            shape[-1] = largest[-1] = self.max_capacity
         return self.buffers.store(name, x, shape, fill, largest)
 
     # ---- a step ------------------------------------------------------------------------------------------------
