@@ -291,18 +291,15 @@ def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
         return None
     try:
         from nmt.engines.cpu.compiled_attention import attend_compiled
-    except ModuleNotFoundError as error:
-        if error.name == "numba":
-            say("numba is not installed, so attention is not compiled: training is slower")
-        return None
-    try:
+
         x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
         one_piece = pack([[0]])
         attend_compiled(x, x, x, one_piece, one_piece, None, None).sum().backward()
         return attend_compiled
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        say(f"warning: numba cannot compile attention ({reason}); training goes on more slowly")
+    except Exception as error:  # numba is missing, or fails
+        if not str(getattr(error, "name", "")).startswith("nmt.engines"):
+            reason = f"{type(error).__name__}: {error}"
+            say(f"warning: numba cannot compile attention ({reason}); training goes on more slowly")
         return None
 
 
