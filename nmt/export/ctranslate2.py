@@ -34,7 +34,12 @@ from nmt.system.device import choose_device
 from nmt.system.errors import UserError
 from nmt.system.files import has_plain_file, read_json, read_manifest, verify
 from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, find_vocab_files
-from nmt.translate.batching import SearchedBatch, Sentences, split_by_budget
+from nmt.translate.batching import (
+    DEFAULT_BATCH_TOKENS,
+    SearchedBatch,
+    Sentences,
+    split_by_budget,
+)
 from nmt.translate.beams import Hypothesis
 from nmt.translate.phrases import LinePhrases
 from nmt.translate.search_rules import make_rules
@@ -331,7 +336,8 @@ class CTranslate2Translator(TextToText):
             raise UserError(
                 "--engine ctranslate2 does not support --n-best, --sample or --prefix; leave them out"
             )
-        for batch in split_by_budget(sources, self.config):
+        n_tokens = self.config.batch_tokens or DEFAULT_BATCH_TOKENS
+        for batch in split_by_budget(sources, self.config.beam, n_tokens):
             found = self.exported.translate([sources[i] for i in batch], self.config)
             yield batch, [[one] for one in found]
 

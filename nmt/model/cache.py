@@ -8,18 +8,16 @@ its addresses and shapes, and the step number is a tensor on the device.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nmt.config import ModelConfig
 from nmt.model.attention import MASKED_SCORE, WIDTH_MULTIPLE, AttentionMask
 
 # Multiplications; waking other threads takes longer than computing a product smaller than this
 SMALL_PRODUCT = 1 << 16
-FP32_BYTES = 4
 
 
 @dataclass
@@ -144,7 +142,6 @@ class StaticCache:
         self.beam, self.n_heads, self.buffers = beam, n_heads, Buffers()
         self.n = self.capacity = self.max_capacity = self.n_source = self.n_positions = 0
         self.table: Tensor | None = None
-        self.tensors: dict[str, Tensor] = {}  # by name; those of keys and values end with the layer
         self.memory_keys: list[Tensor] = []  # per layer (n, H, Ls, K)
         self.memory_values: list[Tensor] = []  # per layer (n, H, Ls, V)
         self.keys: list[Tensor] = []  # per layer (n, H, capacity * B, K)
@@ -166,56 +163,49 @@ class StaticCache:
             self.buffers.n_moves += 1
         self.n, self.capacity, self.max_capacity = n, capacity, max_capacity
         self.n_source = round_up_source_width(fresh.memory_mask.shape[3])
-        self.tensors = {"memory mask": fresh.memory_mask, "mask": fresh.mask}
-        layers_of = {
-            "memory keys": fresh.memory_keys,
-            "memory values": fresh.memory_values,
-            "keys": fresh.keys,
-            "values": fresh.values,
-        }
-        for kind, layers in layers_of.items():
-            for layer, x in enumerate(layers):
-                self.tensors[f"{kind} {layer}"] = x.unflatten(0, (-1, self.n_heads))
-        for name, x in self.tensors.items():
-            self.tensors[name] = self._store(name, x)
+        self.memory_mask, self.mask = fresh.memory_mask, fresh.mask
+        self.memory_keys = self._split_heads(fresh.memory_keys)
+        self.memory_values = self._split_heads(fresh.memory_values)
+        self.keys = self._split_heads(fresh.keys)
+        self.values = self._split_heads(fresh.values)
+        self._store_all(lambda x: x)
         no_steps = torch.zeros(1, dtype=torch.int64, device=fresh.mask.device)
         self.length = self.buffers.store("length", no_steps, (1,), 0)  # steps taken
-        self._bind(len(fresh.keys))
+
+    def _split_heads(self, layers: list[Tensor]) -> list[Tensor]:
+        return [x.unflatten(0, (-1, self.n_heads)) for x in layers]
 
     def resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
         """Change the capacity, and keep only the sentences at `rows`, if given."""
         self.n, self.capacity = n, capacity
-        for name, x in self.tensors.items():
-            if rows is not None:
-                self.tensors[name] = self._store(name, x.index_select(0, rows))
-            elif not name.startswith("memory"):  # the source does not grow with the steps
-                # A copy, because the buffer it lies in is written to.
-                self.tensors[name] = self._store(name, x.clone())
-        self._bind(len(self.keys))
+        # Copies, because the buffers that the tensors lie in are written to.
+        self._store_all(lambda x: x.clone() if rows is None else x.index_select(0, rows))
 
-    def _store(self, name: str, x: Tensor) -> Tensor:
-        """Copy the tensor into its buffer, padded to the capacity: with MASKED_SCORE if it is a
-        mask, else with zeros.
+    def _store_all(self, copy: Callable[[Tensor], Tensor]) -> None:
+        """Put a copy of each tensor into its buffer, padded to the sizes of now."""
+        source = (self.n_source, self.n_source)
+        steps = (self.capacity * self.beam, self.max_capacity * self.beam)
+        self.memory_mask = self._store("memory mask", copy(self.memory_mask), source)
+        self.mask = self._store("mask", copy(self.mask), steps)
+        for name, layers, sizes in (
+            ("memory keys", self.memory_keys, source),
+            ("memory values", self.memory_values, source),
+            ("keys", self.keys, steps),
+            ("values", self.values, steps),
+        ):
+            for layer, x in enumerate(layers):
+                layers[layer] = self._store(f"{name} {layer}", copy(x), sizes)
+
+    def _store(self, name: str, x: Tensor, sizes: tuple[int, int]) -> Tensor:
+        """Copy a tensor into its buffer, padded to the first of these sizes, with room for the second: a
+        mask with MASKED_SCORE, keys and values with zeros.
         """
         axis, fill = 2, 0.0
         if name.endswith("mask"):
             axis, fill = 3, MASKED_SCORE
         shape, largest = [self.n, *x.shape[1:]], [self.n, *x.shape[1:]]
-        if name.startswith("memory"):
-            shape[axis] = largest[axis] = self.n_source
-        else:
-            shape[axis] = self.capacity * self.beam
-            largest[axis] = self.max_capacity * self.beam
+        shape[axis], largest[axis] = sizes
         return self.buffers.store(name, x, shape, fill, largest)
-
-    def _bind(self, n_layers: int) -> None:
-        """Make the tensors available under the attribute names of `Cache`."""
-        tensors, layers = self.tensors, range(n_layers)
-        self.memory_mask, self.mask = tensors["memory mask"], tensors["mask"]
-        self.memory_keys = [tensors[f"memory keys {layer}"] for layer in layers]
-        self.memory_values = [tensors[f"memory values {layer}"] for layer in layers]
-        self.keys = [tensors[f"keys {layer}"] for layer in layers]
-        self.values = [tensors[f"values {layer}"] for layer in layers]
 
     def list_state(self) -> list[Tensor]:
         """List what a step changes, except keys and values: the step after a recording writes those again."""
@@ -247,18 +237,6 @@ class StaticCache:
     def reorder(self, parents: Tensor) -> None:
         index = parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
         self.mask.copy_(self.mask.gather(2, index))
-
-
-def count_static_bytes(
-    config: ModelConfig, beam: int, longest: int, capacity: int, element_bytes: int
-) -> int:
-    """Count the bytes of one sentence in a `StaticCache` whose elements have `element_bytes` each."""
-    n_slots = round_up_source_width(longest) + capacity * beam
-    # keys and values of one slot in one layer
-    slot_bytes = config.n_heads * (config.key_size + config.value_size) * element_bytes
-    keys_values = config.decoder_depth * n_slots * slot_bytes
-    masks = (round_up_source_width(longest) + beam * capacity * beam) * FP32_BYTES
-    return keys_values + masks
 
 
 def round_up_to_class(n: int) -> int:

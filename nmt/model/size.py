@@ -5,6 +5,8 @@ the machine is out of memory. So weights are counted before anything else, in wh
 length and without torch. Only what can fit at no time is refused: other memory is not counted.
 """
 
+from dataclasses import asdict
+
 from nmt.config import ModelConfig, RunConfig
 from nmt.system.errors import UserError
 from nmt.system.memory import MemoryLimit, find_memory_limit, format_memory
@@ -74,21 +76,10 @@ def _bound_vocab_sizes(config: RunConfig) -> tuple[int, int]:
 def _check_limit(model: ModelConfig, what: str, n_bytes: int, limit: MemoryLimit) -> None:
     if n_bytes <= limit.n_bytes:
         return
-    sizes = {
-        "model.d_model": model.d_model,
-        "model.d_ff": model.d_ff,
-        "model.n_layers": model.n_layers,
-        "model.encoder_layers": model.encoder_layers or 0,
-        "model.decoder_layers": model.decoder_layers or 0,
-        "model.n_heads": model.n_heads,
-        "model.d_k": model.key_size,
-        "model.d_v": model.value_size,
-        "model.max_positions": model.max_positions,
-        "model.vocab_rows": model.vocab_rows or 0,
-    }
+    sizes = {key: size for key, size in asdict(model).items() if type(size) is int}
     # What is far beyond anything usual is named first.
     largest = sorted(sizes, key=lambda key: sizes[key], reverse=True)[:3]
-    named = ", ".join(f"{key} ({sizes[key]:,})" for key in largest)
+    named = ", ".join(f"model.{key} ({sizes[key]:,})" for key in largest)
     raise UserError(
         f"model: its {what} would take {format_memory(n_bytes)}, and there are at most "
         f"{format_memory(limit.n_bytes)} ({limit.name}); lower what is too large, such as {named}"

@@ -18,15 +18,7 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig
 from nmt.data.batch import Packed
 from nmt.model.attention import AttentionMask, attend
-from nmt.model.cache import (
-    FP32_BYTES,
-    Cache,
-    StaticCache,
-    Step,
-    count_static_bytes,
-    pad_memory,
-    round_up_source_width,
-)
+from nmt.model.cache import Cache, StaticCache, Step, pad_memory
 from nmt.model.dropout import Dropout
 from nmt.model.embedding_lookup import look_up
 from nmt.model.linear import ActivatedLinear, BiasedLinear
@@ -285,18 +277,11 @@ class Transformer(nn.Module):
         For each layer, the weights of its self-attention, (S, H, Ls, Ls), are appended to `weights`.
         """
         x = self.embed(self.src_embedding, self.src_positions, self.src_embedding_norm, src)
-        return self.encoder_norm(self.encode_layers(x, src, weights))
-
-    def encode_layers(self, x: Tensor, src: Packed, weights: AttentionWeights) -> Tensor:
-        mask = AttentionMask(
-            src,
-            src,
-            window=self.config.window,
-            is_single_group=weights is not None,
-        )
+        is_single_group = weights is not None
+        mask = AttentionMask(src, src, False, self.config.window, is_single_group)
         for layer in self.encoder:
             x = layer(x, mask, weights)
-        return x
+        return self.encoder_norm(x)
 
     def decode(
         self,
@@ -313,13 +298,8 @@ class Transformer(nn.Module):
         `weights`, and those of its self-attention, (S, H, Lt, Lt), to `self_weights`.
         """
         x = self.embed(self.tgt_embedding, self.tgt_positions, self.tgt_embedding_norm, tgt)
-        self_mask = AttentionMask(
-            tgt,
-            tgt,
-            causal=True,
-            window=self.config.window,
-            is_single_group=self_weights is not None,
-        )
+        is_single_group = self_weights is not None
+        self_mask = AttentionMask(tgt, tgt, True, self.config.window, is_single_group)
         memory_mask = AttentionMask(tgt, src, is_single_group=weights is not None)
         for layer in self.decoder:
             x = layer(x, memory, self_mask, memory_mask, weights, self_weights)
@@ -335,25 +315,20 @@ class Transformer(nn.Module):
         memory = self.encode(src)  # (Ts, d_model)
         mask = AttentionMask(src, src, is_single_group=True)
         memory_mask = mask.score_biases[0]
-        n, heads = src.n_sentences, self.config.n_heads
-        cache = Cache(
+        config = self.config
+        n, n_rows = src.n_sentences, src.n_sentences * config.n_heads
+        # The memory does not change from step to step, so each layer projects it once.
+        projected = [layer.memory_attention.project_memory(memory, mask) for layer in self.decoder]
+        return Cache(
             beam=beam,
-            n_heads=heads,
-            memory_keys=[],
-            memory_values=[],
+            n_heads=config.n_heads,
+            memory_keys=[keys for keys, _ in projected],
+            memory_values=[values for _, values in projected],
             memory_mask=memory_mask,
-            keys=[],
-            values=[],
+            keys=[memory.new_empty(n_rows, 0, config.key_size) for _ in projected],
+            values=[memory.new_empty(n_rows, 0, config.value_size) for _ in projected],
             mask=memory_mask.new_empty(n, 1, beam, 0),
         )
-        # The memory does not change from step to step, so each layer projects it once.
-        for layer in self.decoder:
-            keys, values = layer.memory_attention.project_memory(memory, mask)
-            cache.memory_keys.append(keys)
-            cache.memory_values.append(values)
-            cache.keys.append(memory.new_empty(n * heads, 0, self.config.key_size))
-            cache.values.append(memory.new_empty(n * heads, 0, self.config.value_size))
-        return cache
 
     def make_static_cache(self, beam: int) -> StaticCache:
         """Make an empty cache for steps that are recorded as CUDA graphs."""
@@ -372,25 +347,6 @@ class Transformer(nn.Module):
             self.make_cache(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table
         )
 
-    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
-        """Return an upper bound on the bytes that a sentence of `longest` pieces takes in a
-        CUDA-graph search.
-        """
-        config = self.config
-        element_bytes = self.tgt_embedding.weight.element_size()
-        cache = count_static_bytes(config, beam, longest, capacity, element_bytes)
-        # keys and values of one position in one layer
-        position_bytes = config.n_heads * (config.key_size + config.value_size) * element_bytes
-        # those of the memory exist twice while they are copied into the cache
-        loading = config.decoder_depth * round_up_source_width(longest) * position_bytes
-        # those of one layer exist twice when the capacity grows or sentences leave
-        moving = capacity * beam * position_bytes
-        activations = (longest + beam) * (8 * config.d_model + 2 * config.d_ff) * element_bytes
-        # attention weights of a step: scores, softmax, and the result in the model's type
-        weights = 3 * config.n_heads * beam * max(capacity * beam, longest) * FP32_BYTES
-        logits = beam * self.n_vocab * (2 * FP32_BYTES + element_bytes)  # and the log-probabilities
-        return cache + loading + moving + activations + weights + logits
-
     def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:
         """Advance by one piece; return hidden states, from which `projection` computes logits: (S *
         B,) -> (S * B, d_model).
@@ -400,9 +356,6 @@ class Transformer(nn.Module):
         # 0 for a static cache: `refill_cache` made the table long enough.
         longest = cache.length if isinstance(cache, Cache) else 0
         x = self.tgt_embedding_norm(self.tgt_positions(x, cache.positions(tokens), longest))
-        return self.finish_decoder(self.step_layers(x, step))
-
-    def step_layers(self, x: Tensor, step: Step) -> Tensor:
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, step, index)
-        return x
+        return self.finish_decoder(x)

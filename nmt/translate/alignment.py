@@ -6,16 +6,16 @@ piece is linked to the source piece that gets the most attention, averaged over 
 target piece is predicted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from nmt.data.batch import Packed, pack
-from nmt.data.vocab import BOS, EOS
+from nmt.data.batch import Packed
 from nmt.model.transformer import Transformer
+from nmt.translate.batching import pack_pairs, split_pairs_by_cells
 
-MAX_CELLS = 1 << 18  # target times source pieces of a batch, for each head of each layer
+MAX_CELLS = 1 << 18  # of a batch, for each head of each layer
 
 
 @torch.inference_mode()
@@ -26,33 +26,13 @@ def align(
     piece.
     """
     links: list[list[int]] = []
-    for batch in _split_by_cells(src, tgt):
-        links.extend(_align_batch(model, src[batch], tgt[batch]))
+    device = model.tgt_embedding.weight.device
+    for batch in split_pairs_by_cells(src, tgt, MAX_CELLS):
+        sources, targets = pack_pairs(src[batch], tgt[batch], device)
+        layers: list[Tensor] = []
+        model.decode(targets, model.encode(sources), sources, layers)
+        links += link_pieces(layers, sources, tgt[batch])
     return links
-
-
-def _split_by_cells(src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]) -> Iterator[slice]:
-    """Group neighbours, as many as MAX_CELLS allows and at least one."""
-    first = longest_src = longest_tgt = 0
-    for i, (source, target) in enumerate(zip(src, tgt, strict=True)):
-        longest_src = max(longest_src, len(source) + 1)
-        longest_tgt = max(longest_tgt, len(target) + 1)
-        if i > first and (i + 1 - first) * longest_src * longest_tgt > MAX_CELLS:
-            yield slice(first, i)
-            first, longest_src, longest_tgt = i, len(source) + 1, len(target) + 1
-    if first < len(src):
-        yield slice(first, len(src))
-
-
-def _align_batch(
-    model: Transformer, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]
-) -> list[list[int]]:
-    device = model.projection.weight.device
-    sources = pack([[*ids, EOS] for ids in src]).to(device)
-    targets = pack([[BOS, *ids] for ids in tgt]).to(device)  # each position predicts the next piece
-    layers: list[Tensor] = []
-    model.decode(targets, model.encode(sources), sources, layers)
-    return link_pieces(layers, sources, tgt)
 
 
 def find_alignment_layer(n_layers: int) -> int:

@@ -7,7 +7,7 @@ has read by then: `<s>`, then the pieces before. All rows sum to one.
 """
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.data.batch import pack
-from nmt.data.vocab import BOS, EOS, Vocabulary
+from nmt.data.vocab import EOS, Vocabulary
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
 from nmt.translate.alignment import find_alignment_layer, link_pieces
+from nmt.translate.batching import Sentences, pack_pairs, split_pairs_by_cells
 
 MAX_WEIGHTS = 1 << 24  # of a batch: 64 MB
 WeightArray = NDArray[np.float32]
@@ -64,44 +64,27 @@ def _encode_weights(head: WeightArray) -> str:
 
 
 def compute_attention_maps(
-    model: Transformer,
-    vocab: Vocabulary,
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
+    model: Transformer, vocab: Vocabulary, sources: Sentences, targets: Sentences
 ) -> list[AttentionMap]:
     """Compute the map of each translation; sources and targets are ids without marks."""
     return list(generate_attention_maps(model, vocab, sources, targets))
 
 
 def generate_attention_maps(
-    model: Transformer,
-    vocab: Vocabulary,
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
+    model: Transformer, vocab: Vocabulary, sources: Sentences, targets: Sentences
 ) -> Iterator[AttentionMap]:
-    """Do the same batch by batch, each of as many neighbours as MAX_WEIGHTS allows and at least one."""
+    """Do the same batch by batch."""
     config = model.config
     n_heads = config.n_heads * (config.encoder_depth + 2 * config.decoder_depth)
-    first = longest = 0
-    for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        longest = max(longest, len(source) + 1, len(target) + 1)
-        if i > first and (i + 1 - first) * longest**2 * n_heads > MAX_WEIGHTS:
-            yield from _map_batch(model, vocab, sources[first:i], targets[first:i])
-            first, longest = i, max(len(source) + 1, len(target) + 1)
-    if first < len(sources):
-        yield from _map_batch(model, vocab, sources[first:], targets[first:])
+    for batch in split_pairs_by_cells(sources, targets, MAX_WEIGHTS // n_heads):
+        yield from _map_batch(model, vocab, sources[batch], targets[batch])
 
 
 @torch.inference_mode()
 def _map_batch(
-    model: Transformer,
-    vocab: Vocabulary,
-    src: Sequence[Sequence[int]],
-    tgt: Sequence[Sequence[int]],
+    model: Transformer, vocab: Vocabulary, src: Sentences, tgt: Sentences
 ) -> list[AttentionMap]:
-    device = model.projection.weight.device
-    sources = pack([[*ids, EOS] for ids in src]).to(device)
-    targets = pack([[BOS, *ids] for ids in tgt]).to(device)  # each position predicts the next piece
+    sources, targets = pack_pairs(src, tgt, model.tgt_embedding.weight.device)
     encoder: list[Tensor] = []
     memory: list[Tensor] = []
     decoder: list[Tensor] = []

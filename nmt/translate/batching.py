@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
-from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
+from nmt.data.vocab import BOS, EOS
 from nmt.translate.beams import Hypothesis
 from nmt.translate.phrases import LinePhrases
 
-DEFAULT_BATCH_TOKENS = 4_096  # where the config sets none, and memory does not decide
+DEFAULT_BATCH_TOKENS = 4_096  # on a CPU, where the config sets none
 SOURCE_COST = 16  # of a source piece in memory, where a piece of a hypothesis costs 1
 EXTRA_PIECES = 50  # that a hypothesis may have beyond its source
 MAX_THREADS = 8  # more do not help: Python's own share of the work is done by one thread at a time
@@ -47,21 +47,40 @@ class Requests:
         return pack(self.sources).to(device)
 
 
+def pack_pairs(
+    sources: Sentences, targets: Sentences, device: torch.device
+) -> tuple[Packed, Packed]:
+    """Pack pairs without marks as a model reads them: each target position predicts the next piece."""
+    src = pack([[*ids, EOS] for ids in sources])
+    tgt = pack([[BOS, *ids] for ids in targets])
+    return src.to(device), tgt.to(device)
+
+
+def split_pairs_by_cells(sources: Sentences, targets: Sentences, max_cells: int) -> Iterator[slice]:
+    """Group neighbours: as many as have at most `max_cells` pairs of positions when they are padded to
+    one length, and at least one.
+    """
+    first = longest = 0
+    for i, sides in enumerate(zip(sources, targets, strict=True)):
+        own = max(map(len, sides)) + 1
+        longest = max(longest, own)
+        if i > first and (i + 1 - first) * longest**2 > max_cells:
+            yield slice(first, i)
+            first, longest = i, own
+    if first < len(sources):
+        yield slice(first, len(sources))
+
+
 def split_by_budget(
-    sources: Sentences,
-    config: DecodingConfig,
-    n_best: int = 1,
-    max_hypotheses: int | None = None,
+    sources: Sentences, beam: int, budget: int, max_hypotheses: int | None = None
 ) -> Iterator[list[int]]:
     """Indices of the sentences of each batch, long ones first.
 
-    A batch has at most `batch_tokens` padded source tokens, and at most SOURCE_COST times as many
+    A batch has at most `budget` padded source tokens, and at most SOURCE_COST times as many
     pieces in all its hypotheses: with a wide beam those fill the memory first.
     """
     batch: list[int] = []
-    budget = config.batch_tokens or DEFAULT_BATCH_TOKENS
-    beam = n_best if config.sample else config.beam
-    for i in order_by_length(sources):
+    for i in sorted(range(len(sources)), key=lambda i: -len(sources[i])):
         longest = len(sources[batch[0]]) if batch else 0
         hypotheses_cost = beam * (longest + EXTRA_PIECES) / SOURCE_COST
         n = len(batch) + 1
@@ -74,13 +93,6 @@ def split_by_budget(
         batch.append(i)
     if batch:
         yield batch
-
-
-def order_by_length(sources: Sentences) -> list[int]:
-    """Return the indices of the sentences, the longest first, so that the largest batch comes
-    first.
-    """
-    return sorted(range(len(sources)), key=lambda i: -len(sources[i]))
 
 
 def search_with_threads(

@@ -12,7 +12,7 @@ eos. `decoding.stopping` selects when a sentence is done:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,6 @@ class Decodable(Protocol):
     def refill_cache(
         self, cache: Any, src: Packed, n: int, capacity: int, max_capacity: int, /
     ) -> None: ...
-    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int, /) -> int: ...
 
 
 @dataclass
@@ -158,17 +157,29 @@ def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothes
 # ---- parts of a step ----------------------------------------------------------------------------------------------
 
 
+class LogitBlock(NamedTuple):
+    """The logits of some sentences in a step, and what the rules say of their next pieces."""
+
+    here: slice  # the sentences
+    logits: Tensor  # (s * B, V)
+    required: Tensor  # (s * B, 1): the only piece that may follow, or -1
+    repeats: Tensor | None  # as of `find_repeats`
+
+
 def compute_logit_blocks(
-    model: Decodable, hidden: Tensor, beam: int
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield logits (s * B, V) for one block of s sentences after another; on a CPU, blocks that fit into its cache."""
-    n_sentences = hidden.shape[0] // beam
+    beams: Beams, model: Decodable, hidden: Tensor, length: Length, rules: SearchRules
+) -> Iterator[LogitBlock]:
+    """Yield one block of sentences after another; on a CPU, blocks that fit into its cache."""
+    n_sentences, beam = beams.scores.shape
     size = n_sentences
     if hidden.device.type == "cpu":
         size = max(1, MAX_BLOCK_LOGITS // (beam * model.n_vocab))
+    required = find_required_pieces(beams, length)[:, None].expand(-1, beam)
     for first in range(0, n_sentences, size):
         here = slice(first, min(first + size, n_sentences))
-        yield here, model.projection(hidden[here.start * beam : here.stop * beam]).float()
+        logits = model.projection(hidden[here.start * beam : here.stop * beam]).float()
+        repeats = find_repeats(beams.ids[here].flatten(0, 1), length, rules)
+        yield LogitBlock(here, logits, required[here].reshape(-1, 1), repeats)
 
 
 def find_required_pieces(beams: Beams, length: Length) -> Tensor:

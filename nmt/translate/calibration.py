@@ -19,7 +19,7 @@ from nmt.translate.ensemble import average_log_probs
 from nmt.translate.pair_scores import (
     PairScorer,
     batch_pairs,
-    count_scored_rows,
+    iterate_log_probs,
     report_short_memory,
 )
 
@@ -92,19 +92,13 @@ def measure_calibration(
     batches = batch_pairs(pairs.sources, pairs.targets, device, scorer.batch_tokens)
     sums = torch.zeros(3, N_BINS, dtype=torch.float64, device=device)
     nll_sum = torch.zeros((), dtype=torch.float64, device=device)
-    n_rows = min(count_scored_rows(model) for model in models)
     for batch in track(batches, "reading references", "batches"):
         with report_short_memory():
-            states_by_model = [model(batch.src, batch.tgt).split(n_rows) for model in models]
-            for i, gold in enumerate(batch.gold.split(n_rows)):
-                each = [
-                    model.projection(states[i]).float().log_softmax(1)
-                    for model, states in zip(models, states_by_model, strict=True)
-                ]
+            for each, gold in iterate_log_probs(models, batch):
                 log_probs = average_log_probs(each)
                 # the authors' vocabulary is padded: its last rows are no pieces
-                sums += sum_bins(log_probs[:, : models[0].n_pieces], gold)
-                nll_sum -= log_probs.gather(1, gold[:, None]).double().sum()
+                sums += sum_bins(log_probs[:, : models[0].n_pieces], gold[:, 0])
+                nll_sum -= log_probs.gather(1, gold).double().sum()
     counts, confidence_sums, correct_counts = sums.cpu()
     return Calibration(
         [round(n) for n in counts.tolist()],

@@ -18,8 +18,6 @@ from nmt.translate.beams import (
     Beams,
     Decodable,
     compute_logit_blocks,
-    find_repeats,
-    find_required_pieces,
     forbid_pieces,
 )
 from nmt.translate.phrases import START, LinePhrases
@@ -50,16 +48,14 @@ class PhraseSearch:
         """
         beam = beams.scores.shape[1]
         n = rules.n_considered
-        required = find_required_pieces(beams, length)
         sentences, limits = beams.sentences.tolist(), beams.limits.tolist()
         chosen: list[list[Continuation]] = []
-        for here, logits in compute_logit_blocks(model, hidden, beam):
+        blocks = compute_logit_blocks(beams, model, hidden, length, rules)
+        for here, logits, forced, repeats in blocks:
             totals = logits.log_softmax(1) + beams.scores[here].reshape(-1, 1)  # (s * B, V)
             # what is forbidden stays so in a prefix and at the length limit
             self._rule_out_forbidden(totals, sentences[here])
-            forced = required[here, None].expand(-1, beam).reshape(-1, 1)  # (s * B, 1)
             forced_totals = totals.gather(1, forced.clamp(min=0))
-            repeats = find_repeats(beams.ids[here].flatten(0, 1), length, rules)
             forbid_pieces(totals, model.n_pieces, length <= rules.min_length, repeats)
             only_forced = torch.full_like(totals, NEG_INF)
             only_forced.scatter_(1, forced.clamp(min=0), forced_totals)

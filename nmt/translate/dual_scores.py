@@ -11,8 +11,7 @@ from collections.abc import Generator, Iterator
 from typing import IO
 
 from nmt.translate.pair_scores import PairScore, PairScorer
-from nmt.translate.score_stream import PairChunk, ScoreTotals
-from nmt.translate.stream import write_uninterrupted
+from nmt.translate.score_stream import PairChunk, ScoreTotals, write_scores
 
 
 def dual_score_stream(
@@ -22,18 +21,15 @@ def dual_score_stream(
     out: IO[bytes],
     totals: ScoreTotals,
 ) -> Generator[PairChunk]:
-    """Write a line for each pair; yields each chunk once it is written. The totals are the forward
-    model's.
-    """
-    for chunk in chunks:
+    """Write the score of each pair. The totals are the forward model's."""
+
+    def score_chunk(chunk: PairChunk) -> Iterator[tuple[PairScore, str]]:
         there = forward.score_pairs(chunk.sources, chunk.targets)
         back = reverse.score_pairs(chunk.targets, chunk.sources)
-        rows = []
-        for number, scores in enumerate(zip(there, back, strict=True), chunk.first):
-            totals.add(scores[0], number)
-            rows.append(f"{compute_dual_score(*scores):.6g}\n")
-        write_uninterrupted(out, "".join(rows).encode())
-        yield chunk
+        for scores in zip(there, back, strict=True):
+            yield scores[0], f"{compute_dual_score(*scores):.6g}\n"
+
+    return write_scores(chunks, out, score_chunk, totals)
 
 
 def compute_dual_score(forward: PairScore, reverse: PairScore) -> float:

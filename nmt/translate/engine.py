@@ -12,6 +12,7 @@ import torch
 from nmt.config import DecodingConfig
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import (
+    DEFAULT_BATCH_TOKENS,
     Requests,
     SearchedBatch,
     search_with_threads,
@@ -25,10 +26,7 @@ from nmt.translate.search_rules import SearchRules, make_rules
 class SearchEngine:
     """torch, with nothing compiled, repacked or recorded. Engines replace what they do better."""
 
-    @property
-    def fills_memory(self) -> bool:
-        """Whether free memory decides how many sentences a batch has."""
-        return False
+    batch_tokens = DEFAULT_BATCH_TOKENS  # source pieces of a batch, unless the config sets them
 
     def prepare(self, model: Transformer, is_bf16: bool) -> Transformer:
         """Lay out the weights of a model as this engine reads them, in place."""
@@ -57,12 +55,18 @@ class SearchEngine:
         def search_one(batch: list[int]) -> SearchedBatch:
             return batch, self.search_batch(model, requests.choose(batch), rules, device)
 
-        most = self.count_most_hypotheses(len(requests.sources) * rules.beam)
-        batches = list(split_by_budget(requests.sources, config, n_best, most))
+        batches = list(self.split_into_batches(requests, config, rules))
         if device.type == "cpu":
             yield from search_with_threads(search_one, batches)
         else:
             yield from map(search_one, batches)
+
+    def split_into_batches(
+        self, requests: Requests, config: DecodingConfig, rules: SearchRules
+    ) -> Iterator[list[int]]:
+        most = self.count_most_hypotheses(len(requests.sources) * rules.beam)
+        n_tokens = config.batch_tokens or self.batch_tokens
+        return split_by_budget(requests.sources, rules.beam, n_tokens, most)
 
 
 def choose_engine(

@@ -15,13 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.batch import Packed
-from nmt.model.cache import FP32_BYTES
 from nmt.translate.beams import NEG_INF, Decodable
 
 
 @dataclass
 class EnsembleCache:
-    """The caches of the models."""
+    """The caches of the models, growing or static."""
 
     each: list[Any]
 
@@ -33,12 +32,7 @@ class EnsembleCache:
         for cache in self.each:
             cache.keep(n, free_rows, moved_rows)
 
-
-@dataclass
-class StaticEnsembleCache:
-    """The caches of the models for recorded steps."""
-
-    each: list[Any]
+    # ---- of static caches ----
 
     @property
     def n_moves(self) -> int:
@@ -49,14 +43,7 @@ class StaticEnsembleCache:
             cache.resize(rows, n, capacity)
 
     def list_state(self) -> list[Tensor]:
-        state: list[Tensor] = []
-        for cache in self.each:
-            state += cache.list_state()
-        return state
-
-    def reorder(self, parents: Tensor) -> None:
-        for cache in self.each:
-            cache.reorder(parents)
+        return [tensor for cache in self.each for tensor in cache.list_state()]
 
 
 class Ensemble:
@@ -75,21 +62,16 @@ class Ensemble:
     def make_cache(self, src: Packed, beam: int) -> EnsembleCache:
         return EnsembleCache([model.make_cache(src, beam) for model in self.models])
 
-    def make_static_cache(self, beam: int) -> StaticEnsembleCache:
-        return StaticEnsembleCache([model.make_static_cache(beam) for model in self.models])
+    def make_static_cache(self, beam: int) -> EnsembleCache:
+        return EnsembleCache([model.make_static_cache(beam) for model in self.models])
 
     def refill_cache(
-        self, cache: StaticEnsembleCache, src: Packed, n: int, capacity: int, max_capacity: int
+        self, cache: EnsembleCache, src: Packed, n: int, capacity: int, max_capacity: int
     ) -> None:
         for model, each in zip(self.models, cache.each, strict=True):
             model.refill_cache(each, src, n, capacity, max_capacity)
 
-    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
-        each = [model.bound_sentence_bytes(beam, longest, capacity) for model in self.models]
-        logits = beam * self.n_vocab * FP32_BYTES
-        return sum(each) + 2 * len(self.models) * logits  # each model's logits, and their stack
-
-    def step(self, tokens: Tensor, cache: EnsembleCache | StaticEnsembleCache) -> Tensor:
+    def step(self, tokens: Tensor, cache: EnsembleCache) -> Tensor:
         """The models' hidden states side by side, (S * B, sum of D)."""
         hidden = []
         for model, each in zip(self.models, cache.each, strict=True):

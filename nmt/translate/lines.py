@@ -90,31 +90,22 @@ class LineReader:
 def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
     """Whole lines, each with its end; the last line of the stream may have none."""
     ready: list[bytes] = []  # whole lines
-    rest: list[bytes] = []  # of a line whose end has not come yet
-    size, n_ready, n_rest = FIRST_CHUNK, 0, 0  # lines; bytes; bytes
+    rest = b""  # of a line whose end has not come yet
+    size = FIRST_CHUNK
     n_lines = 0  # yielded
     while data := _read(handle, name):
-        *ended, last = data.split(b"\n")
-        if ended:
-            ended[0] = b"".join((*rest, ended[0]))
-            rest, n_rest = [], 0
-            ready.extend(line + b"\n" for line in ended)
-            n_ready += sum(map(len, ended))
-        if last:
-            rest.append(last)
-            n_rest += len(last)
+        *ended, rest = (rest + data).split(b"\n")
+        ready += [line + b"\n" for line in ended]
 
-        # a full block, or all there is when waiting would not help
+        # full blocks, or all there is when waiting would not help
         is_pausing = not select.select([handle], [], [], PAUSE_S)[0]
-        while len(ready) >= size or (
-            ready and (is_pausing or n_ready > MAX_CHUNK_BYTES or n_rest > MAX_LINE_BYTES)
-        ):
+        is_large = len(rest) > MAX_LINE_BYTES or sum(map(len, ready)) > MAX_CHUNK_BYTES
+        while len(ready) >= size or (ready and (is_pausing or is_large)):
             block, ready = ready[:size], ready[size:]
-            n_ready = sum(map(len, ready))
             n_lines += len(block)
             yield block
             size = min(largest, 2 * size)
-        if n_rest > MAX_LINE_BYTES:
+        if len(rest) > MAX_LINE_BYTES:
             raise UserError(
                 f"{name}:{n_lines + 1}: is longer than {MAX_LINE_BYTES:,} bytes; "
                 "give a text file with one sentence per line"
@@ -122,7 +113,7 @@ def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
 
     # the end of the stream
     if rest:
-        ready.append(b"".join(rest))
+        ready.append(rest)
     while ready:
         yield ready[:size]
         ready, size = ready[size:], min(largest, 2 * size)

@@ -6,9 +6,9 @@ what is made of a list has as many lines as the text that was translated.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.system.errors import UserError
@@ -65,44 +65,42 @@ def _read_columns(
     path: str, numbered: Iterator[tuple[int, str]], source_path: str
 ) -> Iterator[NBest]:
     """Collect consecutive lines `number TAB score TAB text` of one number, counted from 0."""
+    rows = (_parse_columns(line, f"{path}:{number}") for number, line in numbered)
     sources = read_lines(TextFile(Path(source_path)))
     n = 0  # sources so far
-    current: NBest | None = None
-    for number, line in numbered:
-        place = f"{path}:{number}"
-        index, score, text = _parse_columns(line, place)
-        if current is None or index == n:
-            if index != n:
-                raise UserError(f"{place}: its number is {index}, but numbers count from 0")
-            if current is not None:
-                yield current
-            source = next(sources, None)
-            if source is None:
-                raise UserError(
-                    f"{place}: its number is {index}, but {source_path} has {n:,} lines; "
-                    "give the text that was translated"
-                )
-            current = NBest(source, [], [])
-            n += 1
-        elif index != n - 1:
+    for index, group in groupby(rows, key=lambda row: row.number):
+        own = list(group)
+        source = next(sources, None)
+        if index != n:
             raise UserError(
-                f"{place}: its number is {index}, after {n - 1}; give the whole list, in its order"
+                f"{own[0].place}: its number is {index}, and not {n}; numbers count from 0: give the whole "
+                "list, in its order"
             )
-        current.texts.append(text)
-        current.scores.append(score)
+        if source is None:
+            raise UserError(
+                f"{own[0].place}: its number is {index}, but {source_path} has {n:,} lines; "
+                "give the text that was translated"
+            )
+        yield NBest(source, [row.text for row in own], [row.score for row in own])
+        n += 1
     if next(sources, None) is not None:
         raise UserError(
             f"{path}: ends with number {n - 1}, but {source_path} has more than {n:,} lines; "
             "give the text that was translated"
         )
-    if current is not None:
-        yield current
 
 
-def _parse_columns(line: str, place: str) -> tuple[int, float, str]:
+class NBestLine(NamedTuple):
+    place: str
+    number: int
+    score: float
+    text: str
+
+
+def _parse_columns(line: str, place: str) -> NBestLine:
     cells: Sequence[str] = line.split("\t")
     try:
-        return int(cells[0]), float(cells[1]), cells[2]
+        return NBestLine(place, int(cells[0]), float(cells[1]), cells[2])
     except (IndexError, ValueError):
         raise UserError(
             f"{place}: is not number TAB score TAB text; give what nmt-translate --n-best wrote"

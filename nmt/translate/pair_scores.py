@@ -15,17 +15,16 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.plan import split_pairs
-from nmt.data.vocab import BOS, EOS
+from nmt.data.vocab import EOS
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure
 from nmt.system.memory import is_out_of_memory
-from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Sentences
+from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Sentences, pack_pairs
 from nmt.translate.ensemble import average_log_probs
 from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import Translator, open_translator, warn_if_untagged
@@ -157,9 +156,9 @@ def batch_pairs(
     bounds = split_pairs(src_lengths[order], tgt_lengths[order], batch_tokens, batch_tokens)
     for first, last in pairwise(bounds.tolist()):
         places = order[first:last].tolist()
-        src = pack([[*sources[i], EOS] for i in places]).to(device)
-        tgt = pack([[BOS, *targets[i]] for i in places]).to(device)
-        gold = pack([[*targets[i], EOS] for i in places]).to(device).tokens
+        own_targets = [targets[i] for i in places]
+        src, tgt = pack_pairs([sources[i] for i in places], own_targets, device)
+        gold = pack([[*ids, EOS] for ids in own_targets]).to(device).tokens
         yield PairBatch(places, src, tgt, gold)
 
 
@@ -185,24 +184,29 @@ def compute_log_probs(
     of its target and of the end mark. Neither side has marks; several models are an ensemble.
     """
     for batch in batch_pairs(sources, targets, device, batch_tokens):
+        chunks = []
         with report_short_memory():
-            each = [
-                _compute_gold_log_probs(model, batch.src, batch.tgt, batch.gold) for model in models
-            ]
+            for each, gold in iterate_log_probs(models, batch):
+                chunks.append(average_log_probs([one.gather(1, gold) for one in each]))
         lengths = [len(targets[i]) + 1 for i in batch.places]
-        rows = average_log_probs(each).cpu().split(lengths)
+        rows = torch.cat(chunks).squeeze(1).cpu().split(lengths)
         yield batch.places, [row.tolist() for row in rows]
 
 
-def _compute_gold_log_probs(model: Transformer, src: Packed, tgt: Packed, gold: Tensor) -> Tensor:
-    """Return the log-probability (T,) of each gold piece; the (T, V) logits never exist as a whole."""
-    hidden = model(src, tgt)  # (T, d)
-    n_rows = count_scored_rows(model)
-    chunks = []
-    for rows, labels in zip(hidden.split(n_rows), gold.split(n_rows), strict=True):
-        logits = model.projection(rows).float()  # (C, V)
-        chunks.append(-F.cross_entropy(logits, labels, reduction="none"))
-    return torch.cat(chunks)
+def iterate_log_probs(
+    models: Sequence[Transformer], batch: PairBatch
+) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Yield each model's log-probabilities (C, V) at some positions, and the gold pieces (C, 1) there.
+
+    Those of all positions never exist together.
+    """
+    n_rows = min(count_scored_rows(model) for model in models)
+    hidden = [model(batch.src, batch.tgt).split(n_rows) for model in models]  # (C, d) each
+    for gold, *states in zip(batch.gold.split(n_rows), *hidden, strict=True):
+        each = []
+        for model, rows in zip(models, states, strict=True):
+            each.append(model.projection(rows).float().log_softmax(1))
+        yield each, gold[:, None]
 
 
 def count_scored_rows(model: Transformer) -> int:

@@ -18,10 +18,9 @@ from nmt.translate.beams import (
     NEG_INF,
     Beams,
     Decodable,
+    LogitBlock,
     append_pieces,
     compute_logit_blocks,
-    find_repeats,
-    find_required_pieces,
     forbid_pieces,
     pad_width,
 )
@@ -52,17 +51,10 @@ def sample_step(
 ) -> None:
     """Give each hypothesis one piece more, drawn with its number of `uniforms` (S, n)."""
     n = beams.scores.shape[1]
-    required = find_required_pieces(beams, length)
-    is_eos_forbidden = length <= rules.min_length
     blocks = []
-    for here, logits in compute_logit_blocks(model, hidden, n):
-        u = uniforms[here].reshape(-1, 1)
-        repeats = find_repeats(beams.ids[here].flatten(0, 1), length, rules)
-        blocks.append(
-            _draw_pieces(
-                logits, required[here], u, model.n_pieces, is_eos_forbidden, repeats, rules
-            )
-        )
+    for block in compute_logit_blocks(beams, model, hidden, length, rules):
+        own_uniforms = uniforms[block.here].reshape(-1, 1)
+        blocks.append(_draw_pieces(block, own_uniforms, model.n_pieces, length, rules))
     pieces, log_probs = (torch.cat(block).view(-1, n) for block in zip(*blocks, strict=True))
     scores = beams.scores + log_probs
     ended = (pieces == EOS) & (scores > NEG_INF)
@@ -77,19 +69,14 @@ def sample_step(
 
 
 def _draw_pieces(
-    logits: Tensor,
-    required: Tensor,
-    uniforms: Tensor,
-    n_pieces: int,
-    is_eos_forbidden: bool | Tensor,
-    repeats: Tensor | None,
-    rules: SearchRules,
+    block: LogitBlock, uniforms: Tensor, n_pieces: int, length: Length, rules: SearchRules
 ) -> tuple[Tensor, Tensor]:
     """A piece for each row and its log-probability, each (R, 1)."""
+    _, logits, required, repeats = block
     log_probs = logits.log_softmax(1)
 
     # The distribution to draw from: temperature, then top-k, then top-p.
-    forbid_pieces(logits, n_pieces, is_eos_forbidden, repeats)
+    forbid_pieces(logits, n_pieces, length <= rules.min_length, repeats)
     logits = logits / rules.temperature
     if rules.top_k is not None:
         least = logits.topk(min(rules.top_k, logits.shape[1]), 1).values[:, -1:]
@@ -103,7 +90,5 @@ def _draw_pieces(
     target = uniforms * sums[:, -1:] * (1 - 1e-6)  # below the last sum, however it is rounded
     pieces = order.gather(1, (sums <= target).sum(1, keepdim=True))
 
-    n_each = len(uniforms) // len(required)
-    required = required[:, None].expand(-1, n_each).reshape(-1, 1)  # (R, 1)
     pieces = torch.where(required < 0, pieces, required)
     return pieces, log_probs.gather(1, pieces)

@@ -7,7 +7,7 @@ would be infinite with it.
 
 import json
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Any, NamedTuple
@@ -88,6 +88,22 @@ def pair_candidates(lists: Iterator[NBest], is_reverse: bool) -> Iterator[PairCh
         first += len(texts)
 
 
+def write_scores(
+    chunks: Iterator[PairChunk],
+    out: IO[bytes],
+    score_chunk: Callable[[PairChunk], Iterator[tuple[PairScore, str]]],
+    totals: ScoreTotals,
+) -> Generator[PairChunk]:
+    """Write a line for each pair; yields each chunk once it is written."""
+    for chunk in chunks:
+        rows = []
+        for number, (score, row) in enumerate(score_chunk(chunk), chunk.first):
+            totals.add(score, number)
+            rows.append(row)
+        write_uninterrupted(out, "".join(rows).encode())
+        yield chunk
+
+
 def score_stream(
     scorer: PairScorer,
     chunks: Iterator[PairChunk],
@@ -96,16 +112,14 @@ def score_stream(
     is_json: bool,
     totals: ScoreTotals,
 ) -> Generator[PairChunk]:
-    """Write a line for each pair; yields each chunk once it is written."""
-    for chunk in chunks:
-        rows = []
-        for number, score in enumerate(
-            scorer.score_pairs(chunk.sources, chunk.targets), chunk.first
-        ):
-            totals.add(score, number)
-            rows.append(_format_score(scorer, score, number, kind, is_json))
-        write_uninterrupted(out, "".join(rows).encode())
-        yield chunk
+    """Write the score of each pair."""
+
+    def score_chunk(chunk: PairChunk) -> Iterator[tuple[PairScore, str]]:
+        scores = scorer.score_pairs(chunk.sources, chunk.targets)
+        for number, score in enumerate(scores, chunk.first):
+            yield score, _format_score(scorer, score, number, kind, is_json)
+
+    return write_scores(chunks, out, score_chunk, totals)
 
 
 def _format_score(

@@ -21,11 +21,10 @@ from nmt.translate.beams import (
     Beams,
     Decodable,
     Hypothesis,
+    LogitBlock,
     append_pieces,
     compute_logit_blocks,
     find_done,
-    find_repeats,
-    find_required_pieces,
     forbid_pieces,
     gather_rows,
     make_hypotheses,
@@ -153,47 +152,28 @@ def _find_continuations(
     beams: Beams, model: Decodable, hidden: Tensor, length: Length, rules: SearchRules
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the 2 * beam best continuations of each sentence: parents, pieces and log-probabilities."""
-    beam = rules.beam
-    required = find_required_pieces(beams, length)
-    is_eos_forbidden = length <= rules.min_length
     blocks = []
-    for sentences, logits in compute_logit_blocks(model, hidden, beam):
-        scores, pieces = beams.scores[sentences], required[sentences]
-        repeats = find_repeats(beams.ids[sentences].flatten(0, 1), length, rules)
-        blocks.append(
-            _best_continuations(
-                logits,
-                scores,
-                pieces,
-                model.n_pieces,
-                is_eos_forbidden,
-                repeats,
-                rules.n_considered,
-            )
-        )
+    for block in compute_logit_blocks(beams, model, hidden, length, rules):
+        scores = beams.scores[block.here]
+        blocks.append(_best_continuations(block, scores, model.n_pieces, length, rules))
     parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))
     return parents, pieces, scores
 
 
 def _best_continuations(
-    logits: Tensor,
-    scores: Tensor,
-    required: Tensor,
-    n_pieces: int,
-    is_eos_forbidden: bool | Tensor,
-    repeats: Tensor | None,
-    n: int,
+    block: LogitBlock, scores: Tensor, n_pieces: int, length: Length, rules: SearchRules
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the n best continuations of each sentence: parents, pieces and log-probabilities, each (S, n).
 
-    Takes logits (S * B, V), the scores (S, B) of the hypotheses, and each sentence's required piece (S,), or -1.
+    `scores` (S, B) are those of the hypotheses.
     """
+    _, logits, required, repeats = block
+    n = rules.n_considered
     # A continuation's score is base + its logit, where base = hypothesis score - logsumexp(logits).
     # The difference below equals logsumexp, and torch computes log_softmax in half the time.
     base = scores.flatten() - (logits[:, EOS] - logits.log_softmax(1)[:, EOS])
-    required = required[:, None].expand_as(scores).reshape(-1, 1)  # (S * B, 1)
     required_logits = logits.gather(1, required.clamp(min=0))
-    forbid_pieces(logits, n_pieces, is_eos_forbidden, repeats)
+    forbid_pieces(logits, n_pieces, length <= rules.min_length, repeats)
     # A sentence's n best are among each parent's n best
     values, pieces = find_topk_by_group(logits, n)
 

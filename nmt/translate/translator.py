@@ -43,7 +43,6 @@ from nmt.translate.long_lines import split_pieces
 from nmt.translate.phrases import LinePhrases, PhraseRules
 
 OUR_ENGINE = "nmt"
-GPU_LINES = 8_192  # lines at a time where memory decides how many are searched together
 GREEDY_MESSAGE = (
     "decoding.beam is 1, but --glossary and --must need several hypotheses; give --beam 4 or more"
 )
@@ -407,8 +406,7 @@ class Translator(TextToText):
 
     @property
     def chunk_lines(self) -> int:
-        is_by_memory = self.search_engine.fills_memory and self.config.batch_tokens is None
-        return GPU_LINES if is_by_memory else super().chunk_lines
+        return (self.config.batch_tokens or self.search_engine.batch_tokens) // 4
 
     def search_batches(
         self,

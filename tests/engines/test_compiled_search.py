@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.plain_search import EOS, Full, Ids, assert_same, recursion
 from support.soaking import IS_SOAK, counted
+from support.untrained import make_random_model, vary_shape
 
 pytest.importorskip("numba")
 
@@ -28,7 +29,8 @@ from nmt.engines.cpu.packed_linear import PackedEngine, find_fault_of_packing
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
-from nmt.translate.batching import Requests, split_by_budget
+from nmt.translate.alignment import align
+from nmt.translate.batching import Requests
 from nmt.translate.beams import Hypothesis
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.phrases import PhraseRules
@@ -43,15 +45,8 @@ pytestmark = [
 
 SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
 SHAPES = {
-    "post": SHAPE,
-    "pre-untied": replace(SHAPE, norm="pre", tied=False),
-    "learned": replace(SHAPE, positions="learned", max_positions=11),
-    "small-heads": replace(SHAPE, d_k=3, d_v=5, n_layers=2),
+    **vary_shape(SHAPE, max_positions=11),
     "large-heads": replace(SHAPE, d_k=40, d_v=37, n_layers=3),
-    "window": replace(SHAPE, window=2),
-    "biased": replace(SHAPE, attention_bias=True),
-    "gelu": replace(SHAPE, activation="gelu", embedding_norm="before_dropout"),
-    "swish": replace(SHAPE, activation="swish", scale_embeddings="projection"),
 }
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
 N_PIECES = 12
@@ -59,11 +54,7 @@ CPU = torch.device("cpu")
 
 
 def make_model(seed: int, shape: ModelConfig = SHAPE, size: int = N_PIECES) -> Transformer:
-    torch.manual_seed(seed)
-    made = Transformer(shape, size).eval().requires_grad_(False)
-    for p in made.parameters():
-        p.add_(torch.randn_like(p), alpha=0.3)
-    return made
+    return make_random_model(shape, size, seed)
 
 
 def make_ready(model: Transformer, is_bf16: bool = False) -> CompiledWeights:
@@ -135,15 +126,6 @@ def test_long_outputs_large_vocabularies_many_sentences(
         assert [one.score for one in some] == pytest.approx([one.score for one in expected], 1e-5)
     said = {piece for some in found for one in some for piece in one.ids}
     assert max(said) > 2 * compiled_search.PART
-
-
-def test_long_sources() -> None:
-    longest = 300
-    model, given = make_model(3), [(*[5, 6] * longest, EOS), (7, EOS)]
-    config = DecodingConfig(max_ratio=0.0, max_extra=5)
-    found = search_compiled(make_ready(model), pack(given), make_rules(config))
-    for some, expected in zip(found, search(model, pack(given), make_rules(config)), strict=True):
-        assert_same(some, [(one.score, tuple(one.ids)) for one in expected])
 
 
 def test_a_prefix_beyond_learned_positions_is_refused() -> None:
@@ -321,6 +303,13 @@ def test_phrases_are_searched_by_torch_with_the_same_weights() -> None:
         assert_same(some, [(one.score, tuple(one.ids)) for one in expected])
 
 
+def test_alignments_are_those_of_the_model() -> None:
+    """They go through layers that read the compiled search's weights."""
+    model, src, tgt = make_model(9), [[5, 6, 7], [8], [9, 4]], [[4, 9], [10, 11, 4], []]
+    ready = CompiledEngine().prepare(copy_sharing_weights(model), False)
+    assert align(ready, src, tgt) == align(model, src, tgt)
+
+
 MEASURE = """
 import ctypes, gc, sys, torch
 from nmt.config import DecodingConfig, ModelConfig
@@ -381,19 +370,3 @@ def test_each_version_of_the_files_keeps_its_own_code(
     assert not compiled_search.is_code_cached()
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert find_code_folder(str(first)) is None
-
-
-@pytest.mark.parametrize(
-    ("n_lines", "sizes"),
-    [(10, [10]), (40, [16, 16, 8]), (200, [25] * 8), (1_000, [64] * 15 + [40])],
-)
-def test_compiled_batches_are_shared_by_threads(n_lines: int, sizes: list[int]) -> None:
-    config = DecodingConfig(beam=4)
-    n_threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        most = CompiledEngine().count_most_hypotheses(n_lines * config.beam)
-        batches = split_by_budget([[5, 3]] * n_lines, config, max_hypotheses=most)
-        assert [len(batch) for batch in batches] == sizes
-    finally:
-        torch.set_num_threads(n_threads)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.prepared_models import prepare_for_torch
+from support.untrained import make_random_model, vary_shape
 from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
@@ -18,16 +19,7 @@ from nmt.translate.search_rules import make_rules
 
 V = 50
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.3)
-SHAPES = {
-    "post": SHAPE,
-    "pre-untied": replace(SHAPE, norm="pre", tied=False),
-    "learned": replace(SHAPE, positions="learned", max_positions=40),
-    "small-heads": replace(SHAPE, d_k=3, d_v=5),
-    "window": replace(SHAPE, window=2),
-    "biased": replace(SHAPE, attention_bias=True),
-    "gelu": replace(SHAPE, activation="gelu", embedding_norm="before_dropout"),
-    "swish": replace(SHAPE, activation="swish", scale_embeddings="projection"),
-}
+SHAPES = vary_shape(SHAPE, max_positions=40)
 SENTENCES = [[4, 9, 7, 3], [30, 3], [5, 6, 7, 8, 9, 10, 11, 12, 3]]
 SRC = pack(SENTENCES)
 NEEDS_PACKING = pytest.mark.skipif(
@@ -38,12 +30,7 @@ FP32, BF16 = (1e-5, 0.05)
 
 
 def model(shape: ModelConfig) -> Transformer:
-    torch.manual_seed(1)
-    made = Transformer(shape, V)
-    with torch.no_grad():
-        for p in made.parameters():
-            p.add_(torch.randn_like(p), alpha=0.1)
-    return made
+    return make_random_model(shape, V, spread=0.1).train().requires_grad_(True)
 
 
 def steps(ours: Transformer, n: int = 6) -> list[Tensor]:

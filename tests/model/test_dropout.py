@@ -2,38 +2,15 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from nmt.config import ModelConfig, RunConfig, TrainingConfig
-from nmt.data.batch import Batch, pack
-from nmt.data.loader import MicroBatch, Update
-from nmt.data.plan import Cursor
 from nmt.model.dropout import Dropout
 from nmt.model.dropout_masks import BITS, fill_by_arrays, fill_masked, load_fill
-from nmt.model.transformer import Transformer
-from nmt.system.ranks import World
-from nmt.train.loss import Objective
-from nmt.train.optimizer import make_optimizer
-from nmt.train.parallel import Replica
-from nmt.train.update import dropout_seed, run_update
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
-def test_rate_and_scale(rate: float) -> None:
-    torch.manual_seed(1)
-    x = torch.ones(1000, 1000)
-    y = Dropout(rate)(x)
-    kept = y != 0
-    sigma = (rate * (1 - rate) / x.numel()) ** 0.5
-    assert abs(1 - kept.float().mean().item() - rate) < 4 * sigma
-    assert y[kept].unique().numel() == 1 and y[kept][0].item() == pytest.approx(
-        1 / (1 - rate), rel=1e-4
-    )
+from nmt.train.update import dropout_seed
 
 
 def test_neighbours_rows_and_calls_are_independent() -> None:
@@ -101,48 +78,6 @@ def test_masks_of_seeds_updates_and_micro_batches_are_independent() -> None:
     assert uncorrelated(masks)
 
 
-def test_masks_of_layers_are_independent() -> None:
-    config, masks = ModelConfig(d_model=64, d_ff=8, n_heads=2, n_layers=2, dropout=0.2), []
-    model = Transformer(config, 50)
-    for module in model.modules():
-        if isinstance(module, Dropout) and module.rate:
-            module.register_forward_hook(lambda _, x, y: masks.append((y != 0) | (x[0] == 0)))
-    side = pack([[5] * 60] * 10)
-    model(side, side)
-    assert len(masks) == 2 + 2 * 2 + 2 * 3 and uncorrelated(masks)
-
-
-def test_the_same_update_twice_gives_the_same_bits() -> None:
-    config = RunConfig(
-        seed=5,
-        model=ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1, dropout=0.3),
-        training=TrainingConfig(precision="fp32"),
-    )
-    sides = [pack([[5, 6, 7], [8, 9]]), pack([[2, 10], [2, 11, 12, 13]])]
-    batch = Batch(sides[0], sides[1], torch.tensor([10, 3, 11, 12, 13, 3]), 6)
-
-    def weights(seed: int, step: int, numbers: tuple[int, int]) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = Transformer(config.model, 20)
-        update = Update([MicroBatch(number, batch) for number in numbers], 10, 12, Cursor())
-        torch.rand(step)  # whatever was drawn before
-        replica = Replica(Objective(model, 0.1), World(0, 1, torch.device("cpu")), is_bf16=False)
-        run_update(
-            replica,
-            make_optimizer(model, config.optimizer),
-            update,
-            step,
-            replace(config, seed=seed),
-            World(0, 1, torch.device("cpu")),
-        )
-        return [p.detach().clone() for p in model.parameters()]
-
-    first = weights(5, 3, (0, 1))
-    assert all(torch.equal(a, b) for a, b in zip(first, weights(5, 3, (0, 1)), strict=True))
-    for other in (weights(6, 3, (0, 1)), weights(5, 3, (0, 2))):
-        assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
 @pytest.fixture
 def fresh_fill() -> Iterator[None]:
     """Forget which function fills masks, before and after a test that breaks numba."""
@@ -193,15 +128,3 @@ def test_a_compiled_layer_drops_the_same(dtype: torch.dtype) -> None:
 
     plain, compiled = run(layer), run(torch.compile(layer, backend="aot_eager"))
     assert torch.equal(plain[0], compiled[0]) and torch.equal(plain[1], compiled[1])
-
-
-def test_a_bit_of_the_seed_changes_half_of_the_mask() -> None:
-    def draw(seed: int) -> np.ndarray:
-        mask = np.empty(10_000, np.int16)
-        fill_masked(mask, np.ones(1, np.int16), seed, 2 ** (BITS - 1))
-        return mask
-
-    start = draw(0x123456789ABCDEF)
-    for bit in range(63):
-        share = (draw(0x123456789ABCDEF ^ 1 << bit) != start).mean()
-        assert abs(share - 0.5) < 5 * 0.5 / 100, bit

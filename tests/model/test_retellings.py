@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from nmt.commands.train import main
 from nmt.config import ModelConfig, find_shipped_configs, load_config
-from nmt.data.batch import Batch, pack
+from nmt.data.batch import pack
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer
 from nmt.paper import check_conformance, explain
-from nmt.train.loss import Objective
 
 V, D = 23, 16
 SRC = [[5, 6, 7, 3], [8, 3], [9, 10, 11, 12, 13, 3]]
@@ -135,23 +134,6 @@ def test_it_equals_a_model_of_torchs_modules_in_float64(name: str) -> None:
     found = torch.autograd.grad((ours * weight).sum(), mine)
     for a, b in zip(found, torch.autograd.grad((theirs * weight).sum(), others), strict=True):
         assert (a - b).abs().max() < 1e-10 * max(1.0, float(b.abs().max()))
-
-
-@pytest.mark.parametrize("name", RETELLINGS)
-def test_it_learns(name: str) -> None:
-    torch.manual_seed(1)
-    objective = Objective(Transformer(shrink(name), V), 0.1).train()
-    labels = torch.tensor([n for tgt in TGT for n in (*tgt[1:], 3)])
-    batch = Batch(pack(SRC), pack(TGT), labels, len(labels))
-    optimizer = torch.optim.Adam(objective.parameters(), 0.01, (0.9, 0.98))
-    losses = []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss, nll = objective(batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(nll))
-    assert losses[-1] < 0.9 * losses[0]
 
 
 @pytest.mark.parametrize("name", RETELLINGS if IS_SOAK else ["jadore801120"])

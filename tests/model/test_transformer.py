@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, load_config
 from nmt.data.batch import Packed, pack
-from nmt.model.attention import AttentionMask
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import FeedForward, Transformer
 
@@ -206,52 +205,6 @@ def test_cache_grows_beyond_its_first_room() -> None:
     assert (last[0] - full[-1]).abs().max() < 1e-12
 
 
-def test_attention_weights_sum_to_one_and_see_only_what_they_may() -> None:
-    model = make(replace(SMALL, window=1))
-    seen: list[Tensor] = []
-    src = pack(SRC)
-    memory = model.encode(src, seen)
-    assert len(seen) == SMALL.n_layers and seen[0].shape == (3, 4, 6, 6)
-    for sentence, ids in enumerate(SRC):
-        n = len(ids)
-        live = seen[0][sentence, :, :n]
-        assert (live.sum(-1) - 1).abs().max() < 1e-12
-        places = torch.arange(6)
-        forbidden = ((places[None] - places[:n, None]).abs() > 1) | (places[None] >= n)
-        assert live[:, forbidden].max() == 0.0
-    crossed: list[Tensor] = []
-    model.decode(pack(TGT), memory, src, crossed)
-    assert (crossed[1][1, :, :5].sum(-1) - 1).abs().max() < 1e-12
-    assert crossed[1][1, :, :5, len(SRC[1]) :].max() == 0.0
-
-
-@pytest.mark.parametrize("window", [None, 2])
-def test_the_weights_of_the_decoders_self_attention_are_a_plain_softmax(window: int | None) -> None:
-    """For the whole target given: (sentences, heads, longest target, longest target)."""
-    model = make(replace(SMALL, window=window))
-    src, seen, crossed = pack(SRC), list[Tensor](), list[Tensor]()
-    memory = model.encode(src)
-    without = model.decode(pack(TGT), memory, src)
-    both = model.decode(pack(TGT), memory, src, crossed, seen)
-    assert (both - without).abs().max() < 1e-12
-    assert [weights.shape for weights in seen] == [(3, 4, 5, 5)] * 2
-    assert [weights.shape for weights in crossed] == [(3, 4, 5, 6)] * 2
-    for sentence, ids in enumerate(TGT):
-        n, one = len(ids), pack([ids])
-        x = model.embed(model.tgt_embedding, model.tgt_positions, model.tgt_embedding_norm, one)
-        gap = torch.arange(n)[:, None] - torch.arange(n)
-        is_hidden = (gap < 0) | (gap > (n if window is None else window))
-        source = pack([SRC[sentence]])
-        for layer, weights in zip(model.decoder, seen, strict=True):
-            q, k, _ = layer.attention.project_qkv(layer.attention_residual.before(x))
-            scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
-            plain = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
-            assert (weights[sentence, :, :n, :n] - plain).abs().max() < 1e-12
-            assert not weights[sentence, :, :n, n:].any()
-            masks = AttentionMask(one, one, True, window), AttentionMask(one, source)
-            x = layer(x, model.encode(source), *masks, None, None)
-
-
 def test_dropout_of_the_feed_forward_follows_its_activation() -> None:
     forward = FeedForward(replace(SMALL, ffn_dropout=0.5, activation="gelu")).double().train()
     x = torch.randn(200, 16, dtype=torch.float64)
@@ -277,13 +230,6 @@ def test_the_switches_draw_nothing_where_they_are_off() -> None:
     state = torch.get_rng_state()
     on.eval()(pack(SRC), pack(TGT))
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_the_future_does_not_leak() -> None:
-    model = make(SMALL)
-    a = model(pack([SRC[0]]), pack([[2, 5, 6, 7, 8]]))
-    b = model(pack([SRC[0]]), pack([[2, 5, 6, 20, 21]]))
-    assert torch.equal(a[:3], b[:3]) and not torch.allclose(a[3:], b[3:])
 
 
 def test_parameter_counts_of_the_paper() -> None:

@@ -120,9 +120,6 @@ class Toy:
     ) -> None:
         cache.place(self.make_cache(src, cache.beam).rows, n)
 
-    def bound_sentence_bytes(self, beam: int, longest: int, capacity: int) -> int:
-        return 8 * beam
-
     def step(self, tokens: Tensor, cache: ToyCache | StaticToyCache) -> Tensor:
         self.n_steps += len(cache.rows)
         rows = (cache.rows * 31 + tokens.view_as(cache.rows) * 7 + 1) % len(self.table)

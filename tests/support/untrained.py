@@ -41,6 +41,20 @@ def list_shapes(max_positions: int) -> dict[str, ModelConfig]:
     }
 
 
+def vary_shape(shape: ModelConfig, max_positions: int) -> dict[str, ModelConfig]:
+    """One variant for each option of the model that the engines for CPUs meet."""
+    return {
+        "post": shape,
+        "pre-untied": replace(shape, norm="pre", tied=False),
+        "learned": replace(shape, positions="learned", max_positions=max_positions),
+        "small-heads": replace(shape, d_k=3, d_v=5),
+        "window": replace(shape, window=2),
+        "biased": replace(shape, attention_bias=True),
+        "gelu": replace(shape, activation="gelu", embedding_norm="before_dropout"),
+        "swish": replace(shape, activation="swish", scale_embeddings="projection"),
+    }
+
+
 def make_vocab(
     folder: Path, size: int = 80, byte_fallback: bool = False, tags: Sequence[str] = ()
 ) -> Vocab:
@@ -50,11 +64,19 @@ def make_vocab(
     return Vocab(train_bpe(folder / "words", config, tags))
 
 
-def make_model(vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2) -> Transformer:
+def make_random_model(
+    shape: ModelConfig, n_pieces: int, seed: int = 1, spread: float = 0.3
+) -> Transformer:
+    """Make a model whose biases and norms matter too."""
     torch.manual_seed(seed)
-    model = Transformer(shape, vocab.size).eval().requires_grad_(False)
+    model = Transformer(shape, n_pieces).eval().requires_grad_(False)
     for p in model.parameters():
-        p.add_(torch.randn_like(p), alpha=0.3)
+        p.add_(torch.randn_like(p), alpha=spread)
+    return model
+
+
+def make_model(vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2) -> Transformer:
+    model = make_random_model(shape, vocab.size, seed)
     if not shape.tied:  # pad and bos are as unlikely as in trained ones
         bias = model.decoder[-1].feed_forward_residual.norm.bias
         model.projection.weight[EOS], model.projection.weight[[PAD, BOS]] = 2 * bias, -5 * bias

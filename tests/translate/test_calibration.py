@@ -44,23 +44,6 @@ def test_five_pieces_by_hand() -> None:
     assert found.confidence == pytest.approx((0.62 + 0.64 + 0.91 + 0.98 + 1) / 5)
 
 
-def test_pieces_drawn_from_the_probabilities_themselves_have_no_error() -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits = 3 * torch.randn(100_000, 12, generator=generator)
-    claimed = logits.softmax(1)
-    drawn = torch.multinomial(claimed, 1, generator=generator)[:, 0]
-    assert summarise(claimed, drawn).error < 0.005  # chance alone: about sqrt(20 / 100,000) / 2
-
-    # who claims more is as wrong as the claim, and over-confident
-    sharper = (2 * logits).softmax(1)
-    boasting = summarise(sharper, drawn)
-    excess = sharper.max(1).values.mean() - claimed.max(1).values.mean()
-    assert boasting.error == pytest.approx(float(excess), abs=0.01)
-    assert boasting.confidence > boasting.accuracy + 0.05
-    modest = summarise((logits / 2).softmax(1), drawn)
-    assert modest.confidence < modest.accuracy - 0.05
-
-
 @pytest.mark.parametrize("names", [("post",), ("released",), ("post", "pre")])
 def test_a_model_or_several_by_plain_full_forward_passes(
     names: tuple[str, ...], tmp_path: Path

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from support.plain_search import EOS, Full, Ids, assert_same, log_softmax, recursion
-from support.prepared_models import prepare_for_torch
+from support.plain_search import EOS, Full, Ids, assert_same, recursion
 from support.soaking import IS_SOAK, counted
+from support.untrained import make_random_model
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
@@ -31,11 +30,7 @@ SHAPES = [
 
 
 def model(seed: int, shape: ModelConfig = SHAPE) -> Transformer:
-    torch.manual_seed(seed)
-    made = Transformer(shape, V).eval().requires_grad_(False)
-    for p in made.parameters():
-        p.add_(torch.randn_like(p), alpha=0.3)
-    return made
+    return make_random_model(shape, V, seed)
 
 
 def sources(n: int) -> list[Ids]:
@@ -70,17 +65,6 @@ def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
             assert_same(some, recursion(oracle, src, config, beam), f"{preset} {seed}")
 
 
-def test_the_projection_gives_log_probabilities_of_the_mean() -> None:
-    models = [model(n, shape) for n, shape in enumerate(SHAPES)]
-    ensemble, src = Ensemble(models), pack([(4, 5, EOS)])
-    cache = ensemble.make_cache(src, 1)
-    rows = ensemble.projection(ensemble.step(torch.tensor([2]), cache)).double()  # (1, V + 3)
-    expected = Mean(models).after((4, 5, EOS), ())
-    assert rows[0, :V].tolist() == pytest.approx(expected, abs=1e-5)
-    assert float(rows.exp().sum()) == pytest.approx(1, abs=1e-6)
-    assert log_softmax(rows[0].tolist())[:V] == pytest.approx(expected, abs=1e-5)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sample", [False, True])
 def test_a_model_and_itself_are_the_model(shape: ModelConfig, sample: bool) -> None:
@@ -94,16 +78,6 @@ def test_a_model_and_itself_are_the_model(shape: ModelConfig, sample: bool) -> N
         assert_same(others, [(one.score, tuple(one.ids)) for one in some])
 
 
-def test_the_order_of_models_does_not_matter() -> None:
-    models, given = [model(n, shape) for n, shape in enumerate(SHAPES)], sources(12)
-    ways = [
-        search(Ensemble(some), pack(given), make_rules(DecodingConfig(max_extra=5), 2))
-        for some in (models, models[::-1])
-    ]
-    for some, others in zip(*ways, strict=True):
-        assert_same(others, [(one.score, tuple(one.ids)) for one in some])
-
-
 @pytest.mark.parametrize("limits", [(7, 20), (20, 7)])
 def test_the_shortest_table_of_positions_bounds_all(limits: tuple[int, int]) -> None:
     models = [model(0), *(model(n, replace(SHAPES[2], max_positions=n)) for n in limits)]
@@ -113,14 +87,3 @@ def test_the_shortest_table_of_positions_bounds_all(limits: tuple[int, int]) -> 
         assert len(found[0][0].ids) == 6
         with pytest.raises(UserError, match="max_positions 7"):
             search(Ensemble(order), pack([(4,) * 7 + (EOS,)]), make_rules(config))
-
-
-def test_models_prepared_for_decoding_translate_alike() -> None:
-    models, given = [model(n, shape) for n, shape in enumerate(SHAPES)], sources(12)
-    ready = [prepare_for_torch(one) for one in models]
-    ways = [
-        search(Ensemble(some), pack(given), make_rules(DecodingConfig(max_extra=5), 2))
-        for some in (models, ready)
-    ]
-    for some, others in zip(*ways, strict=True):
-        assert_same(others, [(one.score, tuple(one.ids)) for one in some])

@@ -125,21 +125,6 @@ def test_phrases_hold_with_any_beam_and_in_any_batch(preset: str, beam: int) -> 
         assert not occurs("b b", some[0].ids) and not occurs("bb", some[0].ids)
 
 
-def test_where_nothing_is_required_or_forbidden_it_is_the_plain_search() -> None:
-    toy, given = Toy(3, n=8), [(4, EOS), (5, 6, EOS)]
-    for preset, values in DecodingConfig.PRESETS.items():
-        config = replace(DecodingConfig(**values), max_extra=9)
-        line = PhraseRules(TEXTS).without_required
-        found = search(toy, pack(given), make_rules(config), None, [line, line])
-        for some, plain in zip(found, search(toy, pack(given), make_rules(config)), strict=True):
-            assert_same(some, [(one.score, tuple(one.ids)) for one in plain], preset)
-
-
-def test_what_cannot_be_kept_to_has_no_translation() -> None:
-    line = LinePhrases(PhraseRules(TEXTS, ["a"]), ["a b"])
-    assert search(Toy(1, n=8), pack([(4, EOS)]), make_rules(PLAIN), None, [line]) == [[]]
-
-
 # ---- text to text -------------------------------------------------------------------------------------------------
 
 

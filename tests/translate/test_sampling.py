@@ -7,12 +7,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
 from support.plain_search import BOS, EOS, PAD, Ids, Toy, divisor
 
 from nmt.config import DecodingConfig
-from nmt.data.batch import Packed, pack
-from nmt.translate.sampling import draw_uniforms
+from nmt.data.batch import pack
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 
@@ -56,12 +54,6 @@ def test_pieces_are_drawn_by_their_probability(temperature: float, seed: int) ->
     toy = Toy(seed, n=V)
     counts = first_pieces(toy, replace(CONFIG, temperature=temperature, seed=seed))
     assert_drawn_from(counts, shares(toy, temperature))
-
-
-def test_the_measure_sees_another_temperature() -> None:
-    toy = Toy(1, n=V)
-    with pytest.raises(AssertionError):
-        assert_drawn_from(first_pieces(toy, replace(CONFIG, temperature=1.2)), shares(toy))
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 4, V, 100])
@@ -154,14 +146,3 @@ def test_one_draw_is_among_many() -> None:
         (one,) = search(toy, pack([src]), make_rules(config))
         (many,) = search(toy, pack([src]), make_rules(config, 5))
         assert one[0] in many
-
-
-def test_lots_are_even_and_not_shared() -> None:
-    given: Packed = pack([(4, EOS), (5, EOS), (4, 4, EOS)])
-    lots = draw_uniforms(given, torch.tensor([99, 99, 99]), 400, 1)
-    assert lots.shape == (3, 400, 100) and float(lots.min()) >= 0 and float(lots.max()) < 1
-    assert abs(float(lots.mean()) - 0.5) < 0.01 and len(lots.unique()) > 0.99 * lots.numel()
-    assert abs(float(torch.corrcoef(lots.flatten(1)).triu(1).abs().max())) < 0.03
-    uneven = draw_uniforms(given, torch.tensor([9, 99, 9]), 400, 1)
-    alone = draw_uniforms(pack([(4, 4, EOS)]), torch.tensor([9]), 400, 1)
-    assert torch.equal(uneven[1], lots[1]) and torch.equal(uneven[2, :, :10], alone[0])

@@ -27,12 +27,11 @@ from support.plain_search import (
     allowed,
     assert_same,
     everything,
-    limit,
     recursion,
     repeats,
 )
 from support.soaking import IS_SOAK, counted
-from support.untrained import make_vocab
+from support.untrained import make_random_model, make_vocab
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.data.batch import Packed, pack
@@ -40,7 +39,7 @@ from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.translate.beams import Decodable, Hypothesis
-from nmt.translate.search import find_topk_by_group, search
+from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
 
 PRESETS = {
@@ -65,7 +64,6 @@ def recorded_search(
 # What a usual run of the tests asks of one search alone: both have the same rules, which all other
 # tests hold.
 LONG = {
-    "test_a_beam_that_holds_everything_is_brute_force_with_transformers",
     "test_each_rule_is_the_recursion_with_transformers",
     "test_it_is_the_search_of_hugging_face",
     "test_it_is_the_search_of_ctranslate2",
@@ -94,11 +92,7 @@ def sources(rng: random.Random, n: int, longest: int, size: int) -> list[Ids]:
 
 
 def model(seed: int, size: int, shape: ModelConfig = SHAPE) -> Transformer:
-    torch.manual_seed(seed)
-    made = Transformer(shape, size).eval().requires_grad_(False)
-    for p in made.parameters():
-        p.add_(torch.randn_like(p), alpha=0.3)
-    return made
+    return make_random_model(shape, size, seed)
 
 
 def short(config: DecodingConfig, most: int) -> DecodingConfig:
@@ -144,22 +138,6 @@ def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) ->
                     [prefix],
                 )
                 assert_same(found, expected, f"{preset} {seed} {stopping}")
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_beam_that_holds_everything_is_brute_force_with_transformers(
-    preset: str, norm: Any
-) -> None:
-    for seed in range(2):
-        ours = model(seed, 5, replace(SHAPE, norm=norm))
-        oracle = Full(ours)
-        given = [(4, EOS), (4, 1, EOS), (1, EOS)]
-        config = replace(short(PRESETS[preset], 4), beam=64)
-        for stopping in ("exact", "never"):
-            found = search(ours, pack(given), make_rules(replace(config, stopping=stopping), 3))
-            for src, some in zip(given, found, strict=True):
-                assert_same(some, everything(oracle, src, config)[:3], f"{preset} {seed}")
 
 
 # ---- step by step -------------------------------------------------------------------------------------------------
@@ -217,17 +195,6 @@ def test_each_rule_is_the_recursion_with_transformers(finishing: Any, stopping: 
             assert_same(some, recursion(oracle, src, config, n_best), f"{shape} {src}")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_presets_are_their_recursion(preset: str) -> None:
-    for seed in range(counted(4, 10)):
-        rng = random.Random(seed)
-        toy, given = Toy(seed, n=9, ending=rng.choice((0.0, 1.0, 3.0))), sources(rng, 5, 9, 9)
-        for src, some in zip(
-            given, search(toy, pack(given), make_rules(PRESETS[preset], 3)), strict=True
-        ):
-            assert_same(some, recursion(toy, src, PRESETS[preset], 3), f"{preset} {seed}")
-
-
 @pytest.mark.parametrize("max_small", [0, 1 << 15])
 @pytest.mark.parametrize("beam", [1, 2, 5])
 def test_a_vocabulary_of_many_groups(
@@ -244,20 +211,6 @@ def test_a_vocabulary_of_many_groups(
         assert_same(some, recursion(toy, src, config, beam))
     # Also of the last
     assert max(piece for some in found for one in some for piece in one.ids) >= 64 * 40
-
-
-@pytest.mark.parametrize("size", [1, 5, 63, 64, 255, 256, 257, 511, 512, 640, 2_111])
-def test_the_best_of_groups_are_the_best(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.translate.search.MAX_SMALL_LOGITS", 0)
-    torch.manual_seed(size)
-    for n in (1, 2, 8):
-        logits = torch.randn(50, size)
-        logits[torch.rand(50, size) < 0.5] = float("-inf")
-        logits[0] = float("-inf")
-        logits[1, :-1] = float("-inf")
-        values, index = find_topk_by_group(logits.clone(), n)
-        assert torch.equal(values, logits.topk(min(n, size), 1).values)
-        assert torch.equal(logits.gather(1, index), values)
 
 
 def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,32 +338,6 @@ def test_learned_positions_end_a_translation(sample: bool) -> None:
         ]
     with pytest.raises(UserError, match=r"a prefix of 7 pieces .*model.max_positions 7"):
         search(ours, pack(given), make_rules(config), [(), (5,) * 7])
-
-
-def test_the_rules_of_the_reference_itself() -> None:
-    """By hand: two words, one step, and what is allowed when."""
-    config = DecodingConfig(max_ratio=0.0, max_extra=1, min_length=1, penalty="none")
-    assert allowed((), 6, 1, config, ()) == [1, 4, 5] and allowed((4,), 6, 1, config, ()) == [EOS]
-    assert allowed((), 6, 2, config, (5,)) == [5]
-    assert allowed((5,), 6, 2, config, (5,)) == [1, 4, 5, EOS]
-    once = replace(config, no_repeat_ngram=1, min_length=9)
-    assert allowed((4,), 6, 9, once, ()) == [1, 5] and allowed((4, 1, 5), 6, 9, once, ()) == [EOS]
-    pairs = replace(config, no_repeat_ngram=2)
-    assert allowed((4, 5, 4), 6, 9, pairs, ()) == [1, 4, EOS]
-    assert allowed((4, 4), 6, 9, pairs, ()) == [1, 5, EOS]
-    assert limit((4, 4, EOS), replace(config, max_ratio=1.5), SHAPE, ()) == 4
-    toy = Toy(0)
-    first, last = (
-        toy.after((4, EOS), ()),
-        [toy.after((4, EOS), (piece,))[EOS] for piece in (1, 4, 5)],
-    )
-    ranked = sorted(
-        ((first[piece] + end, (piece,)) for piece, end in zip((1, 4, 5), last, strict=True)),
-        reverse=True,
-    )
-    assert everything(toy, (4, EOS), config) == ranked
-    greedy = max((1, 4, 5), key=first.__getitem__)
-    assert recursion(toy, (4, EOS), replace(config, beam=1))[0][1] == (greedy,)
 
 
 # ---- the engines whose rules they are -----------------------------------------------------------------------------

@@ -385,24 +385,14 @@ class CompiledWeights:
     def describe_source(self, longest: int) -> StackBoundaries:
         """Describe what is around the encoder, for sentences of at most `longest` pieces."""
         model = self.model
-        return describe_boundaries(
-            model.src_embedding,
-            model.src_positions,
-            longest,
-            model.src_embedding_norm,
-            model.encoder_norm,
-        )
+        norms = model.src_embedding_norm, model.encoder_norm
+        return describe_boundaries(model.src_embedding, model.src_positions, longest, *norms)
 
     def describe_target(self, longest: int) -> StackBoundaries:
         """Describe what is around the decoder, for sentences of at most `longest` pieces."""
         model = self.model
-        return describe_boundaries(
-            model.tgt_embedding,
-            model.tgt_positions,
-            longest,
-            model.tgt_embedding_norm,
-            model.decoder_norm,
-        )
+        norms = model.tgt_embedding_norm, model.decoder_norm
+        return describe_boundaries(model.tgt_embedding, model.tgt_positions, longest, *norms)
 
     def _pack(self, modules: Sequence[nn.Module], name: str) -> Products:
         """Pack the linear layer `name` of each module, and replace it by one that reads what is packed."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
 from nmt.engines.known_values import ANY_VALUE, KnownValues
-from nmt.model.cache import FP32_BYTES, Buffers, round_up_source_width, round_up_to_class
+from nmt.model.cache import Buffers, round_up_source_width, round_up_to_class
 from nmt.system.cuda_graph import capture
 from nmt.translate.beams import (
     NEG_INF,
@@ -44,28 +44,42 @@ FEWEST_ROWS = 16  # a step of fewer sentences takes no less time, so rows are no
 STEPS_AHEAD = 4  # that the host may launch beyond those whose outcome it knows
 UNRECORDED_STEPS = 16  # of a shape before it is recorded, which costs about as much
 MAX_GRAPHS = 128
-MEMORY_SHARE = 0.7  # of what is free: the rest is for fragmentation, libraries, and other processes
-MAX_LOGITS = 1 << 31  # in one tensor: more cannot be indexed with 32 bits
-ID_BYTES = 8
+# What the rows and columns of padding hold.
+FILLS = {
+    "sentences": -1,
+    "limits": -1,
+    "forced": -1,
+    "tokens": EOS,
+    "ids": EOS,
+    "scores": NEG_INF,
+    "finished_ids": EOS,
+    "finished_scores": NEG_INF,
+    "n_finished": 0,
+}
 STEP_STATE = ("tokens", "ids", "scores", "finished_ids", "finished_scores", "n_finished")
 
 # The rules of which a step can be recorded. One that is not here is left to torch's own search.
 RECORDED_RULES: KnownValues = {
-    "n_best": ANY_VALUE,
-    "beam": ANY_VALUE,
+    **dict.fromkeys(
+        (
+            "n_best",
+            "beam",
+            "length_penalty",
+            "max_ratio",
+            "max_extra",
+            "min_length",
+            "no_repeat_ngram",
+            "temperature",
+            "top_k",
+            "top_p",
+            "seed",
+        ),
+        ANY_VALUE,
+    ),
     "is_sampling": (True, False),
     "penalty": ("gnmt", "length", "none"),
-    "length_penalty": ANY_VALUE,
-    "max_ratio": ANY_VALUE,
-    "max_extra": ANY_VALUE,
-    "min_length": ANY_VALUE,
-    "no_repeat_ngram": ANY_VALUE,
     "finishing": ("any", "top", "shrink"),
     "stopping": ("exact", "full", "likely", "never"),
-    "temperature": ANY_VALUE,
-    "top_k": ANY_VALUE,
-    "top_p": ANY_VALUE,
-    "seed": ANY_VALUE,
 }
 
 
@@ -157,59 +171,21 @@ class GraphSearch:
         """Put the state of a search where the recorded steps of its shape read it. Rows of padding
         count as done.
         """
-        n, beam, capacity = self.n, self.beam, self.capacity
-        n_kept = beams.finished_ids.shape[1]
-        n_uniforms = self.max_capacity if self.rules.is_sampling else 0
-        store = self._store_tensor
-        self.beams = Beams(
-            sentences=store("sentences", beams.sentences, (n,), -1),
-            limits=store("limits", beams.limits, (n,), -1),
-            forced=store("forced", beams.forced, (n, capacity), -1),
-            tokens=store("tokens", beams.tokens, (n, beam), EOS),
-            ids=store("ids", beams.ids, (n, beam, capacity), EOS),
-            scores=store("scores", beams.scores, (n, beam), NEG_INF),
-            finished_ids=store("finished_ids", beams.finished_ids, (n, n_kept, capacity), EOS),
-            finished_scores=store("finished_scores", beams.finished_scores, (n, n_kept), NEG_INF),
-            n_finished=store("n_finished", beams.n_finished, (n,), 0),
-        )
-        self.is_done = store("is_done", done, (n,), True)
-        self.uniforms = store("uniforms", uniforms, (n, beam, n_uniforms), 0.0)
+        stored = {name: self._store(name, x, FILLS[name]) for name, x in vars(beams).items()}
+        self.beams = Beams(**stored)
+        self.is_done = self._store("is_done", done, True)
+        self.uniforms = self._store("uniforms", uniforms, 0.0)
 
-    def _store_tensor(self, name: str, x: Tensor, shape: tuple[int, ...], fill: float) -> Tensor:
+    def _store(self, name: str, x: Tensor, fill: float) -> Tensor:
         """Copy a tensor into its buffer, which is allocated for full capacity at once so that it
         need not move.
         """
-        largest = shape
+        shape, largest = [self.n, *x.shape[1:]], [self.n, *x.shape[1:]]
         if name in ("forced", "ids", "finished_ids"):
-            largest = (*shape[:-1], self.max_capacity)
+            shape[-1], largest[-1] = self.capacity, self.max_capacity
+        if name == "uniforms" and self.rules.is_sampling:
+            shape[-1] = largest[-1] = self.max_capacity
         return self.buffers.store(name, x, shape, fill, largest)
-
-    # ---- memory ----------------------------------------------------------------------------------------------------
-
-    def count_fitting_sentences(self, longest: int, longest_prefix: int, n_bytes: int) -> int:
-        """Count the sentences that fit into `n_bytes` together, at least one."""
-        each = self.bound_sentence_bytes(longest, longest_prefix)
-        logits_each = self.beam * self.model.n_vocab
-        n = min(n_bytes // each, MAX_LOGITS // logits_each)
-        return max(1, round_down_to_class(n))
-
-    def bound_sentence_bytes(self, longest: int, longest_prefix: int) -> int:
-        """An upper bound of the memory that the model and the search take for a sentence."""
-        rules, beam = self.rules, self.beam
-        capacity = find_full_capacity(count_steps(longest, longest_prefix, rules))
-        n_kept = rules.n_kept
-        state = (beam + n_kept + 1) * capacity * ID_BYTES  # living, finished and forced pieces
-        growing = 3 * (2 * beam + n_kept) * capacity * ID_BYTES  # what a step makes of them
-        repeating = 0
-        if rules.no_repeat_ngram is not None:
-            # of an n-gram: whether each of its pieces is equal, and its last piece, twice
-            repeating = beam * capacity * (rules.no_repeat_ngram + 2 * ID_BYTES)
-        drawing = 0
-        if rules.is_sampling:
-            sorting = 9 * FP32_BYTES + ID_BYTES  # of a piece: its probability, sorted, and the sums
-            drawing = beam * (capacity * FP32_BYTES + self.model.n_vocab * sorting)
-        search_bytes = state + growing + repeating + drawing
-        return self.model.bound_sentence_bytes(beam, longest, capacity) + search_bytes
 
     # ---- a step ------------------------------------------------------------------------------------------------
 
@@ -313,20 +289,6 @@ class SurvivorCount:
             self.newest = int(copy)
             self.pending.popleft()
         return n_before if self.newest is None else self.newest
-
-
-def measure_free_bytes(device: torch.device) -> int:
-    """Measure the memory that may be filled with sentences: a share of what is free."""
-    torch.cuda.empty_cache()  # what torch caches counts as free; the pools of graphs do not
-    in_driver, _ = torch.cuda.mem_get_info(device)
-    return int(MEMORY_SHARE * in_driver)
-
-
-def round_down_to_class(n: int) -> int:
-    """Round n down to a size class, so that a full batch has no padding."""
-    while n > 1 and round_up_to_class(n) != n:
-        n -= 1
-    return n
 
 
 def count_steps(longest: int, longest_prefix: int, rules: SearchRules) -> int:

@@ -1,7 +1,7 @@
 """Any number of sentences on a GPU, one batch after another, by recorded steps.
 
-Unless the config says otherwise, a batch fills the memory. One that does not fit after all is halved,
-and so are those after it. What is recorded for one batch serves later ones.
+A batch that does not fit into the memory is halved, and so are those of later searches, unless the
+config sets their size. What is recorded for one batch serves later ones.
 """
 
 from collections import deque
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 
 from nmt.config import DecodingConfig
-from nmt.engines.cuda.graph_search import RECORDED_RULES, GraphSearch, measure_free_bytes
+from nmt.engines.cuda.graph_search import RECORDED_RULES, GraphSearch
 from nmt.engines.known_values import find_unknown_value
 from nmt.system.memory import is_out_of_memory
-from nmt.translate.batching import Requests, SearchedBatch, order_by_length, split_by_budget
+from nmt.translate.batching import Requests, SearchedBatch
 from nmt.translate.beams import Decodable
 from nmt.translate.engine import SearchEngine
 from nmt.translate.search_rules import SearchRules, make_rules
@@ -22,13 +22,12 @@ from nmt.translate.search_rules import SearchRules, make_rules
 class RecordedEngine(SearchEngine):
     """Keep it as long as there are sentences and the weights of the model keep their addresses."""
 
-    def __init__(self, n_bytes: int | None = None) -> None:
-        self.n_bytes = n_bytes  # of memory for sentences; None: to be measured
-        self.graph_search: GraphSearch | None = None
+    # Some thousand hypotheses of base at beam 4, which keep a GPU busy; their keys and values take
+    # at most 6 GB in fp32.
+    batch_tokens = 16_384
 
-    @property
-    def fills_memory(self) -> bool:
-        return True
+    def __init__(self) -> None:
+        self.graph_search: GraphSearch | None = None
 
     def search_batches(
         self,
@@ -42,9 +41,7 @@ class RecordedEngine(SearchEngine):
         if requests.phrases is not None or find_unknown_value(rules, RECORDED_RULES) is not None:
             yield from super().search_batches(model, requests, config, device, n_best)
             return
-        if self.n_bytes is None:
-            self.n_bytes = measure_free_bytes(device)
-        batches = deque(self.split_by_memory(model, requests, config, rules, device))
+        batches = deque(self.split_into_batches(requests, config, rules))
         while batches:
             batch = batches.popleft()
             own = requests.choose(batch)
@@ -59,11 +56,11 @@ class RecordedEngine(SearchEngine):
                 yield batch, found
                 continue
 
-            # too large after all: free everything, and halve this batch and those of later searches
+            # too large: free everything, and halve this batch and those of later searches
             self.graph_search = None
             del graph_search
             torch.cuda.empty_cache()
-            self.n_bytes //= 2
+            self.batch_tokens = max(1, self.batch_tokens // 2)
             middle = len(batch) // 2
             batches.extendleft((batch[middle:], batch[:middle]))
 
@@ -75,29 +72,3 @@ class RecordedEngine(SearchEngine):
         if kept is None or kept.model is not model or kept.rules != rules:
             kept = self.graph_search = GraphSearch(model, rules, device)
         return kept
-
-    def split_by_memory(
-        self,
-        model: Decodable,
-        requests: Requests,
-        config: DecodingConfig,
-        rules: SearchRules,
-        device: torch.device,
-    ) -> Iterator[list[int]]:
-        """Indices of the sentences of each batch, long ones first; batches fill the memory, or the
-        config's budget.
-        """
-        sources = requests.sources
-        if config.batch_tokens is not None:
-            yield from split_by_budget(sources, config, rules.n_best)
-            return
-        longest_prefix = max(map(len, requests.prefixes or ()), default=0)
-        order = order_by_length(sources)
-        while order:
-            assert self.n_bytes is not None
-            graph_search = self.record_with(model, rules, device)
-            n = graph_search.count_fitting_sentences(
-                len(sources[order[0]]), longest_prefix, self.n_bytes
-            )
-            yield order[:n]
-            order = order[n:]
