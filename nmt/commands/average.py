@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.commands.cli import make_parser, parse_positive, start_command
+from nmt.commands.cli import check_options, make_parser, parse_positive, start_command
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -18,6 +18,8 @@ EXAMPLES = """\
 
 The result is a checkpoint folder without optimizer state, complete in itself: nmt-eval and nmt-translate take it. Its
 README.md is a model card, which is left alone once you have edited it."""
+
+CONFLICTS = {"--best": "--every --ema", "--curve": "-o"}  # --curve writes no average
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -83,6 +85,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args.paths = [word for word in args.paths if word not in args.settings]
     if not args.paths:
         parser.error("give a run folder, or checkpoint folders")
+    check_options(parser, args, CONFLICTS, {})
+    if args.settings and args.curve is None:
+        parser.error(f"{args.settings[0]}: only --curve computes on another device; leave it out")
     return args
 
 
@@ -127,31 +132,13 @@ def _parse_decay(text: str) -> float:
     return decay
 
 
-def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
-    """Refuse combinations of options that argparse cannot refuse."""
-    if args.settings and args.curve is None:
-        raise UserError(
-            f"{args.settings[0]}: only --curve accepts it, because averages are computed on the CPU; "
-            "leave it out"
-        )
-    timing = {"--every": args.every, "--ema": args.ema}
-    choices = {"--last": args.last, "--best": args.best, "--curve": args.curve, **timing}
-    if not is_run:
-        for name, value in choices.items():
-            if value is not None:
-                raise UserError(
-                    f"{name} needs a run folder, not a list of checkpoints; give one run folder or leave it out"
-                )
-        if not args.output:
-            raise UserError("give -o DIR for the average of a list of checkpoints")
-    if args.best is not None:
-        for name, value in timing.items():
-            if value is not None:
-                raise UserError(f"--best and {name} cannot be combined; leave one out")
-    if args.curve is not None and args.output:
-        raise UserError(
-            "--curve and -o cannot be combined, because --curve writes no average; leave one out"
-        )
+def check_is_run(args: argparse.Namespace) -> None:
+    """Refuse what a list of checkpoints does not support."""
+    for name in ("last", "best", "curve", "every", "ema"):
+        if vars(args)[name] is not None:
+            raise UserError(f"--{name} needs a run folder, not a list of checkpoints; leave it out")
+    if not args.output:
+        raise UserError("give -o DIR for the average of a list of checkpoints")
 
 
 def average_run(args: argparse.Namespace) -> int:
@@ -172,7 +159,8 @@ def average_run(args: argparse.Namespace) -> int:
             raise UserError(f"{path}: no such folder; give a run folder or checkpoint folders")
     run = RunFolder(paths[0])
     is_run = len(paths) == 1 and run.checkpoints.is_dir()
-    _check_combination(args, is_run)
+    if not is_run:
+        check_is_run(args)
     if args.curve is not None:
         return draw_curve(args, run)
 

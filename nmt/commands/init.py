@@ -1,4 +1,4 @@
-"""nmt-init: a first config for somebody's own text, with a dev and a test set if there are none."""
+"""nmt-init: a first config for your own text, with a dev and a test set if there are none."""
 
 import argparse
 import os
