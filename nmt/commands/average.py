@@ -95,13 +95,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return start_command("nmt-average", parse_arguments, average_run, argv)
 
 
-def _parse_number(text: str) -> float:
+def _parse_number(text: str, least: float, end: float, words: str) -> float:
+    """The type of an option: a number from `least` to below `end`."""
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number; if it is the run, put it first"
         ) from None
+    if not least <= number < end:
+        raise argparse.ArgumentTypeError(f"{text}: give {words}")
+    return number
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:
@@ -117,19 +121,12 @@ def _parse_counts(text: str) -> tuple[int, ...]:
 
 
 def _parse_minutes(text: str) -> float:
-    minutes = _parse_number(text)
-    if not 0 < minutes < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: give a number of minutes above 0")
-    return minutes
+    return _parse_number(text, math.ulp(0), math.inf, "a number of minutes above 0")
 
 
 def _parse_decay(text: str) -> float:
-    decay = _parse_number(text)
-    if not 0.01 <= decay < 1:  # below 0.01 the newest is all there is
-        raise argparse.ArgumentTypeError(
-            f"{text}: give a decay of at least 0.01 and below 1, such as 0.9"
-        )
-    return decay
+    # below 0.01 the newest is all there is
+    return _parse_number(text, 0.01, 1, "a decay of at least 0.01 and below 1, such as 0.9")
 
 
 def check_is_run(args: argparse.Namespace) -> None:
