@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.running_server import LINES, RunningServer
+from support.running_server import LINES, RunningServer, share_models, share_server  # noqa: F401
 from support.soaking import counted
 
 from nmt.serve.models import SearchChoice

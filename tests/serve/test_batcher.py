@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.running_server import (
+from support.running_server import (  # noqa: F401
     DEFAULTS,
     LINES,
     RunningServer,
     open_toy_models,
     run_in_thread,
+    share_models,
 )
 from support.waiting import until
 

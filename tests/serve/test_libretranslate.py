@@ -13,7 +13,13 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from support.running_server import LINES, RunningServer, run_in_thread
+from support.running_server import (  # noqa: F401
+    LINES,
+    RunningServer,
+    run_in_thread,
+    share_models,
+    share_server,
+)
 
 from nmt.serve.models import ServedModels
 

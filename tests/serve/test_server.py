@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.running_server import LINES, RunningServer, run_in_thread
+from support.running_server import LINES, RunningServer, run_in_thread, share_models  # noqa: F401
 from support.waiting import until
 from test_batcher import Gate, hold_server, make_gate, send, wait_in_queue  # noqa: F401
 
