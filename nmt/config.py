@@ -37,7 +37,9 @@ MAX_EXTENDED = 100  # files that one config extends, one after the other
 CORPUS_FILES = {"src", "tgt"}
 OUR_SINKS = ("tensorboard", "wandb")  # of training.track
 SINK_GROUP = "nmt.sinks"  # entry points by which packages offer others
+VOCAB_FILES = (VOCAB_FILE, *SIDE_VOCAB_FILES)
 SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")  # of every vocabulary
+FOLLOWS_LANGUAGES = ("src", "tgt", "archive", "file", "scores", "dataset", "subset")
 CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
 
 # Rules for numeric values; a null or a string is not checked against them.
@@ -702,15 +704,11 @@ class RunConfig:
             )
         if self.model.positions == "sinusoidal":
             return None
-        rows = self.model.max_positions
-        longest = self.data.clean.max_pieces
-        if longest is None or longest + 1 > rows:
-            limit = "any number of pieces"
-            if longest is not None:
-                limit = f"up to {longest} pieces (data.clean.max_pieces) and an end mark"
+        rows, longest = self.model.max_positions, self.data.clean.max_pieces
+        if longest is None or longest >= rows:
             return (
-                f"model.max_positions {rows} is too small for learned positions: training sentences "
-                f"have {limit}; raise model.max_positions or lower data.clean.max_pieces"
+                f"model.max_positions {rows} is too small for learned positions: data.clean.max_pieces "
+                f"is {longest}, and the end mark comes after them; raise the one or lower the other"
             )
         return None
 
@@ -803,15 +801,11 @@ def find_config(name: str, folder: Path | None = None) -> Path:
     """Return the path `name` if it exists; otherwise look it up among the shipped configs, where a
     bare name is enough for a retelling of the paper too, and table3/heads-1.yaml is a row of Table 3.
     """
-    is_relative = not Path(name).is_absolute()
-    path = folder / name if folder and is_relative else Path(name)
-    if os.path.isfile(path):  # Path.is_file would raise if the name is too long
-        return path
+    path = (folder or Path()) / name
     shipped = find_shipped_configs()
-    is_inside = is_relative and ".." not in Path(name).parts
-    for place in (shipped, shipped / "retellings"):
-        if is_inside and os.path.isfile(place / name):
-            return place / name
+    for place in (path, shipped / name, shipped / "retellings" / name):
+        if os.path.isfile(place):  # Path.is_file would raise if the name is too long
+            return place
     names = ", ".join(shown for shown in list_config_names() if "/" not in shown)
     what = "is a folder" if os.path.isdir(path) else "not found"
     raise UserError(
@@ -823,11 +817,9 @@ def find_config(name: str, folder: Path | None = None) -> Path:
 def list_config_names() -> list[str]:
     """Return the names by which the shipped configs are found."""
     shipped = find_shipped_configs()
-    by_bare_name = [
-        path.name for folder in (".", "retellings") for path in (shipped / folder).glob("*.yaml")
-    ]
+    by_bare_name = {path.name for path in (*shipped.glob("*.yaml"), *shipped.glob("retellings/*"))}
     by_bare_name.remove("paper.yaml")  # the table that configs are compared with
-    rows_of_table_3 = [f"table3/{path.name}" for path in shipped.glob("table3/*.yaml")]
+    rows_of_table_3 = {f"table3/{path.name}" for path in shipped.glob("table3/*.yaml")}
     return sorted(by_bare_name) + sorted(rows_of_table_3)
 
 
@@ -845,34 +837,32 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
     """Read a file and merge it over the file that it extends; `seen` holds the files on the way here,
     to find cycles.
     """
-    if path.resolve() in seen:
-        cycle = " -> ".join(p.name for p in (*seen, path))
-        raise UserError(
-            f"{path}: 'extends' forms a cycle: {cycle}; remove it from one of these files"
-        )
     source = parse_yaml(read_config_text(path), str(path))
     parent = source.values.pop("extends", None)
     if parent is None:
         return source
+    place = f"{source.places['extends']}: extends"
+    chain = (*seen, path.resolve())
     if not isinstance(parent, str) or not parent.isprintable():
-        raise UserError(
-            f"{source.places['extends']}: extends: {parent!r} is not a file name; give a path to a YAML file"
-        )
+        raise UserError(f"{place}: {parent!r} is not a file name; give a path to a YAML file")
     if parent == SUGGESTED:
         raise UserError(
-            f"{source.places['extends']}: extends: {SUGGESTED} is no longer supported; write a config "
-            "with nmt-init and extend that one, or the suggested.yaml beside data.store if there is one"
+            f"{place}: {SUGGESTED} is no longer supported; write a config with nmt-init and extend "
+            "that one, or the suggested.yaml beside data.store if there is one"
         )
-    if len(seen) == MAX_EXTENDED:
+    if len(chain) > MAX_EXTENDED:
         raise UserError(
-            f"{source.places['extends']}: extends: the chain of files that extend one another has "
-            f"more than {MAX_EXTENDED:,}; write some of them as one file"
+            f"{place}: the chain of files that extend one another has more than {MAX_EXTENDED:,}; "
+            "write some of them as one file"
         )
     try:
         found = find_config(parent, folder=path.parent)
     except UserError as error:
-        raise UserError(f"{source.places['extends']}: extends: {error}") from None
-    base = _read_file(found, (*seen, path.resolve()))
+        raise UserError(f"{place}: {error}") from None
+    if found.resolve() in chain:
+        cycle = " -> ".join(file.name for file in (*chain, found))
+        raise UserError(f"{place}: 'extends' forms a cycle: {cycle}; remove it from one of them")
+    base = _read_file(found, chain)
     return YamlTree(_merge(base.values, source.values), base.places | source.places)
 
 
@@ -994,20 +984,12 @@ def _fill_in_languages(config: RunConfig) -> RunConfig:
     """Replace {src} and {tgt} in the names of corpora, so that they follow data.src and data.tgt."""
     data = config.data
 
-    def fill(name: str | None) -> str | None:
-        return name and name.replace("{src}", data.src).replace("{tgt}", data.tgt)
-
     def fill_corpus(corpus: CorpusConfig) -> CorpusConfig:
-        return dataclasses.replace(
-            corpus,
-            src=fill(corpus.src),
-            tgt=fill(corpus.tgt),
-            archive=fill(corpus.archive),
-            file=fill(corpus.file),
-            scores=fill(corpus.scores),
-            dataset=fill(corpus.dataset),
-            subset=fill(corpus.subset),
-        )
+        filled = {}
+        for key in FOLLOWS_LANGUAGES:
+            name = vars(corpus)[key]
+            filled[key] = name and name.replace("{src}", data.src).replace("{tgt}", data.tgt)
+        return dataclasses.replace(corpus, **filled)
 
     filled = dataclasses.replace(
         data,
@@ -1023,24 +1005,22 @@ def _use_vocab_of_init_from(config: RunConfig) -> RunConfig:
     start = config.training.init_from
     if start is None or config.vocab.model is not None:
         return config
-    folder = os.path.abspath(start)
-    models = [os.path.join(folder, name) for name in (VOCAB_FILE, *SIDE_VOCAB_FILES)]
-    if os.path.exists(models[1]) == config.vocab.joint and any(map(os.path.exists, models)):
+    joint, *sides = (os.path.join(os.path.abspath(start), name) for name in VOCAB_FILES)
+    found = [path for path in (joint, *sides) if os.path.exists(path)]
+    if found and (joint in found) != config.vocab.joint:
         other = "false" if config.vocab.joint else "true"
         raise UserError(
             f"training.init_from={start}: its vocabulary is that of vocab.joint={other}; set it so"
         )
-    if config.vocab.joint:
-        vocab = dataclasses.replace(config.vocab, model=models[0])
-    else:
-        vocab = dataclasses.replace(config.vocab, model=models[1], tgt_model=models[2])
+    model, tgt_model = (joint, None) if config.vocab.joint else sides
+    vocab = dataclasses.replace(config.vocab, model=model, tgt_model=tgt_model)
     return dataclasses.replace(config, vocab=vocab)
 
 
 def load_recorded_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Load a config that nmt wrote into a run, a checkpoint or an export.
 
-    It is a plain file and complete: one from a stranger could name any file on this machine.
+    It is a plain file and complete: an untrusted one could name any file on this machine.
     """
     try:
         data = read_bytes(path)
@@ -1129,14 +1109,8 @@ def list_differences(
         ignored = tuple(key for key in ignored if key != "training.steps")
     if new.training.precision == "auto":
         ignored = (*ignored, "training.precision")  # the run keeps the one that it began with
-    before = _flatten(to_plain_values(old))
-    after = _flatten(to_plain_values(new))
-    lines = []
-    for key in before | after:
-        is_ignored = any(key == other or key.startswith(f"{other}.") for other in ignored)
-        if not is_ignored and before.get(key) != after.get(key):
-            lines.append(f"{key}: {before.get(key)} -> {after.get(key)}")
-    return lines
+    table = tabulate_differences([old, new], ignored)
+    return [f"{key}: {before} -> {after}" for key, (before, after) in table.items()]
 
 
 def tabulate_differences(
@@ -1146,8 +1120,8 @@ def tabulate_differences(
     flat = [_flatten(to_plain_values(config)) for config in configs]
     table = {}
     for key in {key: None for values in flat for key in values}:
-        is_ignored = any(key == other or key.startswith(f"{other}.") for other in ignored)
         values = [one.get(key) for one in flat]
+        is_ignored = f"{key}.".startswith(tuple(f"{other}." for other in ignored))
         if not is_ignored and any(value != values[0] for value in values):
             table[key] = values
     return table

@@ -34,7 +34,7 @@ COMMANDS_INTRO = """\
 # Commands
 
 Made from the commands' own parsers by `make docs`; `--help` says the same. Settings such as `training.steps=1000` may
-stand anywhere on the command line, where a command takes them. Data goes to standard output, everything else to
+appear anywhere on the command line, where a command takes them. Data goes to standard output, everything else to
 standard error. Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 75 stopped by a signal and saved, 130 the
 same after Ctrl-C.
 """

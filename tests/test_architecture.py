@@ -49,9 +49,10 @@ BANNED_NAME = re.compile(
     r"(?i:utils?|helpers?|common|misc)|_?Base(?=[A-Z_]|$)\w*|\w*(Manager|Handler)"
 )
 CONFIG_NAME = re.compile(r"(\w*_)?(config|args|options|settings|section)")
-# `main` is what a console script calls, `EXAMPLES` what its --help ends with; the other two are
-# asked by the reference, by shell completion and by the tests of the documentation.
-IN_EVERY_COMMAND = {"main", "EXAMPLES", "build_parser", "parse_arguments"}
+# `main` is what a console script calls, `EXAMPLES` what its --help ends with, and two tables say which
+# of its options do not go together. The reference, shell completion and the tests of the documentation
+# ask the other two.
+IN_EVERY_COMMAND = {"main", "EXAMPLES", "CONFLICTS", "NEEDS", "build_parser", "parse_arguments"}
 SLOW = ("torch", "numpy", "yaml", "datasets", "sentencepiece", "sacrebleu", "safetensors")
 
 SOURCES = {

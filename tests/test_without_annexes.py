@@ -1,4 +1,4 @@
-"""The core stands alone: without exports, reports, the server and sweeps it trains, averages, translates
+"""The core needs no annex: without exports, reports, the server and sweeps it trains, averages, translates
 and scores, and their commands say in one line what is missing.
 """
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.commands.cli import make_parser, parse_positive, start_command
+from nmt.commands.cli import check_options, make_parser, parse_positive, start_command
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -18,6 +18,8 @@ EXAMPLES = """\
 
 The result is a checkpoint folder without optimizer state, complete in itself: nmt-eval and nmt-translate take it. Its
 README.md is a model card, which is left alone once you have edited it."""
+
+CONFLICTS = {"--best": "--every --ema", "--curve": "-o"}  # --curve writes no average
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -83,6 +85,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args.paths = [word for word in args.paths if word not in args.settings]
     if not args.paths:
         parser.error("give a run folder, or checkpoint folders")
+    check_options(parser, args, CONFLICTS, {})
+    if args.settings and args.curve is None:
+        parser.error(f"{args.settings[0]}: only --curve computes on another device; leave it out")
     return args
 
 
@@ -90,13 +95,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return start_command("nmt-average", parse_arguments, average_run, argv)
 
 
-def _parse_number(text: str) -> float:
+def _parse_number(text: str, least: float, end: float, words: str) -> float:
+    """The type of an option: a number from `least` to below `end`."""
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number; if it is the run, put it first"
         ) from None
+    if not least <= number < end:
+        raise argparse.ArgumentTypeError(f"{text}: give {words}")
+    return number
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:
@@ -112,46 +121,21 @@ def _parse_counts(text: str) -> tuple[int, ...]:
 
 
 def _parse_minutes(text: str) -> float:
-    minutes = _parse_number(text)
-    if not 0 < minutes < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: give a number of minutes above 0")
-    return minutes
+    return _parse_number(text, math.ulp(0), math.inf, "a number of minutes above 0")
 
 
 def _parse_decay(text: str) -> float:
-    decay = _parse_number(text)
-    if not 0.01 <= decay < 1:  # below 0.01 the newest is all there is
-        raise argparse.ArgumentTypeError(
-            f"{text}: give a decay of at least 0.01 and below 1, such as 0.9"
-        )
-    return decay
+    # below 0.01 the newest is all there is
+    return _parse_number(text, 0.01, 1, "a decay of at least 0.01 and below 1, such as 0.9")
 
 
-def _check_combination(args: argparse.Namespace, is_run: bool) -> None:
-    """Refuse combinations of options that argparse cannot refuse."""
-    if args.settings and args.curve is None:
-        raise UserError(
-            f"{args.settings[0]}: only --curve accepts it, because averages are computed on the CPU; "
-            "leave it out"
-        )
-    timing = {"--every": args.every, "--ema": args.ema}
-    choices = {"--last": args.last, "--best": args.best, "--curve": args.curve, **timing}
-    if not is_run:
-        for name, value in choices.items():
-            if value is not None:
-                raise UserError(
-                    f"{name} needs a run folder, not a list of checkpoints; give one run folder or leave it out"
-                )
-        if not args.output:
-            raise UserError("give -o DIR for the average of a list of checkpoints")
-    if args.best is not None:
-        for name, value in timing.items():
-            if value is not None:
-                raise UserError(f"--best and {name} cannot be combined; leave one out")
-    if args.curve is not None and args.output:
-        raise UserError(
-            "--curve and -o cannot be combined, because --curve writes no average; leave one out"
-        )
+def check_is_run(args: argparse.Namespace) -> None:
+    """Refuse what a list of checkpoints does not support."""
+    for name in ("last", "best", "curve", "every", "ema"):
+        if vars(args)[name] is not None:
+            raise UserError(f"--{name} needs a run folder, not a list of checkpoints; leave it out")
+    if not args.output:
+        raise UserError("give -o DIR for the average of a list of checkpoints")
 
 
 def average_run(args: argparse.Namespace) -> int:
@@ -172,7 +156,8 @@ def average_run(args: argparse.Namespace) -> int:
             raise UserError(f"{path}: no such folder; give a run folder or checkpoint folders")
     run = RunFolder(paths[0])
     is_run = len(paths) == 1 and run.checkpoints.is_dir()
-    _check_combination(args, is_run)
+    if not is_run:
+        check_is_run(args)
     if args.curve is not None:
         return draw_curve(args, run)
 

@@ -14,31 +14,20 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
 from nmt.system.memory import is_out_of_memory
-from nmt.system.streams import ReaderLeft, secure_standard_streams
+from nmt.system.streams import STDOUT, ReaderLeft, secure_standard_streams
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-FORESEEN_ERRORS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EFBIG,
-    errno.ENAMETOOLONG,
-    errno.EPERM,
-    errno.EIO,
-    errno.EBUSY,
-    errno.ELOOP,
-    errno.EISDIR,
-    errno.ENOTDIR,
-)
+    from nmt.system.progress import Progress
+
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 # What to do when memory has run out, where the work itself has nothing better to say.
@@ -85,9 +74,7 @@ def run_command(work: Callable[[], int], program: str) -> int:
 
 
 def report_error(error: BaseException, program: str) -> int | None:
-    """Report an error in one line and return its exit code, or None for an error that nobody
-    foresaw.
-    """
+    """Report an error in one line and return its exit code, or None for a bug of ours."""
     if isinstance(error, UserError):
         return _print_line(f"{program}: error: {error}", 2)
     if isinstance(error, Failure):
@@ -104,7 +91,7 @@ def report_error(error: BaseException, program: str) -> int | None:
     if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
         remedy = "raise the limit, for example with ulimit -n 1024"
         return _print_line(f"{program}: failed: too many files are open; {remedy}", 1)
-    if isinstance(error, OSError) and error.errno in FORESEEN_ERRORS:
+    if isinstance(error, OSError) and error.errno is not None:
         place = error.filename or "output"
         return _print_line(f"{program}: error: {place}: {error.strerror}", 1)
     return None
@@ -229,8 +216,51 @@ def parse_positive(text: str) -> int:
     return value
 
 
-def join_given(options: dict[str, object]) -> str:
-    return " or ".join(name for name, value in options.items() if value)
+def check_options(
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    conflicts: Mapping[str, str],
+    needs: Mapping[str, str],
+) -> None:
+    """Refuse options that do not go together: `conflicts` lists for an option those that it excludes,
+    `needs` the one without which it means nothing.
+    """
+    given: dict[str, str] = {}  # what to call each option that is given
+    for action in parser._actions:
+        value = vars(args).get(action.dest, action.default)
+        if value != action.default:
+            chosen = f" {value}" if action.choices else ""
+            given |= {option: option + chosen for option in action.option_strings}
+    for option in conflicts.keys() & given.keys():
+        for other in conflicts[option].split():
+            if other in given:
+                parser.error(f"{given[option]} does not support {other}; leave one of them out")
+    for option, needed in needs.items():
+        if option in given and needed not in given:
+            parser.error(f"{option} needs {needed}")
+
+
+def open_lines_output(
+    args: argparse.Namespace, inputs: Sequence[int], stack: ExitStack, task: str, unit: str
+) -> "tuple[IO[bytes], int, Progress]":
+    """Open -o FILE or standard output, which must not be one of the inputs, and a progress bar.
+    Returns in the middle how many lines of FILE --resume keeps.
+    """
+    from nmt.system.progress import Progress, is_terminal, say
+    from nmt.translate.stream import check_not_input, open_output
+
+    n_done = 0
+    if args.output:
+        out, n_done = stack.enter_context(open_output(args.output, args.resume, inputs))
+    else:
+        check_not_input(STDOUT, "standard output", inputs)
+        out = sys.stdout.buffer
+    if n_done:
+        say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")
+    # a bar would disturb lines on the same terminal
+    is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())
+    bar = stack.enter_context(closing(Progress(task, None, unit, n_done, is_shown)))
+    return out, n_done, bar
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:

@@ -1,5 +1,5 @@
 """nmt-eval: translate a test set and score the result, every score with its signature; or score
-anybody's output.
+the output of any system.
 """
 
 import argparse
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.cli import add_offline, go_offline, make_parser, start_command
+from nmt.commands.cli import add_offline, check_options, go_offline, make_parser, start_command
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
@@ -111,8 +111,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     # A folder whose name has a "=" is a checkpoint all the same.
     args.overrides = [word for word in args.words if "=" in word and not os.path.exists(word)]
     args.checkpoints = [word for word in args.words if word not in args.overrides]
-    misuse = find_misuse(args)
-    if misuse:
+    check_options(parser, args, {"--engine": "--ensemble --verdict --calibration"}, {})
+    if misuse := find_misuse(args):
         parser.error(misuse)
     return args
 
@@ -122,30 +122,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_misuse(args: argparse.Namespace) -> str | None:
-    """Return what is wrong with a combination of arguments, as far as argparse cannot say it."""
+    """Return what is wrong with the systems and the text that the arguments name."""
     n_checkpoints = len(args.checkpoints)
-    is_file = args.hypotheses is not None
-    is_pair = args.compare is not None
-    has_src, has_ref = args.src is not None, bool(args.ref)
-    if not (n_checkpoints or is_file or is_pair) or (n_checkpoints and (is_file or is_pair)):
+    is_other = args.hypotheses is not None or args.compare is not None
+    if bool(n_checkpoints) == is_other:
         return "give CHECKPOINT, or several, or --hypotheses FILE, or --compare A B"
-    if is_file and not has_ref and not args.test_set:
+    if args.hypotheses is not None and not (args.ref or args.test_set):
         return "--hypotheses needs --ref FILE or --test-set NAME"
-    if (has_src and not has_ref) or (n_checkpoints and has_ref and not has_src):
+    if (args.src and not args.ref) or (n_checkpoints and args.ref and not args.src):
         return "give both --src and --ref, or --test-set NAME, or neither for the config's test set"
     if n_checkpoints != 1 and (args.ensemble or args.engine != "nmt" or args.output):
         return "--ensemble, --engine and --output need exactly one CHECKPOINT"
-    if len(args.ref) > 1 and args.verdict:
-        return "--verdict accepts one --ref, because the paper's test set has one reference"
+    if n_checkpoints != 1 and args.calibration:
+        return "--calibration needs exactly one CHECKPOINT, because it asks the model"
     if not n_checkpoints and args.verdict:
         return "--verdict needs a CHECKPOINT, or several, because it judges the training too"
-    if args.engine != "nmt" and (args.ensemble or args.verdict):
-        return f"--engine {args.engine} supports neither --ensemble nor --verdict; leave one of them out"
-    if args.calibration and n_checkpoints != 1:
-        return "--calibration needs exactly one CHECKPOINT, because it asks the model"
-    if args.engine != "nmt" and args.calibration:
-        return f"--engine {args.engine} does not support --calibration; leave one of them out"
-    if args.ladder and (n_checkpoints > 1 or is_pair):
+    if len(args.ref) > 1 and args.verdict:
+        return "--verdict accepts one --ref, because the paper's test set has one reference"
+    if args.ladder and (n_checkpoints > 1 or args.compare):
         return "--ladder accepts only one system; give one checkpoint or one file"
     return None
 

@@ -1,4 +1,4 @@
-"""nmt-init: a first config for somebody's own text, with a dev and a test set if there are none."""
+"""nmt-init: a first config for your own text, with a dev and a test set if there are none."""
 
 import argparse
 import os
@@ -108,29 +108,28 @@ def name_corpora(args: argparse.Namespace, languages: tuple[str, str], root: Pat
     """The corpora that the options name, with paths that start from `root`."""
     from nmt.config import CorpusConfig, DataConfig
 
-    def locate(path: str | None) -> str | None:
-        if path is None:
-            return None
+    def locate(path: str) -> str:
         return os.path.abspath(path).removeprefix(os.path.join(root, ""))
 
-    corpora: list[CorpusConfig | None] = []
-    for prefix, src, tgt, file, archive in (
-        ("", args.src, args.tgt, args.file, args.archive),
-        ("valid-", args.valid_src, args.valid_tgt, args.valid_file, None),
-        ("test-", args.test_src, args.test_tgt, args.test_file, None),
-    ):
-        if prefix and src is None and tgt is None and file is None:
-            corpora.append(None)
-            continue
+    def make_corpus(prefix: str, *paths: str | None, archive: str | None = None) -> CorpusConfig:
         if archive is None:  # else these are members of it
-            src, tgt, file = locate(src), locate(tgt), locate(file)
-        corpus = CorpusConfig(src, tgt, locate(archive), file)
+            paths = tuple(path and locate(path) for path in paths)
+        src, tgt, file = paths
+        corpus = CorpusConfig(src, tgt, archive and locate(archive), file)
         if problem := corpus.check():
             raise UserError(f"--{prefix}src, --{prefix}tgt, --{prefix}file: {problem}")
-        corpora.append(corpus)
-    train, valid, test = corpora
-    assert train is not None
-    return DataConfig(*languages, root=str(root), train=(train,), valid=valid, test=test)
+        return corpus
+
+    train = make_corpus("", args.src, args.tgt, args.file, archive=args.archive)
+    valid_paths = args.valid_src, args.valid_tgt, args.valid_file
+    test_paths = args.test_src, args.test_tgt, args.test_file
+    return DataConfig(
+        *languages,
+        root=str(root),
+        train=(train,),
+        valid=make_corpus("valid-", *valid_paths) if any(valid_paths) else None,
+        test=make_corpus("test-", *test_paths) if any(test_paths) else None,
+    )
 
 
 def find_config_for(src: str, tgt: str) -> str:

@@ -7,13 +7,18 @@ came out. Whatever can be wrong with the options is reported before torch is imp
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from nmt.commands.cli import join_given, make_parser, parse_checkpoints, start_command
+from nmt.commands.cli import (
+    check_options,
+    make_parser,
+    open_lines_output,
+    parse_checkpoints,
+    start_command,
+)
 from nmt.system.errors import UserError
-from nmt.system.streams import STDOUT
 
 if TYPE_CHECKING:
     from nmt.system.progress import Progress
@@ -34,6 +39,14 @@ EXAMPLES = """\
 Each pair gives one line, in order. A pair that the model cannot have translated gets -inf: a line that is too
 long, an empty source with a target. The last line on standard error has tokens, NLL per token and perplexity.
 Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/scoring.md"""
+
+CONFLICTS = {
+    "--n-best": "--tgt --dual --resume",
+    "--tune": "--json --score --rerank",
+    "--rerank": "--json --score",
+    "--dual": "--json --score",
+}
+NEEDS = {"--reverse": "--n-best", "--rerank": "--n-best", "--tune": "--n-best", "--resume": "-o"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -104,8 +117,9 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parse_checkpoints(parser, argv)
-    if complaint := find_score_conflict(args):
-        parser.error(complaint)
+    if not args.n_best and not (args.src and args.tgt):
+        parser.error("give --src FILE and --tgt FILE, or --n-best FILE")
+    check_options(parser, args, CONFLICTS, NEEDS)
     return args
 
 
@@ -131,42 +145,12 @@ def parse_weights(text: str) -> tuple[float, float]:
     return reverse, length
 
 
-def find_score_conflict(args: argparse.Namespace) -> str:
-    """Return what is wrong with a combination of options, "" if nothing is."""
-    if args.n_best and args.tgt:
-        return "--n-best and --tgt are both given; leave one of them out"
-    if not args.n_best and not (args.src and args.tgt):
-        return "give --src FILE and --tgt FILE, or --n-best FILE"
-    if args.reverse and not args.n_best:
-        return "--reverse needs --n-best; for two files, exchange --src and --tgt"
-    if args.resume and not args.output:
-        return "--resume needs -o FILE, the output to continue"
-    if args.rerank is not None or args.tune:
-        chosen = "--tune" if args.tune else "--rerank"
-        if not args.n_best:
-            return f"{chosen} needs --n-best, the candidates to choose from"
-        others = {
-            "--json": args.json,
-            "--score": args.score,
-            "--rerank": args.tune and args.rerank is not None,
-        }
-        if given := join_given(others):
-            return f"{chosen} does not support {given}; leave one of them out"
-    if args.dual:
-        others = {"--n-best": args.n_best, "--json": args.json, "--score": args.score}
-        if given := join_given(others):
-            return f"--dual does not support {given}; leave one of them out"
-    if args.resume and args.n_best:
-        return "--resume does not support --n-best; leave one of them out"
-    return ""
-
-
 def score_files(args: argparse.Namespace) -> int:
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
 
-    from nmt.system.progress import Progress, is_terminal, say
+    from nmt.system.progress import say
     from nmt.translate.dual_scores import dual_score_stream
     from nmt.translate.pair_scores import open_pair_scorer
     from nmt.translate.score_stream import ScoreTotals, score_stream
@@ -176,12 +160,8 @@ def score_files(args: argparse.Namespace) -> int:
     scorer = open_pair_scorer(args.checkpoints, args.overrides)
     totals = ScoreTotals()
     with ExitStack() as stack:
-        out, n_done = open_score_output(args, stack)
-        if n_done:
-            say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")
-        is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())
-        bar = Progress("scoring", None, "pairs", n_done, is_shown)
-        progress = stack.enter_context(closing(bar))
+        inputs = open_inputs([args.src, args.tgt, args.n_best, args.tune], stack)
+        out, n_done, progress = open_lines_output(args, inputs, stack, "scoring", "pairs")
         if args.tune or args.rerank is not None:
             rerank_candidates(args, scorer, out, progress)
             return 0
@@ -234,22 +214,15 @@ def rerank_candidates(
         progress.advance(len(one.texts))
 
 
-def open_score_output(args: argparse.Namespace, stack: ExitStack) -> tuple[IO[bytes], int]:
-    """Open what is written to, which must not be one of the inputs; returns it and the number of
-    lines that it keeps.
-    """
-    from nmt.translate.stream import check_not_input, open_output
-
+def open_inputs(paths: Sequence[str | None], stack: ExitStack) -> list[int]:
+    """Open the inputs, to compare the output with them."""
     handles = []
-    for path in filter(None, (args.src, args.tgt, args.n_best, args.tune)):
+    for path in filter(None, paths):
         try:
             handles.append(stack.enter_context(open(path, "rb")).fileno())
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if args.output:
-        return stack.enter_context(open_output(args.output, args.resume, handles))
-    check_not_input(STDOUT, "standard output", handles)
-    return sys.stdout.buffer, 0
+    return handles
 
 
 def read_chunks(args: argparse.Namespace, n_done: int) -> "Iterator[PairChunk]":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nmt.commands.cli import (
     add_config_arguments,
     add_offline,
+    check_options,
     go_offline,
     make_parser,
     start_command,
@@ -35,6 +36,9 @@ Run the same command again to continue where it stopped. Results go to the run f
 config.yaml, vocab.model, metrics.jsonl, status.json, report.html and checkpoints/, with links `last` and `best`.
 Ctrl-C (exit code 130), SIGTERM and SIGUSR1 (exit code 75) stop it after the current update and save a checkpoint; a
 second one, 5 s later or more (Ctrl-C: half a second), stops it at once."""
+
+CONFLICTS = {"--profile": "--plan"}
+NEEDS = {"--src": "--tgt", "--tgt": "--src", "--trace": "--profile", "--price": "--plan"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -80,17 +84,12 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
-    if (args.src is None) != (args.tgt is None):
-        parser.error("--src and --tgt go together: give both")
+    check_options(parser, args, CONFLICTS, NEEDS)
     if args.src is not None:
         if any(override.startswith("data.train=") for override in args.overrides):
             parser.error("--src and --tgt are short for data.train: leave one of them out")
     elif args.config is None:
         parser.error("give --config, or --src and --tgt")
-    if args.profile and args.plan:
-        parser.error("--profile and --plan cannot be combined")
-    if (args.trace and not args.profile) or (args.price is not None and not args.plan):
-        parser.error("--trace requires --profile, and --price requires --plan")
     if args.price is not None and not 0 <= args.price < 1e9:
         parser.error(f"--price {args.price}: must be at least 0 and below 1e9")
     return args

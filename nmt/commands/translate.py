@@ -10,14 +10,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
-    join_given,
+    check_options,
     make_parser,
+    open_lines_output,
     parse_checkpoints,
     parse_positive,
     start_command,
@@ -45,6 +46,14 @@ presets; |Y| is the length of an output, its end mark included:
 Each line gives one line, in order; an empty one stays empty; what is not UTF-8 is named and read as U+FFFD.
 Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/decoding.md"""
 
+ATTENTION_SUFFIXES = (".html", ".json")
+CONFLICTS = {
+    "--attention": "--resume --workers --interactive",  # maps of lines that are done are unknown
+    "--engine": "--attention --n-best --alignments --sample --prefix --forbid --glossary --must",
+    "--interactive": "-i -o --prefix --must --workers",
+}
+NEEDS = {"--resume": "-o", "--seed": "--sample"}
+
 
 def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
@@ -67,8 +76,13 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parse_checkpoints(parser, argv)
-    if complaint := find_option_conflict(args):
-        parser.error(complaint)
+    check_options(parser, args, CONFLICTS, NEEDS)
+    if args.resume and args.n_best and not args.json:
+        parser.error("--resume cannot count --n-best lines; give --json too, one line for each")
+    if args.attention and Path(args.attention).suffix not in ATTENTION_SUFFIXES:
+        parser.error(f"--attention {args.attention}: name it .html or .json")
+    if args.engine == "ctranslate2" and len(args.checkpoints) > 1:
+        parser.error("--engine ctranslate2 does not support several checkpoints; give one")
     return args
 
 
@@ -193,60 +207,6 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-MAX_WORKERS = 4_096
-ATTENTION_SUFFIXES = (".html", ".json")
-
-
-def find_option_conflict(args: argparse.Namespace) -> str:
-    """Return what is wrong with a combination of options, "" if nothing is."""
-    if args.workers > MAX_WORKERS:
-        return f"--workers {args.workers:,} is more than {MAX_WORKERS:,}"
-    if args.resume and not args.output:
-        return "--resume needs -o FILE, the output to continue"
-    if args.resume and args.n_best and not args.json:
-        return "--resume cannot count --n-best lines; give --json too, one line for each"
-    if args.seed is not None and not args.sample:
-        return "--seed needs --sample"
-    if args.attention:
-        path = Path(args.attention)
-        if path.suffix not in ATTENTION_SUFFIXES:
-            return f"--attention {path}: name it .html or .json"
-        if args.output and path.resolve() == Path(args.output).resolve():
-            return f"--attention {path}: is also -o; give another file"
-        unsupported = {
-            "--resume": args.resume,  # the translations that are there are unknown
-            "--workers": args.workers > 1,
-            "--interactive": args.interactive,
-        }
-        if given := join_given(unsupported):
-            return f"--attention FILE does not support {given}; leave one of them out"
-    if args.engine == "ctranslate2":
-        unsupported = {
-            "--attention": args.attention,
-            "--n-best": args.n_best,
-            "--alignments": args.alignments,
-            "--sample": args.sample,
-            "--prefix": args.prefix,
-            "--forbid": args.forbid,
-            "--glossary": args.glossary,
-            "--must": args.must,
-            "several checkpoints": len(args.checkpoints) > 1,
-        }
-        if given := join_given(unsupported):
-            return f"--engine ctranslate2 does not support {given}; leave one of them out"
-    if args.interactive:
-        unsupported = {
-            "-i": args.input,
-            "-o": args.output,
-            "--prefix": args.prefix,
-            "--must": args.must,
-            "--workers": args.workers > 1,
-        }
-        if given := join_given(unsupported):
-            return f"--interactive does not support {given}; leave one of them out"
-    return ""
-
-
 def collect_overrides(args: argparse.Namespace) -> list[str]:
     """Return the options as settings, then the settings that were written out, which take
     precedence.
@@ -349,7 +309,6 @@ def translate_input(
     load_model: "Callable[[], LoadedModel]",
 ) -> None:
     """Translate a file or standard input."""
-    from nmt.system.progress import Progress, is_terminal, say
     from nmt.translate.lines import (
         LARGEST_CHUNK,
         add_demanded,
@@ -357,46 +316,29 @@ def translate_input(
         find_size,
         open_input,
     )
-    from nmt.translate.stream import check_not_input, open_output, translate_stream
+    from nmt.translate.stream import translate_stream
 
     with ExitStack() as stack:
-        # input and output
         source = stack.enter_context(open_input(args.input))
-        handles = [source.handle]
-        if args.prefix:
-            prefixes = stack.enter_context(open_input(args.prefix))
-            handles.append(prefixes.handle)
-        if args.must:
-            demanded = stack.enter_context(open_input(args.must))
-            handles.append(demanded.handle)
-        if args.output:
-            out, n_done = stack.enter_context(open_output(args.output, args.resume, handles))
-        else:
-            check_not_input(STDOUT, "standard output", handles)
-            out, n_done = sys.stdout.buffer, 0
-        if n_done:
-            say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")
-
+        beside = {}
+        for add, path in ((add_prefixes, args.prefix), (add_demanded, args.must)):
+            if path:
+                beside[add] = stack.enter_context(open_input(path))
+        handles = [reader.handle for reader in (source, *beside.values())]
+        out, n_done, progress = open_lines_output(args, handles, stack, "translating", "lines")
         attention = None
         if args.attention:
             from nmt.report.attention_file import open_attention_file
 
-            handles.append(out.fileno() if args.output else STDOUT)
-            check_not_among(args.attention, handles)
+            written = out.fileno() if args.output else STDOUT
+            check_not_among(args.attention, [*handles, written])
             title = f"Attention of {args.checkpoints[0]}"
             attention = stack.enter_context(open_attention_file(Path(args.attention), title))
 
         # chunks of many batches
         chunks = source.read_chunks(n_done, max(LARGEST_CHUNK, translator.chunk_lines))
-        if args.prefix:
-            chunks = add_prefixes(chunks, prefixes, n_done)
-        if args.must:
-            chunks = add_demanded(chunks, demanded, n_done)
-
-        # translate, and say how far it is: a bar would disturb translations on the same terminal
-        is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())
-        bar = Progress("translating", None, "lines", n_done, is_shown)
-        progress = stack.enter_context(closing(bar))
+        for add, reader in beside.items():
+            chunks = add(chunks, reader, n_done)
         size = find_size(source)
         for result in translate_stream(translator, layout, chunks, out, args.workers, load_model):
             if attention is not None:

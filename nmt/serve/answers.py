@@ -27,12 +27,13 @@ class LineOptions:
     has_alignments: bool = False
     has_pieces: bool = False
     has_attention: bool = False
+    has_scores: bool = True
 
     def make_candidate(self, translation: Translation) -> LineCandidate:
         alignment = [(source, target) for target, source in enumerate(translation.alignment)]
         return LineCandidate(
             text=translation.text.replace("\n", " "),
-            score=round(translation.score, 6),
+            score=round(translation.score, 6) if self.has_scores else None,
             alignment=alignment if self.has_alignments else None,
         )
 

@@ -6,10 +6,9 @@ traceback, which only the operator sees.
 """
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
+from hmac import compare_digest
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -92,38 +91,29 @@ class Service:
             given = token.strip()
         if not given:
             raise HTTPException(403, "this server needs an API key; give it as api_key")
-        digest = sha256(given.encode(errors="replace")).digest()
-        is_known = [hmac.compare_digest(digest, sha256(key.encode()).digest()) for key in self.keys]
-        if not any(is_known):
+        words = given.encode(errors="replace")
+        if not any(compare_digest(words, key.encode()) for key in self.keys):
             raise HTTPException(403, "this API key is not known")
 
     async def answer_lines(
         self,
         request: Request,
         options: LineOptions,
-        lines: Sequence[str],
+        texts: Sequence[str],
         prefixes: Sequence[str] | None = None,
     ) -> list[list[LineCandidate]]:
         """Return the candidates of each line, or raise why one of them has none."""
-        waiting: list[WaitingLine | None] = []  # None: an empty line
-        for text, prefix in zip(lines, prefixes or [""] * len(lines), strict=True):
-            waiting.append(WaitingLine(options, text, prefix) if text else None)
-        queued = [line for line in waiting if line]
-        self.batcher.put(queued)
+        prefixes = prefixes or [""] * len(texts)
+        lines = [WaitingLine(options, *one) for one in zip(texts, prefixes, strict=True)]
+        self.batcher.put(lines)
         try:
-            await self._wait(request, [line.answered for line in queued])
+            await self._wait(request, [line.answered for line in lines])
         finally:
-            self.batcher.drop(queued)
-        answers = []
-        for number, line in enumerate(waiting, 1):
-            answer = line.answered.result() if line else [answer_empty_line(options)]
-            answers.append(read_answer(answer, number))
-        return answers
+            self.batcher.drop(lines)
+        return [read_answer(line.answered.result(), number) for number, line in enumerate(lines, 1)]
 
     async def _wait(self, request: Request, answers: list["asyncio.Future[LineAnswer]"]) -> None:
         """Wait for all answers, but no longer than the deadline or the client."""
-        if not answers:
-            return
         # `answered` is never cancelled, because that would cancel the answers before they are dropped
         answered = asyncio.gather(*answers, return_exceptions=True)
         leaving = asyncio.ensure_future(wait_for_departure(request))
@@ -166,9 +156,6 @@ class Service:
 
     async def _answer_row(self, index: int, asked: LinesRequest, options: LineOptions) -> str:
         """Translate a line once the queue has room for it."""
-        if not asked.q[index]:
-            candidates = [answer_empty_line(options)]
-            return StreamedLine(index=index, candidates=show(candidates, asked)).to_row()
         line = WaitingLine(options, asked.q[index], asked.prefix[index] if asked.prefix else "")
         while self.batcher.n_waiting >= self.batcher.max_waiting:
             await asyncio.sleep(ROOM_PAUSE_S)
@@ -181,11 +168,7 @@ class Service:
             return StreamedLine(index=index, error=BUG).to_row()
         finally:
             self.batcher.drop([line])
-        return StreamedLine(index=index, candidates=show(candidates, asked)).to_row()
-
-
-def answer_empty_line(options: LineOptions) -> LineCandidate:
-    return LineCandidate(text="", score=0.0, alignment=[] if options.has_alignments else None)
+        return StreamedLine(index=index, candidates=candidates).to_row()
 
 
 def read_answer(answer: LineAnswer, number: int) -> list[LineCandidate]:
@@ -199,14 +182,6 @@ def read_answer(answer: LineAnswer, number: int) -> list[LineCandidate]:
     if isinstance(answer, Failure):
         raise HTTPException(503, str(answer), RETRY_AFTER)
     raise answer
-
-
-def show(candidates: list[LineCandidate], asked: LinesRequest) -> list[LineCandidate]:
-    """Leave out the scores if the client does not want them."""
-    if not asked.scores:
-        for candidate in candidates:
-            candidate.score = None
-    return candidates
 
 
 async def wait_for_departure(request: Request) -> None:
@@ -318,7 +293,7 @@ async def translate_lines(request: Request) -> Response:
     asked = await read_lines_request(request, service)
     options = check_question(asked, service, service.limits.max_lines)
     answers = await service.answer_lines(request, options, asked.q, asked.prefix)
-    lines = [TranslatedLine(candidates=show(candidates, asked)) for candidates in answers]
+    lines = [TranslatedLine(candidates=candidates) for candidates in answers]
     return answer_with(LinesAnswer(model=options.model.name, translations=lines))
 
 
@@ -352,8 +327,10 @@ def check_question(asked: LinesRequest, service: Service, max_lines: int) -> Lin
         has_alignments=asked.alignments,
         has_pieces=asked.pieces,
         has_attention=asked.attention,
+        has_scores=asked.scores,
     )
-    if not model.is_ours and options != LineOptions(model, options.search):
+    plain = LineOptions(model, options.search, has_scores=asked.scores)
+    if not model.is_ours and options != plain:
         raise HTTPException(
             400, f"{model.name} is translated by another engine, which gives text and score only"
         )

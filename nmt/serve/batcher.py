@@ -22,8 +22,9 @@ from nmt.serve.messages import LineCandidate
 from nmt.serve.models import ServedModels
 from nmt.system.errors import Failure, UserError
 from nmt.translate.batching import MAX_THREADS
-from nmt.translate.translator import LineTooLong, Translator
+from nmt.translate.translator import LineTooLong, Translation, Translator
 
+NOTHING = Translation("", 0.0)  # of an empty line
 SMALLEST_SHARE = 4  # lines: together they take little longer than one
 # Of usual text; a batch that is larger after all is split by the search.
 PIECES_PER_LINE, CHARACTERS_PER_PIECE = 4, 4
@@ -33,11 +34,15 @@ LineAnswer = list[LineCandidate] | Exception  # why there are none
 
 
 class WaitingLine:
-    """A line in the queue; its answer, or why there is none, appears in `answered`."""
+    """A line in the queue; its answer, or why there is none, appears in `answered`. An empty line is
+    answered at once.
+    """
 
     def __init__(self, options: LineOptions, text: str, prefix: str = "") -> None:
         self.options, self.text, self.prefix = options, text, prefix
         self.answered: asyncio.Future[LineAnswer] = asyncio.get_running_loop().create_future()
+        if not text:
+            self.answered.set_result([options.make_candidate(NOTHING)])
 
 
 class QueueFull(Exception):
@@ -51,7 +56,7 @@ class Batcher:
         self,
         max_waiting: int,
         n_threads: int,
-        observe_batch: Callable[[int], None] = lambda n_lines: None,
+        observe_batch: Callable[[int], None],
     ) -> None:
         self.max_waiting, self.n_threads = max_waiting, n_threads
         self.observe_batch = observe_batch
@@ -84,12 +89,13 @@ class Batcher:
         return len(self._waiting)
 
     def put(self, lines: Sequence[WaitingLine]) -> None:
-        """Queue all of these lines, or raise QueueFull and queue none."""
+        """Queue all of these lines that are not answered, or raise QueueFull and queue none."""
+        unanswered = [line for line in lines if not line.answered.done()]
         with self._changed:
-            if len(self._waiting) + len(lines) > self.max_waiting:
+            if len(self._waiting) + len(unanswered) > self.max_waiting:
                 raise QueueFull
-            self._waiting.extend(lines)
-            self._changed.notify(len(lines))
+            self._waiting.extend(unanswered)
+            self._changed.notify(len(unanswered))
 
     def drop(self, lines: Sequence[WaitingLine]) -> None:
         """Forget lines that are no longer wanted; a batch that has begun is completed."""

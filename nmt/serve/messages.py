@@ -180,6 +180,7 @@ class Refusal(BaseModel):
 # What is said of a wrong value, by pydantic's name of the mistake.
 MISTAKES = {
     "string_type": "is not a string",
+    "string_unicode": "has half a character",
     "list_type": "is not a list",
     "int_type": "is not an integer",
     "bool_type": "is not true or false",
@@ -200,7 +201,8 @@ def explain_invalid(invalid: ValidationError) -> str:
     kind, shown = first["type"], repr(first["input"])[:SHOWN_CHARACTERS]
     if kind == "value_error":
         return f"the question: {first['ctx']['error']}"
-    key = repr(first["loc"][0])[1:-1][:SHOWN_CHARACTERS]  # an unknown one may be of any characters
+    place = first["loc"] or ("a key",)  # one that is not text has no name
+    key = repr(place[0])[1:-1][:SHOWN_CHARACTERS]  # an unknown one may be of any characters
     if invalid.title == DetectRequest.__name__ and key == "q":
         return "q is missing; give a text"
     if invalid.title == TextsRequest.__name__ and key in LIBRETRANSLATE_MISTAKES:
@@ -213,6 +215,5 @@ def explain_invalid(invalid: ValidationError) -> str:
         return f"{key} is {shown}; it must be from 1 to {WIDEST_BEAM}"
     if kind == "literal_error":
         return f"{key}: {shown} is not one of {', '.join(get_args(Preset))}"
-    index = first["loc"][-1]
-    place = f"{key}[{index}]" if isinstance(index, int) else key
-    return f"{place}: {shown} {MISTAKES[kind]}"
+    index = f"[{place[-1]}]" if isinstance(place[-1], int) else ""
+    return f"{key}{index}: {shown} {MISTAKES[kind]}"

@@ -47,11 +47,8 @@ class ServedModel:
             return self.loaded.translator
         with self._lock:
             if search not in self._translators:
-                overrides = []
-                if search.preset is not None:
-                    overrides.append(f"decoding.preset={search.preset}")
-                if search.beam is not None:
-                    overrides.append(f"decoding.beam={search.beam}")
+                chosen = {key: value for key, value in vars(search).items() if value is not None}
+                overrides = [f"decoding.{key}={value}" for key, value in chosen.items()]
                 config = override_config(self.loaded.config, overrides)
                 translator = self.loaded.translator.change_search(config.decoding)
                 self._translators[search] = translator

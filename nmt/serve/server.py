@@ -8,7 +8,6 @@ import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 import uvicorn
 
@@ -60,9 +59,7 @@ def make_server(
     models: ServedModels, limits: ServeLimits, keys: frozenset[str], hosts: frozenset[str]
 ) -> TranslationServer:
     metrics = ServerMetrics()
-    batcher = Batcher(
-        limits.max_waiting, count_search_threads(models), observe_batch=metrics.observe_batch
-    )
+    batcher = Batcher(limits.max_waiting, count_search_threads(models), metrics.observe_batch)
     service = Service(models, batcher, limits, keys, metrics)
     config = uvicorn.Config(
         make_app(service, hosts),
@@ -87,15 +84,8 @@ def make_server(
 def run_server(server: TranslationServer, listener: socket.socket, names: Sequence[str]) -> None:
     """Answer requests until a signal ends it. SIGTERM is no failure."""
     # uvicorn restores this and raises the signal again, once it has stopped
-    previous = signal.signal(signal.SIGTERM, _ignore_signal)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     say(f"http://{host}:{address[1]}  {', '.join(names)}")
-    try:
-        server.run(listener)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _ignore_signal(number: int, frame: FrameType | None) -> None:
-    pass
+    server.run(listener)

@@ -18,8 +18,8 @@ REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained a
     "--best 1 --last 1": "--last: not allowed with argument --best",
     "--best 1 --curve": "--curve: not allowed with argument --best",
     "--curve --last 2": "--last: not allowed with argument --curve",
-    "--best 1 --every 3": "--best and --every",
-    "--best 1 --ema": "--best and --ema",
+    "--best 1 --every 3": "--best does not support --every",
+    "--best 1 --ema": "--best does not support --ema",
     "--every 0": "argument --every: 0",
     "--every nan": "argument --every: nan",
     "--every 9": "but 5 were requested",
@@ -27,14 +27,14 @@ REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained a
     "--ema 1": "argument --ema: 1: give a decay",
     "--ema 0.0099": "argument --ema: 0.0099: give a decay of at least 0.01",
     "--ema runs": "put it first",
-    "--curve -o x": "--curve and -o",
+    "--curve -o x": "--curve does not support -o",
     "--curve 0,2": "argument --curve: 0,2",
     "--curve 1,9": "has 5 checkpoints that averaging counts, but 9 were",
     "--curve runs": "put it first",
     "--curve": "data.valid",
     "../one": "give -o DIR",
     "../one -o x --ema": "--ema needs a run folder",
-    "../one -o x --curve": "--curve needs a run folder",
+    "../one --curve": "--curve needs a run folder",
 }
 
 
@@ -58,13 +58,14 @@ def test_force_replaces_what_is_in_the_way(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.average.mkdir()
-    (run.average / "notes.txt").write_text("mine")
+    notes = run.average / "notes.txt"
+    notes.write_text("mine")
     assert nmt_average([str(run.path)]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert "contains something other than an average" in lines[-1] and "--force" in lines[-1]
-    assert (run.average / "notes.txt").read_text() == "mine"
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "contains something other than an average" in last and "--force" in last
+    assert notes.read_text() == "mine"
     assert nmt_average([str(run.path), "--force"]) == 0
-    assert not (run.average / "notes.txt").exists() and is_unedited_card(run.average / "README.md")
+    assert not notes.exists() and is_unedited_card(run.average / "README.md")
 
 
 def test_weights_and_minutes_are_said_and_kept(

@@ -59,15 +59,12 @@ def test_from_text_to_score(
     out = capsys.readouterr().out
     texts = hypotheses.read_text().split("\n")[:-1]
     references = (trained / "corpus" / "test.de").read_text().split("\n")[:-1]
-    expected = sacrebleu.corpus_bleu(texts, [references])
+    expected = sacrebleu.corpus_bleu(texts, [references]).score
     result = json.loads(scores.read_text())
-    bleu = {score["name"]: score for score in result["scores"]}["BLEU"]
-    assert bleu["value"] == expected.score and result["sentences"] == 20 == len(texts)
-    assert (
-        bleu["signature"] in out
-        and "tok:13a" in bleu["signature"]
-        and f"{expected.score:.2f}" in out
-    )
+    bleu = result["scores"][0]
+    assert bleu["value"] == expected and result["sentences"] == 20 == len(texts)
+    assert "tok:13a" in bleu["signature"]
+    assert bleu["signature"] in out and f"{expected:.2f}" in out
 
 
 def test_validation_scores_are_those_of_nmt_eval(run: Path, trained: Path, tmp_path: Path) -> None:
@@ -116,47 +113,38 @@ def spoil(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
-MISTAKES: list[tuple[str, Callable[[Path], None] | None, list[str], list[str]]] = [
+# what is changed in the corpus, settings, what the message names
+MISTAKES: list[tuple[Callable[[Path], object], str, str]] = [
+    (lambda c: spoil(c, "train.de", lambda b: b + b"eins\n"), "", "train.en 400 401"),
+    (lambda c: (c / "train.de").unlink(), "", "train.de data.root"),
+    (lambda c: spoil(c, "valid.en", lambda b: b""), "", "valid.en empty"),
     (
-        "unequal line counts",
-        lambda c: spoil(c, "train.de", lambda b: b + b"eins\n"),
-        [],
-        ["train.en", "400", "401"],
+        lambda c: spoil(c, "train.en", lambda b: b.replace(b" ", b"\xc3(", 1)),
+        "",
+        "train.en:1 UTF-8",
     ),
-    ("missing file", lambda c: (c / "train.de").unlink(), [], ["train.de", "data.root"]),
-    ("empty file", lambda c: spoil(c, "valid.en", lambda b: b""), [], ["valid.en", "empty"]),
-    (
-        "bad UTF-8",
-        lambda c: spoil(c, "train.en", lambda b: b"ok\n\xc3(\n" + b.split(b"\n", 2)[2]),
-        [],
-        ["train.en:2", "UTF-8"],
-    ),
-    ("misspelt key", None, ["model.d_modle=8"], ["model.d_modle", "d_model"]),
-    ("misspelt section", None, ["modle.d_model=8"], ["modle", "model"]),
-    ("wrong type", None, ["training.steps=many"], ["training.steps", "'many'", "integer"]),
-    ("negative number", None, ["training.steps=-5"], ["training.steps", "-5"]),
-    ("not a choice", None, ["model.norm=past"], ["model.norm", "post"]),
-    ("heads do not divide", None, ["model.d_model=15"], ["d_model 15", "n_heads 2"]),
-    ("not an override", None, ["training.steps"], ["training.steps", "section.key=value"]),
+    (Path.exists, "model.d_modle=8", "model.d_modle d_model"),
+    (Path.exists, "modle.d_model=8", "modle model"),
+    (Path.exists, "training.steps=many", "training.steps 'many' integer"),
+    (Path.exists, "model.d_model=15", "d_model n_heads"),
+    (Path.exists, "training.steps", "training.steps section.key=value"),
+    (Path.exists, "training.micro_tokens=1.5", "training.micro_tokens 1.5"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "expected"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
-)
+@pytest.mark.parametrize(("change", "setting", "expected"), MISTAKES)
 def test_mistakes_are_reported_in_one_line(
-    change: Callable[[Path], None] | None,
-    options: list[str],
-    expected: list[str],
+    change: Callable[[Path], object],
+    setting: str,
+    expected: str,
     toy: Path,
     corpus: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if change is not None:
-        change(corpus)
-    message = read_refusal(capsys, nmt_train(["--config", str(toy), *options]))
-    assert all(word in message for word in expected), message
+    change(corpus)
+    message = read_refusal(capsys, nmt_train(["--config", str(toy), *setting.split()]))
+    assert all(word in message for word in expected.split()), message
     left = {path.name for path in (tmp_path / "store").glob("*")}
     assert left <= {".nmt-prepare"}  # stages that are done, which the corrected command takes up
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -169,12 +157,6 @@ def test_a_vocabulary_larger_than_the_text_allows(
     # After a line that says learning has begun
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert "vocab.size" in message and "9000" in message and "at most" in message
-
-
-def test_duplicate_key(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    toy.write_text(toy.read_text() + "seed: 4\n")
-    message = read_refusal(capsys, nmt_train(["--config", str(toy)]))
-    assert "seed" in message and f"toy.yaml:{len(toy.read_text().splitlines())}" in message
 
 
 def test_a_folder_that_cannot_be_written(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,27 +217,24 @@ def test_an_output_that_cannot_be_written_is_reported_before_the_work(
 
 
 @pytest.mark.parametrize(
-    ("flags", "word"),
+    ("flags", "words"),
     [
-        (["--profile", "--plan"], "cannot be combined"),
-        (["--trace", "t.json"], "--profile"),
-        (["--plan", "--trace", "t.json"], "--profile"),
-        (["--price", "3"], "--plan"),
-        (["--profile", "--price", "3"], "--plan"),
-        (["--plan", "--price", "-1"], "--price -1"),
-        (["--plan", "--price", "nan"], "--price nan"),
-        (["--plan", "--price", "much"], "'much'"),
+        ("--profile --plan", "--profile does not support --plan"),
+        ("--plan --trace t.json", "--trace needs --profile"),
+        ("--profile --price 3", "--price needs --plan"),
+        ("--plan --price -1", "--price -1"),
+        ("--plan --price nan", "--price nan"),
+        ("--plan --price much", "'much'"),
     ],
 )
 def test_flags_that_do_not_go_together(
-    flags: list[str], word: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: str, words: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        nmt_train(["--config", str(toy), *flags])
-    captured = capsys.readouterr()
-    message = [line for line in captured.err.splitlines() if line.startswith("nmt-train: error:")]
-    assert left.value.code == 2 and len(message) == 1 and word in message[0] and captured.out == ""
-    assert captured.err.strip().splitlines()[-1] == message[0] and not (tmp_path / "store").exists()
+        nmt_train(["--config", str(toy), *flags.split()])
+    message = read_refusal(capsys, int(str(left.value)))
+    assert message.startswith("nmt-train: error:") and words in message
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize("flag", ["--profile", "--plan"])
@@ -292,16 +271,6 @@ def test_micro_tokens_auto_is_resolved_once(
     assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-0000003"
 
 
-@pytest.mark.parametrize("value", ["foo", "0", "1.5", "Auto"])
-def test_micro_tokens_are_a_number_or_auto(
-    value: str, toy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = read_refusal(
-        capsys, nmt_train(["--config", str(toy), f"training.micro_tokens={value}"])
-    )
-    assert "training.micro_tokens" in message and value in message
-
-
 def test_a_misspelt_config_is_answered_with_the_bundled_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -312,20 +281,19 @@ def test_a_misspelt_config_is_answered_with_the_bundled_ones(
 @pytest.mark.parametrize(
     ("command", "words", "option"),
     [
-        (nmt_eval, ["--hypotheses", "a", "--src", "b", "--src", "c"], "--src"),
-        (nmt_average, ["runs/a", "--last", "5", "--last", "6"], "--last"),
-        (nmt_translate, ["runs/a", "--n-best", "1", "--n-best", "2"], "--n-best"),
-        (nmt_train, ["-c", "demo.yaml", "--config", "base.yaml"], "-c/--config"),
+        (nmt_eval, "--hypotheses a --src b --src c", "--src"),
+        (nmt_average, "runs/a --last 5 --last 6", "--last"),
+        (nmt_train, "-c demo.yaml --config base.yaml", "-c/--config"),
     ],
 )
 def test_an_option_given_twice_is_refused(
     command: Callable[[list[str]], int],
-    words: list[str],
+    words: str,
     option: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as stop:
-        command(words)
+        command(words.split())
     assert f"argument {option}: given twice" in read_refusal(capsys, int(str(stop.value)))
 
 
@@ -349,7 +317,7 @@ def test_a_folder_that_is_something_else_is_no_run(
 def test_files_of_the_user_in_the_run_folder(
     name: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of somebody who keeps a config, with comments, where its run shall be."""
+    """For example a config, with comments, in the folder that its run will have."""
     (tmp_path / "mine").mkdir()
     file = tmp_path / "mine" / name
     assert nmt_train(["--config", str(toy), "--print-config"]) == 0
@@ -370,25 +338,25 @@ def test_settings_of_another_run_leave_no_store_behind(
     assert not (tmp_path / "other").exists()
 
 
-def test_several_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = {
         "hyp": ["the red house is big", "a small dog runs away"],
         "one": ["the red house is large", "a small dog runs away"],
         "two": ["the red house is big", "a little dog is running"],
     }
-    files = {}
+    monkeypatch.chdir(tmp_path)
     for name, lines in texts.items():
-        files[name] = str(tmp_path / name)
-        Path(files[name]).write_text("".join(line + "\n" for line in lines))
-    words = ["--hypotheses", files["hyp"], "--ref", files["one"], "--ref", files["two"]]
-    scores = str(tmp_path / "json")
-    assert nmt_eval([*words, "--json", scores]) == 0
-    bleu, _ = json.loads(Path(scores).read_text())["scores"]
+        Path(name).write_text("".join(line + "\n" for line in lines))
+    words = ["--hypotheses", "hyp", "--ref", "one", "--ref", "two"]
+    assert nmt_eval([*words, "--json", "scores"]) == 0
+    bleu, _ = json.loads(Path("scores").read_text())["scores"]
     expected = sacrebleu.corpus_bleu(texts["hyp"], [texts["one"], texts["two"]])
     assert bleu["value"] == expected.score and bleu["signature"].startswith("nrefs:2|")
     assert "test:one#" in bleu["signature"] and "+two#" in bleu["signature"]
 
     capsys.readouterr()
-    Path(files["two"]).write_text("only one line\n")
+    Path("two").write_text("only one line\n")
     message = read_refusal(capsys, nmt_eval(words))
-    assert f"{files['two']}: has 1 lines, but the first reference 2" in message
+    assert "two: has 1 lines, but the first reference 2" in message

@@ -272,8 +272,8 @@ def test_an_old_config_that_follows_its_text_is_refused_with_the_remedy(
     "words, message",
     [
         ("training.steps=3", "give --config, or --src and --tgt"),
-        ("--src my.en", "--src and --tgt go together"),
-        ("--tgt my.en --config demo.yaml", "--src and --tgt go together"),
+        ("--src my.en", "--src needs --tgt"),
+        ("--tgt my.en --config demo.yaml", "--tgt needs --src"),
         ("--src a.en --tgt a.sv data.train=[]", "leave one of them out"),
     ],
 )

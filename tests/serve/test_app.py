@@ -2,13 +2,12 @@
 
 import json
 import re
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
 import pytest
-from support.running_server import LINES, RunningServer, open_toy_models, run_in_thread
+from support.running_server import LINES, RunningServer, share_models, share_server  # noqa: F401
 from support.soaking import counted
 
 from nmt.serve.models import SearchChoice
@@ -16,12 +15,6 @@ from nmt.translate.translator import Candidates, Request
 
 NEAR = 1e-5  # as in test_invariance.py
 ALONE: dict[str, Candidates] = {}  # what was found
-
-
-@pytest.fixture(scope="module", name="server")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with run_in_thread(open_toy_models(tmp_path_factory.mktemp("models"))) as server:
-        yield server
 
 
 def find_alone(server: RunningServer, question: dict[str, Any]) -> list[list[tuple[str, float]]]:
@@ -64,6 +57,14 @@ def test_answers_are_the_translators(server: RunningServer, question: dict[str, 
     assert_same(server, question, answer.json)
 
 
+def count_batches(server: RunningServer) -> list[float]:
+    """How many lines were translated so far, and in how many batches."""
+    figures = server.ask("GET", "/metrics").text
+    return [float(n) for n in re.findall(r"^nmt_batch_lines_(?:sum|count) (.*)$", figures, re.M)][
+        ::-1
+    ]
+
+
 def test_requests_mixed_in_batches_are_answered_as_if_alone(server: RunningServer) -> None:
     rng = Random(1)
     questions: list[dict[str, Any]] = []
@@ -71,25 +72,14 @@ def test_requests_mixed_in_batches_are_answered_as_if_alone(server: RunningServe
         question: dict[str, Any] = {"q": rng.sample(LINES[:25], rng.randint(1, 3))}
         question |= rng.choice([{}, {}, {"n_best": 2}, {"beam": 1}, {"model": "other"}])
         questions.append(question)
-    answers: list[Any] = [None] * len(questions)
-
-    def ask(first: int) -> None:
-        for i in range(first, len(questions), 20):
-            answers[i] = server.post("/v1/translate", questions[i]).json
-
-    threads = [threading.Thread(target=ask, args=[first]) for first in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for question, answer in zip(questions, answers, strict=True):
-        assert_same(server, question, answer)
-    batches = server.ask("GET", "/metrics").text
-    n_lines, n_batches = (
-        float(batches.partition(f"nmt_batch_lines_{what} ")[2].split()[0])
-        for what in ("sum", "count")
-    )
-    assert n_lines > 1.5 * n_batches  # so lines of several requests met
+    lines_before, batches_before = count_batches(server)
+    with ThreadPoolExecutor(20) as clients:
+        answers = clients.map(lambda question: server.post("/v1/translate", question), questions)
+        for question, answer in zip(questions, answers, strict=True):
+            assert_same(server, question, answer.json)
+    lines_now, batches_now = count_batches(server)
+    # so lines of several requests met
+    assert lines_now - lines_before > 1.5 * (batches_now - batches_before)
 
 
 def test_a_stream_answers_every_line(server: RunningServer) -> None:
@@ -137,6 +127,7 @@ def test_scores_can_be_left_out(server: RunningServer) -> None:
         ({"q": ["a"], "preset": "moses"}, 400, "preset: 'moses' is not one of"),
         ({"q": ["a"], "model": "xx"}, 400, "model: there is no 'xx'; known: en-de, other"),
         ({"q": ["a"], "b\n": 1}, 400, r"b\\n: unknown key"),
+        ({"q": ["a"], "\ud800": 1}, 400, "a key: .* has half a character"),
         ({"q": ["a"], "scores": "yes"}, 400, "scores: 'yes' is not true or false"),
         ({"q": ["a"], "prefix": []}, 400, "prefix has 0 lines, and q has 1"),
         ({"q": ["a"], "apiKey": "k"}, 400, "apiKey: unknown key; did you mean api_key?"),

@@ -4,10 +4,18 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.running_server import LINES, RunningServer, open_toy_models, run_in_thread
+from support.running_server import (  # noqa: F401
+    DEFAULTS,
+    LINES,
+    RunningServer,
+    open_toy_models,
+    run_in_thread,
+    share_models,
+)
 from support.waiting import until
 
 from nmt.serve import batcher
@@ -36,11 +44,6 @@ class Gate:
         return [[LineCandidate(text=text, score=-1.0)] for text in texts]
 
 
-@pytest.fixture(scope="module", name="models")
-def open_models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
-    return open_toy_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture(name="gate")
 def make_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
@@ -58,24 +61,35 @@ def send(server: RunningServer, question: object) -> socket.socket:
     return connection
 
 
+def wait_in_queue(server: RunningServer, n_lines: int) -> None:
+    until(lambda: server.server.batcher.n_waiting == n_lines)
+
+
+@contextmanager
+def hold_server(
+    models: ServedModels, gate: Gate, limits: ServeLimits = DEFAULTS
+) -> Iterator[tuple[RunningServer, socket.socket]]:
+    """A server that is busy with the line "a" until the gate is open, and the connection that asked."""
+    with run_in_thread(models, limits) as server, send(server, {"q": ["a"]}) as first:
+        until(lambda: gate.batches == [["a"]])
+        yield server, first
+
+
 def test_a_full_queue_says_try_again_and_a_late_answer_is_a_504(
     models: ServedModels, gate: Gate
 ) -> None:
-    with run_in_thread(models, LIMITS) as server:
-        first = send(server, {"q": ["a"]})
-        until(lambda: gate.batches == [["a"]])
+    with hold_server(models, gate, LIMITS) as (server, first):
         second = send(server, {"q": ["b"] * 4})
-        until(lambda: server.server.batcher.n_waiting == 4)
+        wait_in_queue(server, 4)
         answer = server.post("/v1/translate", {"q": ["c"]})
-        assert answer.status == 503
-        assert answer.headers["retry-after"] == "1"
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert server.post("/v1/stream", {"q": ["c"]}).status == 503
         for late in (first, second):
             assert late.recv(100).startswith(b"HTTP/1.1 504")
-        assert server.server.batcher.n_waiting == 0
+        wait_in_queue(server, 0)
         gate.is_open.set()
         assert server.post("/v1/translate", {"q": ["d"]}).status == 200
-        assert "b" not in sum(gate.batches, [])  # nobody waited for them any more
+        assert "b" not in sum(gate.batches, [])  # their client was told that it is too late
 
 
 def test_a_stream_waits_for_room_and_not_for_ever(models: ServedModels, gate: Gate) -> None:
@@ -88,72 +102,60 @@ def test_a_stream_waits_for_room_and_not_for_ever(models: ServedModels, gate: Ga
 
 
 def test_lines_of_a_client_that_left_are_dropped(models: ServedModels, gate: Gate) -> None:
-    with run_in_thread(models) as server:
-        with send(server, {"q": ["a"]}):
-            until(lambda: gate.batches == [["a"]])
-            leaving = send(server, {"q": ["b", "c"]})
-            staying = send(server, {"q": ["d"]})
-            until(lambda: server.server.batcher.n_waiting == 3)
-            leaving.close()
-            until(lambda: server.server.batcher.n_waiting == 1)
-            gate.is_open.set()
-            assert staying.recv(100).startswith(b"HTTP/1.1 200")
-        assert gate.batches == [["a"], ["d"]]
+    with hold_server(models, gate) as (server, _):
+        leaving = send(server, {"q": ["b", "c"]})
+        staying = send(server, {"q": ["d"]})
+        wait_in_queue(server, 3)
+        leaving.close()
+        wait_in_queue(server, 1)
+        gate.is_open.set()
+        assert staying.recv(100).startswith(b"HTTP/1.1 200")
+    assert gate.batches == [["a"], ["d"]]
 
 
-def test_a_bug_in_one_line_is_no_matter_to_its_neighbours(
+def test_a_bug_in_one_line_does_not_affect_its_neighbours(
     models: ServedModels, gate: Gate, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with run_in_thread(models) as server:
-        blocking = send(server, {"q": ["a"]})
-        until(lambda: gate.batches == [["a"]])
+    with hold_server(models, gate) as (server, first):
         others = [send(server, {"q": [text]}) for text in ("b", "bug", "c")]
-        until(lambda: server.server.batcher.n_waiting == 3)
+        wait_in_queue(server, 3)
         gate.is_open.set()
-        found = [one.recv(4096) for one in (blocking, *others)]
+        found = [one.recv(4096) for one in (first, *others)]
         assert [answer.split()[1] for answer in found] == [b"200", b"200", b"500", b"200"]
         assert b"ZeroDivisionError" not in b"".join(found)
         assert "ZeroDivisionError" in capfd.readouterr().err  # for the operator
-        assert gate.batches[1] == ["b", "bug", "c"]
         assert server.ask("GET", "/health").status == 200
 
 
 def test_only_lines_with_equal_options_share_a_batch(models: ServedModels, gate: Gate) -> None:
-    with run_in_thread(models) as server:
-        blocking = send(server, {"q": ["a"]})
-        until(lambda: gate.batches == [["a"]])
-        questions = [
-            {"q": ["b"]},
-            {"q": ["c"], "beam": 3},
-            {"q": ["d"], "prefix": ["x"]},
-            {"q": ["e"]},
-            {"q": ["f"], "model": "other"},
-            {"q": ["g"], "beam": 3},
-        ]
-        connections: list[socket.socket] = []
-        for question in questions:
+    questions = [
+        {"q": ["b"]},
+        {"q": ["c"], "beam": 3},
+        {"q": ["d"], "prefix": ["x"]},
+        {"q": ["e"]},
+        {"q": ["f"], "model": "other"},
+        {"q": ["g"], "beam": 3},
+    ]
+    with hold_server(models, gate) as (server, first):
+        connections = []
+        for n_waiting, question in enumerate(questions, 1):
             connections.append(send(server, question))
-            until(lambda: server.server.batcher.n_waiting == len(connections))
+            wait_in_queue(server, n_waiting)
         gate.is_open.set()
-        for connection in (blocking, *connections):
+        for connection in (first, *connections):
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        assert gate.batches[1:] == [["b", "e"], ["c", "g"], ["d"], ["f"]]
+    assert gate.batches[1:] == [["b", "e"], ["c", "g"], ["d"], ["f"]]
 
 
 def test_a_batch_has_a_bounded_size(models: ServedModels, gate: Gate) -> None:
     budget = batcher.find_budget(LineOptions(models.first))
-    long = "x" * 1_000
-    with run_in_thread(models) as server:
-        blocking = send(server, {"q": ["a"]})
-        until(lambda: gate.batches == [["a"]])
-        waiting = send(server, {"q": [long] * 40})
-        until(lambda: server.server.batcher.n_waiting == 40)
+    with hold_server(models, gate) as (server, _):
+        waiting = send(server, {"q": ["x" * 1_000] * 40})
+        wait_in_queue(server, 40)
         gate.is_open.set()
-        for connection in (blocking, waiting):
-            assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        sizes = [len(batch) * 1_000 for batch in gate.batches[1:]]
-        assert sum(sizes) == 40_000
-        assert max(sizes) <= budget
+        assert waiting.recv(100).startswith(b"HTTP/1.1 200")
+    sizes = [len(batch) * 1_000 for batch in gate.batches[1:]]
+    assert sum(sizes) == 40_000 and max(sizes) <= budget
 
 
 def test_a_line_too_long_is_refused_by_itself(tmp_path: Path) -> None:

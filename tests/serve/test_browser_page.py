@@ -468,7 +468,7 @@ def test_pieces_become_words_in_any_writing_and_spelling(page: Any) -> None:
     assert split("mot\u00a0: oui", "▁mot", "\u00a0:", "▁oui") == [["mot", "\u00a0:"], ["oui"]]
     assert split("我喜欢茶", "▁我", "喜欢", "茶") == [["我"], ["喜欢"], ["茶"]]
     assert split("ein 🎸 da", "▁ein", "▁", "<0xF0>", "<0x9F>", "▁da") == [["ein"], ["🎸"], ["da"]]
-    assert split("eins zwei", "▁eins") == [["eins"], ["zwei"]]  # nobody knows which piece is where
+    assert split("eins zwei", "▁eins") == [["eins"], ["zwei"]]  # which piece is where is unknown
 
 
 def test_attention_finds_its_words_in_text_that_the_vocabulary_changed(page: Any) -> None:

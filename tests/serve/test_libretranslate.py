@@ -9,23 +9,24 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from support.running_server import LINES, RunningServer, open_toy_models, run_in_thread
+from support.running_server import (  # noqa: F401
+    LINES,
+    RunningServer,
+    run_in_thread,
+    share_models,
+    share_server,
+)
+
+from nmt.serve.models import ServedModels
 
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 BOUNDARY = "----x"
 MULTIPART = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
-
-
-@pytest.fixture(scope="module", name="server")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with run_in_thread(open_toy_models(tmp_path_factory.mktemp("models"))) as server:
-        yield server
 
 
 def translate(server: RunningServer, text: str) -> str:
@@ -77,11 +78,6 @@ def test_lists_alternatives_and_multipart_forms(server: RunningServer) -> None:
     assert len(answer["alternatives"]) == 1
 
 
-def test_a_key_that_is_not_needed_is_ignored(server: RunningServer) -> None:
-    asked = {"q": LINES[0], "source": "en", "target": "de", "api_key": 3}
-    assert server.post("/translate", asked).json["translatedText"] == translate(server, LINES[0])
-
-
 def test_settings_for_pages(server: RunningServer) -> None:
     answer = server.ask("GET", "/frontend/settings").json
     assert answer["language"]["source"] == {"code": "en", "name": "English"}
@@ -118,9 +114,9 @@ def test_bad_requests(
     assert words in answer.json["error"]
 
 
-def test_keys(tmp_path: Path) -> None:
+def test_keys(models: ServedModels) -> None:
     question = {"q": "a", "source": "en", "target": "de"}
-    with run_in_thread(open_toy_models(tmp_path), keys=frozenset({"secret", "sécret"})) as server:
+    with run_in_thread(models, keys=frozenset({"secret", "sécret"})) as server:
         assert "needs an API key" in server.post("/translate", question).json["error"]
         answer = server.post("/translate", {**question, "api_key": "x"})
         assert (answer.status, answer.json) == (403, {"error": "this API key is not known"})

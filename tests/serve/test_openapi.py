@@ -1,12 +1,11 @@
 """The OpenAPI document names every route, and no question that it allows or forbids breaks the server."""
 
 import json
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import pytest
-from support.running_server import LINES, RunningServer, open_toy_models, run_in_thread
+from support.running_server import LINES, RunningServer, share_models, share_server  # noqa: F401
 from support.soaking import counted
 
 # right and wrong values of each key
@@ -49,12 +48,6 @@ VALUES: dict[str, dict[str, list[Any]]] = {
         "apiKey": ["x"],
     },
 }
-
-
-@pytest.fixture(scope="module", name="server")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with run_in_thread(open_toy_models(tmp_path_factory.mktemp("models"))) as server:
-        yield server
 
 
 def test_the_document_names_all_routes(server: RunningServer) -> None:

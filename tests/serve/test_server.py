@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.running_server import LINES, RunningServer, open_toy_models, run_in_thread
+from support.running_server import LINES, RunningServer, run_in_thread, share_models  # noqa: F401
 from support.waiting import until
-from test_batcher import Gate, make_gate, send  # noqa: F401
+from test_batcher import Gate, hold_server, make_gate, send, wait_in_queue  # noqa: F401
 
 from nmt.serve.limits import ServeLimits
 from nmt.serve.models import ServedModels
@@ -16,11 +16,6 @@ from nmt.system.errors import UserError
 
 IMPATIENT = ServeLimits(timeout_s=0.4, max_connections=4)
 HEAD = b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-
-
-@pytest.fixture(scope="module", name="models")
-def open_models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
-    return open_toy_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module", name="server")
@@ -150,18 +145,15 @@ def test_an_address_in_use_is_a_mistake(server: RunningServer) -> None:
 
 
 def test_what_was_asked_is_answered_before_the_end(models: ServedModels, gate: Gate) -> None:
-    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with run_in_thread(models) as server:
+    with hold_server(models, gate) as (server, first):
         idle = connect(server)
-        begun = [send(server, {"q": LINES[:1]})]
-        until(lambda: gate.batches == [LINES[:1]])
-        begun += [send(server, {"q": [line]}) for line in LINES[1:10]]
-        until(lambda: server.server.batcher.n_waiting == 9)
+        begun = [send(server, {"q": [line]}) for line in LINES[1:10]]
+        wait_in_queue(server, 9)
         server.server.uvicorn.should_exit = True
         until(lambda: not server.server.uvicorn.servers[0].is_serving())
         with pytest.raises(OSError):
-            connect(server, health)
+            connect(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         gate.is_open.set()
-        for connection in begun:
+        for connection in (first, *begun):
             assert read_all(connection).startswith(b"HTTP/1.1 200")
         assert read_all(idle) == b""

@@ -88,3 +88,14 @@ def run_in_thread(
             server.uvicorn.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module", name="models")
+def share_models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
+    return open_toy_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module", name="server")
+def share_server(models: ServedModels) -> Iterator[RunningServer]:
+    with run_in_thread(models) as server:
+        yield server
