@@ -15,6 +15,7 @@ from nmt import checkpoint
 from nmt.checkpoint import Snapshot
 from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
+from nmt.system.run_folder import RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.events import SkippedEvent
 from nmt.train.layer_norms import LayerNorms
@@ -37,7 +38,8 @@ class Trainer:
 
     def __init__(self, setup: Setup, stop: StopRequest, status: StatusFile) -> None:
         self.setup, self.stop, self.status = setup, stop, status
-        self.config, self.world, self.run = setup.config, setup.world, setup.run
+        self.config, self.world = setup.config, setup.world
+        self.run = RunFolder(setup.config.folder)
         self.model, self.optimizer = setup.model, setup.optimizer
         self.state = setup.state
 
@@ -148,9 +150,8 @@ class Trainer:
         """
         # Training's CUDA graph must be recorded before those of validation's search, which are
         # freed earlier: a CUDA graph must not outlive one that was recorded before it.
-        setup = self.setup
         if self.world.device.type == "cuda":
-            probe_peak_memory(setup.replica, setup.store, setup.micro_tokens, self.world)
+            probe_peak_memory(self.setup)
         self.validate()  # if a stop interrupted the last validation
         if self.end_reason and not self.stop.exit_code:
             # No later checkpoint will record this score, so rewrite the last one.
