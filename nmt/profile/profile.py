@@ -17,7 +17,7 @@ from nmt.data.loader import Loader
 from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.profile.time_by_part import sum_kernels, sum_operations
-from nmt.system.files import check_writable, refuse_run_file, sync_to_disk
+from nmt.system.files import check_writable, refuse_run_file
 from nmt.system.ranks import World
 from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.precision import resolve_precision
@@ -107,7 +107,7 @@ def _measure_parts(
     with torch.profiler.profile(activities=activities) as profiler:
         dry_run.run(updates, n, "profiling")
     if trace is not None and world.is_main:
-        _write_trace(profiler, trace)
+        profiler.export_chrome_trace(str(trace))
 
     events = list(profiler.events())
     if is_cuda:
@@ -125,17 +125,6 @@ def _measure_parts(
     parts = {part: 1000 * scale * took for part, took in seconds.items()}
     parts[left_over] = 1000 * (timing.mean_s - busy_s)
     return parts
-
-
-def _write_trace(profiler: torch.profiler.profile, path: Path) -> None:
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # same ending: .gz means compressed
-    try:
-        profiler.export_chrome_trace(str(temporary))
-        sync_to_disk(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_to_disk(path.parent)
 
 
 def _format_speed(flop_per_s: float) -> str:

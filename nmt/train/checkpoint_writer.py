@@ -10,6 +10,7 @@ import re
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -41,10 +42,11 @@ class CheckpointWriter:
         metrics: MetricsLog,
         saved_step: int,
         in_background: bool,
-        mirror: Mirror | None = None,
     ) -> None:
         self.run, self.config, self.vocab, self.metrics = run, config, vocab, metrics
-        self.mirror = mirror
+        self.mirror: Mirror | None = None
+        if config.training.mirror is not None:
+            self.mirror = Mirror(config.training, Path(config.data.store), run)
         self.in_background = in_background
         self.saved_step = saved_step  # of the last good checkpoint
         self.failures = 0  # in a row

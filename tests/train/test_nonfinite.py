@@ -63,7 +63,7 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[[Poison, set[int]], None
 @pytest.mark.parametrize(
     "settings, at, advice",
     [
-        ((), 3, "there is no checkpoint yet: start over in another out=DIR"),
+        ((), 3, "no checkpoint yet: start over in another out=DIR with a lower optimizer.scale"),
         (("training.checkpoint_every=2",), 4, "the last checkpoint is intact: continue from it"),
         # nothing was computed yet with the weights of update 2
         (("training.checkpoint_every=2",), 3, "the last checkpoint may be no better"),

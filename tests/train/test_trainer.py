@@ -9,10 +9,7 @@ from support.finished_run import list_differing, read_lines, read_losses, read_t
 from support.soaking import Ground, make_ground
 
 from nmt.commands.train import main
-from nmt.config import load_config
-from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
-from nmt.train.run_start import check_same_run
 
 # A line for each update, and no validation in between.
 LOGGED = ("training.log_every=1", "training.validate_every=100", "training.steps=20")
@@ -95,12 +92,6 @@ def test_a_file_of_the_user_is_not_replaced(
     assert [file.read_text() for file in run.path.iterdir()] == ["precious"]
 
 
-def test_the_root_folder_is_refused(ground: Ground) -> None:
-    config = load_config(str(ground.config), ["out=/"])
-    with pytest.raises(UserError, match="is the root folder; choose another out=DIR"):
-        check_same_run(config)
-
-
 def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     ground: Ground, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,14 +142,6 @@ def test_a_table_of_positions_that_grows_on_one_rank(ground: Ground) -> None:
     settings = ("training.log_every=1", "training.validate_every=1", "training.steps=3")
     run = ground.finish("grown", *settings, "model.max_positions=3", size=2)
     assert sorted(read_losses(run.path)) == [1, 2, 3]
-
-
-def test_a_run_that_diverges_ends_with_a_line(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(ground.argv("diverged", *LOGGED, "optimizer.scale=1e15")) == 1
-    assert "optimizer.scale" in capsys.readouterr().err.splitlines()[-1]
-    assert "NaN" not in ground.run("diverged").metrics.read_text()
 
 
 def test_the_page_of_a_run_is_written_when_it_is_done(

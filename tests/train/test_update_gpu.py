@@ -213,25 +213,6 @@ def test_a_look_up_has_the_gradient_of_torchs(numbers: list[int]) -> None:
     torch.library.opcheck(torch.ops.nmt.embedding_gradient.default, (factor, ids, 10))
 
 
-def test_gradients_lie_in_one_buffer_and_stay_there() -> None:
-    parameters = [
-        torch.nn.Parameter(torch.randn(*shape)) for shape in ((3, 5), (7,), (64,), (2, 65))
-    ]
-    flat = FlatGradients(parameters)
-    addresses = [p.grad.data_ptr() for p in parameters if p.grad is not None]
-    for _ in range(2):
-        sum((p * p).sum() for p in parameters).backward()  # type: ignore[union-attr]
-    assert [p.grad.data_ptr() for p in parameters if p.grad is not None] == addresses
-    assert all(address % 256 == addresses[0] % 256 for address in addresses)
-    for p in parameters:
-        assert p.grad is not None and torch.equal(p.grad, 4 * p.detach())
-    expected = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).norm()
-    # What lies between them is zero
-    assert flat.buffer.norm() == pytest.approx(float(expected), rel=1e-6)
-    flat.buffer.zero_()
-    assert not any(p.grad.any() for p in parameters if p.grad is not None)
-
-
 def test_a_batch_of_another_shape_runs_as_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     store, world = make_store(), World(0, 1, torch.device("cpu"))
