@@ -14,16 +14,14 @@ import numpy as np
 import torch
 from torch.autograd.profiler import record_function
 
-from nmt.config import RunConfig
 from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
 from nmt.profile.cost import DeviceTimer, reset_peak_memory
 from nmt.profile.time_by_part import UPDATE
 from nmt.system.device import read_peak_memory
 from nmt.system.progress import Progress, clock
-from nmt.system.ranks import World
 from nmt.train.memory_probe import explain_out_of_memory, make_full_batch
-from nmt.train.setup import open_setup
+from nmt.train.setup import Setup
 from nmt.train.update import run_update
 
 MIN_TIMED_UPDATES = 3
@@ -49,9 +47,9 @@ class Timing:
 
 
 class DryRun:
-    def __init__(self, config: RunConfig, micro_tokens: int, world: World) -> None:
-        self.setup, self.step = open_setup(config, micro_tokens, world), 0
-        self.config, self.world = config, world
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.world = setup, setup.world
+        self.step = 0
 
     def updates(self) -> Loader:
         """Those of the run, from its first on, without BPE-dropout, which would write its epochs to
@@ -80,7 +78,7 @@ class DryRun:
                 self.step += 1
                 with record_function(UPDATE):
                     run_update(
-                        setup.replica, setup.optimizer, update, self.step, self.config, world
+                        setup.replica, setup.optimizer, update, self.step, setup.config, world
                     )
                 timer.mark()
                 timing.n_src += update.n_src
@@ -106,7 +104,7 @@ class DryRun:
         lengths.
         """
         setup = self.setup
-        if self.config.data.valid is None:
+        if setup.config.data.valid is None:
             return 0.0
         dev = open_store(setup.store_folder, "valid", setup.vocab)
         middle = np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3 :]
@@ -121,7 +119,8 @@ class DryRun:
         return took * dev.tgt.n_tokens / batch.n_tokens / self.world.size
 
 
-def describe_machine(config: RunConfig, world: World) -> str:
+def describe_machine(setup: Setup) -> str:
+    config, world = setup.config, setup.world
     is_cuda = world.device.type == "cuda"
     device = torch.cuda.get_device_name(world.device) if is_cuda else "CPU"
     text = f"{world.size} x {device}, {config.training.precision}"

@@ -17,7 +17,7 @@ from nmt.system.progress import format_duration
 from nmt.system.ranks import World
 from nmt.train.memory_probe import make_full_batch, order_by_memory, resolve_micro_tokens
 from nmt.train.precision import resolve_precision
-from nmt.train.setup import Setup
+from nmt.train.setup import Setup, open_setup
 
 TIMED_S = 35.0
 
@@ -66,7 +66,7 @@ class Estimate:
         parameter_bytes = CHECKPOINT_BYTES + (0 if training.ema is None else AVERAGE_BYTES)
         checkpoint_bytes = parameter_bytes * count_parameters(setup.model)
         rows = {
-            "on": describe_machine(setup.config, setup.world),
+            "on": describe_machine(setup),
             "peak memory": f"{longest} after the longest sentences, {most} after the most sentences in "
             f"a micro-batch, {typical} in typical updates",
             "update": f"{self.timing.mean_s:.3f} s, mean of {self.timing.n_updates}",
@@ -94,7 +94,7 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
             "rank holds only a share of the model; use --profile"
         )
     config = resolve_precision(config, world)
-    dry_run = DryRun(config, resolve_micro_tokens(config, world), world)
+    dry_run = DryRun(open_setup(config, resolve_micro_tokens(config, world), world))
     largest = world.on_main(lambda: _measure_peaks(dry_run)) or (0, 0)
     with dry_run.updates() as updates:
         timing = dry_run.run_for(updates, TIMED_S, "typical updates")

@@ -21,7 +21,7 @@ from nmt.system.files import check_writable, refuse_run_file
 from nmt.system.ranks import World
 from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.precision import resolve_precision
-from nmt.train.setup import Setup
+from nmt.train.setup import Setup, open_setup
 
 PROFILED_MICROS = 12  # micro-batches of some 10,000 events, each of which must be read
 WAITING, IDLE = "waiting for data", "GPU idle"
@@ -40,7 +40,7 @@ class Profile:
         took = sum(timing.seconds)
         n_parameters = count_parameters(setup.model)
         rows = {
-            "on": describe_machine(setup.config, setup.world),
+            "on": describe_machine(setup),
             "model": f"{n_parameters / 1e6:.1f}M parameters; weights, gradients and Adam's moments "
             f"take {format_bytes(TRAINING_BYTES * n_parameters)}",
             "target tokens/s": f"{timing.n_tgt / took:,.0f}",
@@ -69,12 +69,12 @@ def profile_training(
         world.on_main(lambda: refuse_run_file(trace))
         world.on_main(lambda: check_writable(trace))
     config = resolve_precision(config, world)
-    dry_run = DryRun(config, resolve_micro_tokens(config, world), world)
+    setup = open_setup(config, resolve_micro_tokens(config, world), world)
+    dry_run = DryRun(setup)
     with dry_run.updates() as updates:
         timing = dry_run.run_for(updates, seconds, "timing")
         parts = _measure_parts(dry_run, updates, timing, trace)
 
-    setup = dry_run.setup
     mean_lengths = [float(side.lengths.mean()) for side in (setup.store.src, setup.store.tgt)]
     flop = count_flop(config.model, setup.model.n_vocab, *mean_lengths)
     rows = min(setup.micro_tokens, timing.n_tgt // timing.n_updates)
@@ -99,7 +99,7 @@ def _measure_parts(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it reports its own start and end
     world = dry_run.world
     tokens = PROFILED_MICROS * dry_run.setup.micro_tokens * world.size
-    n = min(3, max(1, tokens // dry_run.config.training.tgt_tokens))
+    n = min(3, max(1, tokens // dry_run.setup.config.training.tgt_tokens))
     is_cuda = world.device.type == "cuda"
     activities = [ProfilerActivity.CPU]
     if is_cuda:

@@ -6,7 +6,6 @@ the third failure in a row ends the run. The last good checkpoint is never touch
 successor is complete.
 """
 
-import re
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -119,8 +118,7 @@ class CheckpointWriter:
             best_step = 0
             if best_link.is_symlink():
                 # A stranger's link may have any name in it.
-                match = re.fullmatch(r"step-(\d+)", best_link.readlink().name, re.ASCII)
-                best_step = int(match[1]) if match else 0
+                best_step = checkpoint.parse_step(best_link.readlink().name) or 0
             training = self.config.training
             checkpoint.prune_checkpoints(self.run, training, best_step, state.step)
             if self.mirror:

@@ -13,6 +13,7 @@ from nmt.profile.dry_run import DryRun
 from nmt.profile.estimate import estimate_run
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
+from nmt.train.setup import open_setup
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -73,7 +74,7 @@ def test_a_micro_batch_that_does_not_fit(
 
 
 def test_without_a_dev_set_validation_takes_no_time(config: RunConfig) -> None:
-    made = DryRun(config, 150, ALONE)
-    assert made.dev_seconds() > 0 and made.setup.model.training
-    made.config = replace(config, data=replace(config.data, valid=None))
-    assert made.dev_seconds() == 0.0
+    setup = open_setup(config, 150, ALONE)
+    assert DryRun(setup).dev_seconds() > 0 and setup.model.training
+    without = replace(config, data=replace(config.data, valid=None))
+    assert DryRun(replace(setup, config=without)).dev_seconds() == 0.0
