@@ -99,22 +99,18 @@ def measure_curve(
         "decay": decay,
         "best_n": find_best_point(points).n,
         "points": [asdict(point) for point in points],
-        "dev_set": _describe_dev_set(config, store, dev),
+        "dev_set": {
+            "store": str(store),
+            "lines": n_lines,
+            "all_lines": len(dev.sources),
+            "src_sha256": digest_file(store / dev_text_file("src")),
+            "ref_sha256": digest_file(store / dev_text_file("tgt")),
+        },
         "signature": signature,
         "decoding": asdict(config.dev_decoding),
     }
     write_json(run.curve, record)
     return points
-
-
-def _describe_dev_set(config: RunConfig, store: Path, dev: DevSet) -> dict[str, Any]:
-    return {
-        "store": str(store),
-        "lines": len(choose_dev_lines(len(dev.sources), config.evaluation.sentences)),
-        "all_lines": len(dev.sources),
-        "src_sha256": digest_file(store / dev_text_file("src")),
-        "ref_sha256": digest_file(store / dev_text_file("tgt")),
-    }
 
 
 def find_best_point(points: Sequence[Point]) -> Point:
@@ -124,24 +120,15 @@ def find_best_point(points: Sequence[Point]) -> Point:
 
 def format_curve(points: Sequence[Point]) -> str:
     """Lay the points out as a table, the best marked with a star."""
-    rows = [("N", "updates", "minutes", "dev BLEU", "dev perplexity")]
+    lines = [" N          updates      minutes  dev BLEU   dev perplexity"]
     best = find_best_point(points)
     for point in points:
         mark = "*" if point is best else " "
+        updates, minutes = _format_range(point.steps, ",d"), _format_range(point.minutes, ".1f")
         perplexity = math.exp(min(point.nll, 50.0))  # that of a diverged run would overflow
-        row = (
-            str(point.n),
-            _format_range(point.steps, ",d"),
-            _format_range(point.minutes, ".1f"),
-            f"{point.bleu:.2f}{mark}",
-            f"{perplexity:.3f}",
+        lines.append(
+            f"{point.n:2} {updates:>16} {minutes:>12} {point.bleu:9.2f}{mark} {perplexity:15.3f}"
         )
-        rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells))
     return "\n".join(lines)
 
 

@@ -47,30 +47,30 @@ class CheckpointMean:
         with contextlib.ExitStack() as stack:
             # While a file is open it can be read, even if training prunes its checkpoint meanwhile.
             files = []
-            for path in self._paths():
+            for checkpoint in self.checkpoints:
+                path = checkpoint.path / MODEL_FILE
+                if not path.exists():
+                    raise UserError(
+                        f"{path}: no longer exists, because training prunes its oldest checkpoints; "
+                        "run the command again"
+                    )
                 files.append(stack.enter_context(open_tensors(path, "numpy")))
             parts = list(zip(self.checkpoints, files, self.weights, strict=True))
             for name in sorted(files[0].keys()):
                 total: Tensor | None = None
                 for checkpoint, file, weight in parts:
                     tensor = torch.from_numpy(file.get_tensor(name))
-                    _check_finite(tensor, name, checkpoint.path / MODEL_FILE)
+                    if not bool(tensor.isfinite().all()):
+                        raise UserError(
+                            f"{checkpoint.path / MODEL_FILE}: tensor {name} has a weight that is NaN or "
+                            "infinite; average other checkpoints"
+                        )
                     if total is None:  # not zeros: 0.0 + -0.0 would lose the sign
                         total = tensor.double().mul_(weight)
                     else:
                         total.add_(tensor, alpha=weight)
                 assert total is not None
                 yield name, total.div_(sum(self.weights)).float()
-
-    def _paths(self) -> Iterator[Path]:
-        for checkpoint in self.checkpoints:
-            path = checkpoint.path / MODEL_FILE
-            if not path.exists():
-                raise UserError(
-                    f"{path}: no longer exists, because training prunes its oldest checkpoints; "
-                    "run the command again"
-                )
-            yield path
 
     def describe(self) -> Average:
         """Return what the state.json of the mean will hold."""
@@ -89,13 +89,6 @@ class CheckpointMean:
             total = sum(self.weights)
             shares = [weight / total for weight in self.weights]
         return Average(names, step, elapsed_s, shares)
-
-
-def _check_finite(tensor: Tensor, name: str, path: Path) -> None:
-    if not bool(tensor.isfinite().all()):
-        raise UserError(
-            f"{path}: tensor {name} has a weight that is NaN or infinite; average other checkpoints"
-        )
 
 
 def average_checkpoints(
@@ -157,11 +150,10 @@ def open_all(paths: Sequence[Path]) -> list[Checkpoint]:
 
 
 def _check_distinct(paths: Sequence[Path]) -> None:
-    seen: set[Path] = set()
-    for path in paths:
-        if path.resolve() in seen:
+    places = [path.resolve() for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
             raise UserError(f"{path}: the same checkpoint is given twice; give each once")
-        seen.add(path.resolve())
 
 
 def combine(

@@ -128,14 +128,9 @@ def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
         key = load_recorded_config(run.config).evaluation.best_by
     if not all(key in scores[candidate.step] for candidate in validated):
         key = "nll"
-
-    def rank(candidate: Candidate) -> tuple[float, int]:
-        score = scores[candidate.step][key]
-        return -score if key == "nll" else score, candidate.step
-
-    chosen = sorted(validated, key=rank)[-n:]
-    chosen.sort(key=lambda candidate: candidate.step)
-    n_digits = 4 if key == "nll" else 2
+    sign, n_digits = (-1, 4) if key == "nll" else (1, 2)
+    validated.sort(key=lambda candidate: (sign * scores[candidate.step][key], candidate.step))
+    chosen = sorted(validated[-n:], key=lambda candidate: candidate.step)
     values = [f"{scores[candidate.step][key]:.{n_digits}f}" for candidate in chosen]
     return chosen, f"dev {SCORE_NAMES[key]} {', '.join(values)}"
 
@@ -144,13 +139,6 @@ def read_validations(run: RunFolder) -> dict[int, dict[str, float]]:
     """Read the figures of the `valid` lines of metrics.jsonl, by update; lines that are damaged, or
     are still being written, are left out.
     """
-    if not has_plain_file(run.metrics):
-        raise UserError(f"{run.metrics}: is missing; --best needs its dev scores")
-    try:
-        events, _ = read_events(run.metrics)
-    except OSError as error:
-        raise UserError(
-            f"{run.metrics}: cannot be read ({error.strerror}); --best needs its dev scores"
-        ) from None
+    events, _ = read_events(run.metrics)
     validations = [event for event in events if isinstance(event, ValidEvent)]
     return {event.step: event.figures for event in validations if "nll" in event.figures}

@@ -7,29 +7,21 @@ a world of its own. Tokens are those of all ranks; memory is this rank's.
 
 import contextlib
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.autograd.profiler import record_function
 
-from nmt.config import RunConfig
-from nmt.corpus.ledger import read_mixture
-from nmt.data.loader import Loader
-from nmt.data.plan import Cursor
+from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
-from nmt.data.vocab import load_vocab
-from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, reset_peak_memory
 from nmt.profile.time_by_part import UPDATE
 from nmt.system.device import read_peak_memory
 from nmt.system.progress import Progress, clock
-from nmt.system.ranks import World
-from nmt.train.loss import Objective
-from nmt.train.memory_probe import choose_batch_shape, explain_out_of_memory, load_excerpt
-from nmt.train.optimizer import make_optimizer
-from nmt.train.parallel import make_replica
+from nmt.train.memory_probe import explain_out_of_memory, make_full_batch
+from nmt.train.setup import Setup
 from nmt.train.update import run_update
 
 MIN_TIMED_UPDATES = 3
@@ -55,54 +47,39 @@ class Timing:
 
 
 class DryRun:
-    def __init__(self, config: RunConfig, micro_tokens: int, world: World) -> None:
-        self.config, self.micro_tokens, self.world = config, micro_tokens, world
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.world = setup, setup.world
         self.step = 0
-        self.folder = Path(config.data.store)
-        self.vocab = load_vocab(self.folder)
-        self.store = open_store(self.folder, "train", self.vocab)
-        self.mixture = read_mixture(self.folder, config.data, len(self.store))
-        torch.manual_seed(config.seed)
-        self.model = Transformer(config.model, *self.vocab.sizes).to(world.device)
-        self.objective = Objective(self.model, config.training.label_smoothing)
-        self.shape = choose_batch_shape(config, micro_tokens, self.store, world)
-        self.replica = make_replica(self.objective, world, config.training, self.shape)
-        self.optimizer = make_optimizer(
-            self.model, config.optimizer, self.replica.frozen, config.training.ema
-        )
 
     def updates(self) -> Loader:
         """Those of the run, from its first on, without BPE-dropout, which would write its epochs to
         disk.
         """
-        return Loader(
-            lambda _: self.store,
-            self.config.training,
-            self.micro_tokens,
-            self.config.seed,
-            Cursor(),
-            self.world,
-            self.shape,
-            self.mixture,
-        )
+        return self.setup.make_loader(lambda _: self.setup.store)
 
     def run(
-        self, updates: Loader, n: int, what: str = "warming up", is_alone: bool = False
+        self,
+        updates: Loader | Iterator[Update],
+        n: int,
+        what: str = "warming up",
+        is_alone: bool = False,
     ) -> Timing:
         """Do `n` updates, on all ranks or on this one `is_alone`."""
         world = replace(self.world, rank=0, size=1) if is_alone else self.world
-        timing, timer = Timing(), DeviceTimer(world.device)
+        setup, timing, timer = self.setup, Timing(), DeviceTimer(world.device)
         progress = Progress(what, n, "updates", is_shown=world.is_main)
         reset_peak_memory(world.device)
         timer.mark()
-        with contextlib.closing(progress), explain_out_of_memory(self.micro_tokens):
+        with contextlib.closing(progress), explain_out_of_memory(self.setup.micro_tokens):
             for _ in range(n):
                 started_at = clock()
                 update = next(updates)
                 timing.waited_s += clock() - started_at
                 self.step += 1
                 with record_function(UPDATE):
-                    run_update(self.replica, self.optimizer, update, self.step, self.config, world)
+                    run_update(
+                        setup.replica, setup.optimizer, update, self.step, setup.config, world
+                    )
                 timer.mark()
                 timing.n_src += update.n_src
                 timing.n_tgt += update.n_tgt
@@ -111,10 +88,10 @@ class DryRun:
         timing.peak = read_peak_memory(world.device)
         return timing
 
-    def run_for(self, updates: Loader, seconds: float, what: str) -> Timing:
+    def run_for(self, updates: Loader | Iterator[Update], seconds: float, what: str) -> Timing:
         """Do as many updates as take about that long, at least three, after some that warm up."""
         first_s = self.run(updates, 1).mean_s
-        if self.shape is not None:
+        if self.setup.shape is not None:
             first_s = self.run(updates, 1).mean_s  # the very first one compiled and recorded
         # Decided by the main rank, because all ranks must run the same number.
         is_slow = self.world.broadcast(first_s) > seconds / 5
@@ -126,24 +103,24 @@ class DryRun:
         """How long the NLL of the whole dev set takes, judged by one micro-batch of its middle
         lengths.
         """
-        if self.config.data.valid is None:
+        setup = self.setup
+        if setup.config.data.valid is None:
             return 0.0
-        dev = open_store(self.folder, "valid", self.vocab)
+        dev = open_store(setup.store_folder, "valid", setup.vocab)
         middle = np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3 :]
-        updates, _ = load_excerpt(dev, middle, self.micro_tokens, self.world.device)
-        self.model.eval()
-        with updates, torch.no_grad():
-            update = next(updates)
+        batch = make_full_batch(dev, middle, setup.micro_tokens).to(self.world.device)
+        objective = setup.replica.objective.eval()
+        with torch.no_grad():
             for _ in range(2):  # the first one allocates
                 started_at = clock()
-                for micro in update.micros:
-                    self.objective(micro.batch)[1].item()
+                objective(batch)[1].item()
                 took = clock() - started_at
-        self.model.train()
-        return took * dev.tgt.n_tokens / update.n_tgt / self.world.size
+        objective.train()
+        return took * dev.tgt.n_tokens / batch.n_tokens / self.world.size
 
 
-def describe_machine(config: RunConfig, world: World) -> str:
+def describe_machine(setup: Setup) -> str:
+    config, world = setup.config, setup.world
     is_cuda = world.device.type == "cuda"
     device = torch.cuda.get_device_name(world.device) if is_cuda else "CPU"
     text = f"{world.size} x {device}, {config.training.precision}"

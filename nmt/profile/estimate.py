@@ -4,63 +4,82 @@ An estimate is made of what was measured: the micro-batches that need most memor
 of typical updates. What could not be measured is listed as not included.
 """
 
+import itertools
 from dataclasses import dataclass
 
-import numpy as np
-
 from nmt.config import RunConfig
+from nmt.data.loader import MicroBatch, Update
+from nmt.data.plan import Cursor
 from nmt.profile.cost import AVERAGE_BYTES, CHECKPOINT_BYTES, count_parameters
-from nmt.profile.dry_run import DryRun, describe_machine, format_bytes, format_rows
+from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.system.errors import UserError
 from nmt.system.progress import format_duration
 from nmt.system.ranks import World
-from nmt.train.memory_probe import load_excerpt, order_by_memory, resolve_micro_tokens
+from nmt.train.memory_probe import make_full_batch, order_by_memory, resolve_micro_tokens
 from nmt.train.precision import resolve_precision
+from nmt.train.setup import Setup, open_setup
 
 TIMED_S = 35.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    machine: str
+    setup: Setup
     # Bytes, on the main rank: of the longest sentences, the most sentences, typical updates
     peaks: tuple[int, int, int]
-    update_s: float  # mean of the updates that were timed
-    timed_updates: int
-    updates: int  # of the whole run
-    epochs: float
-    tgt_tokens: float
-    updates_h: float
-    validations: int
-    validations_h: float  # without decoding
-    checkpoint_bytes: int
+    timing: Timing  # of typical updates
+    validation_s: float  # of the NLL of the dev set, once
     price: float | None  # of an hour
 
     @property
-    def hours(self) -> float:
-        return self.updates_h + self.validations_h
+    def tgt_tokens(self) -> float:
+        """Those of the whole run."""
+        return self.setup.config.training.steps * self.timing.n_tgt / self.timing.n_updates
 
     @property
-    def cost(self) -> float | None:
-        return None if self.price is None else self.hours * self.price
+    def epochs(self) -> float:
+        tgt, mixture = self.setup.store.tgt, self.setup.mixture
+        n_tokens = tgt.n_tokens if mixture is None else mixture.count_tokens(tgt.lengths)
+        return self.tgt_tokens / n_tokens
+
+    @property
+    def n_validations(self) -> int:
+        training = self.setup.config.training
+        return -(-training.steps // training.validate_every)
+
+    @property
+    def updates_s(self) -> float:
+        return self.setup.config.training.steps * self.timing.mean_s
+
+    @property
+    def validations_s(self) -> float:
+        """Without decoding."""
+        return self.n_validations * self.validation_s
+
+    @property
+    def hours(self) -> float:
+        return (self.updates_s + self.validations_s) / 3600
 
     def table(self) -> str:
+        setup, training = self.setup, self.setup.config.training
         longest, most, typical = map(format_bytes, self.peaks)
+        parameter_bytes = CHECKPOINT_BYTES + (0 if training.ema is None else AVERAGE_BYTES)
+        checkpoint_bytes = parameter_bytes * count_parameters(setup.model)
         rows = {
-            "on": self.machine,
+            "on": describe_machine(setup),
             "peak memory": f"{longest} after the longest sentences, {most} after the most sentences in "
             f"a micro-batch, {typical} in typical updates",
-            "update": f"{self.update_s:.3f} s, mean of {self.timed_updates}",
-            "recipe": f"{self.updates:,} updates, {self.epochs:.2f} epochs, "
+            "update": f"{self.timing.mean_s:.3f} s, mean of {self.timing.n_updates}",
+            "recipe": f"{training.steps:,} updates, {self.epochs:.2f} epochs, "
             f"{self.tgt_tokens / 1e6:,.1f}M target tokens",
             "time": f"{self.hours:,.2f} h = {self.hours / 24:,.2f} days: "
-            f"updates {format_duration(3600 * self.updates_h)}, "
-            f"NLL of the dev set {self.validations:,} times {format_duration(3600 * self.validations_h)}",
+            f"updates {format_duration(self.updates_s)}, NLL of the dev set "
+            f"{self.n_validations:,} times {format_duration(self.validations_s)}",
             "not included": "decoding the dev set for BLEU, writing checkpoints of "
-            f"{format_bytes(self.checkpoint_bytes)}, preparing the data, starting",
+            f"{format_bytes(checkpoint_bytes)}, preparing the data, starting",
         }
-        if self.cost is not None:
-            rows["price"] = f"{self.cost:,.2f} at {self.price:,.2f} an hour"
+        if self.price is not None:
+            rows["price"] = f"{self.hours * self.price:,.2f} at {self.price:,.2f} an hour"
         return format_rows(rows)
 
 
@@ -75,47 +94,29 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
             "rank holds only a share of the model; use --profile"
         )
     config = resolve_precision(config, world)
-    dry_run = DryRun(config, resolve_micro_tokens(config, world), world)
-    largest = world.on_main(lambda: _peaks_of_largest(dry_run)) or (0, 0)
+    dry_run = DryRun(open_setup(config, resolve_micro_tokens(config, world), world))
+    largest = world.on_main(lambda: _measure_peaks(dry_run)) or (0, 0)
     with dry_run.updates() as updates:
         timing = dry_run.run_for(updates, TIMED_S, "typical updates")
 
-    tgt_tokens = training.steps * timing.n_tgt / timing.n_updates
-    validations = -(-training.steps // training.validate_every)
+    peaks = (*largest, timing.peak)
     validation_s = world.broadcast(dry_run.dev_seconds())
-    tgt, mixture = dry_run.store.tgt, dry_run.mixture
-    epoch_tokens = tgt.n_tokens if mixture is None else mixture.count_tokens(tgt.lengths)
-    parameter_bytes = CHECKPOINT_BYTES
-    if training.ema is not None:
-        parameter_bytes += AVERAGE_BYTES
-    result = Estimate(
-        machine=describe_machine(config, world),
-        peaks=(*largest, timing.peak),
-        update_s=timing.mean_s,
-        timed_updates=timing.n_updates,
-        updates=training.steps,
-        epochs=tgt_tokens / epoch_tokens,
-        tgt_tokens=tgt_tokens,
-        updates_h=training.steps * timing.mean_s / 3600,
-        validations=validations,
-        validations_h=validations * validation_s / 3600,
-        checkpoint_bytes=parameter_bytes * count_parameters(dry_run.model),
-        price=price,
-    )
+    result = Estimate(dry_run.setup, peaks, timing, validation_s, price)
     if world.is_main:
         print(result.table())
     return result
 
 
-def _peaks_of_largest(dry_run: DryRun) -> tuple[int, int]:
+def _measure_peaks(dry_run: DryRun) -> tuple[int, int]:
     """Peak memory of updates of the longest sentences, and of the most, on this rank alone."""
-    longest, most = order_by_memory(dry_run.store)
-    return _try_updates(dry_run, longest), _try_updates(dry_run, most)
-
-
-def _try_updates(dry_run: DryRun, order: np.ndarray) -> int:
-    device, shape = dry_run.world.device, dry_run.shape
-    updates, _ = load_excerpt(dry_run.store, order, dry_run.micro_tokens, device, shape)
-    with updates:
+    setup = dry_run.setup
+    peaks = []
+    for order in order_by_memory(setup.store):
+        batch = make_full_batch(setup.store, order, setup.micro_tokens, setup.shape)
+        batch = batch.to(setup.world.device)
+        update = Update([MicroBatch(0, batch)], batch.src.n_live, batch.n_tokens, Cursor())
         # Two updates, because the optimizer allocates its moments at the end of the first.
-        return dry_run.run(updates, 2, "largest micro-batches", is_alone=True).peak
+        twice = itertools.repeat(update)
+        peaks.append(dry_run.run(twice, 2, "largest micro-batches", is_alone=True).peak)
+    longest, most = peaks
+    return longest, most

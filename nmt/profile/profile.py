@@ -17,10 +17,11 @@ from nmt.data.loader import Loader
 from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.profile.time_by_part import sum_kernels, sum_operations
-from nmt.system.files import check_writable, refuse_run_file, sync_to_disk
+from nmt.system.files import check_writable, refuse_run_file
 from nmt.system.ranks import World
 from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.precision import resolve_precision
+from nmt.train.setup import Setup, open_setup
 
 PROFILED_MICROS = 12  # micro-batches of some 10,000 events, each of which must be read
 WAITING, IDLE = "waiting for data", "GPU idle"
@@ -28,35 +29,33 @@ WAITING, IDLE = "waiting for data", "GPU idle"
 
 @dataclass(frozen=True)
 class Profile:
-    machine: str  # device, ranks, threads, precision, version
-    updates: int
-    update_ms: float
+    setup: Setup
+    timing: Timing
     parts: dict[str, float]  # ms of an update
-    src_tokens_per_s: float  # without padding, over all ranks
-    tgt_tokens_per_s: float
     flop_per_s: float  # of the model, over all ranks
     ceiling: float  # operations per second of all ranks' matrix products
-    peak: int  # bytes
-    n_parameters: int
 
     def table(self) -> str:
-        share = self.flop_per_s / self.ceiling
+        setup, timing = self.setup, self.timing
+        took = sum(timing.seconds)
+        n_parameters = count_parameters(setup.model)
         rows = {
-            "on": self.machine,
-            "model": f"{self.n_parameters / 1e6:.1f}M parameters; weights, gradients and Adam's moments "
-            f"take {format_bytes(TRAINING_BYTES * self.n_parameters)}",
-            "target tokens/s": f"{self.tgt_tokens_per_s:,.0f}",
-            "source tokens/s": f"{self.src_tokens_per_s:,.0f}",
-            "updates/s": f"{1000 / self.update_ms:.3f}, mean of {self.updates} updates",
-            "model speed": f"{_format_speed(self.flop_per_s)}, {share:.1%} of the "
-            f"{_format_speed(self.ceiling)} that products of these shapes reach here",
-            "peak memory": format_bytes(self.peak),
+            "on": describe_machine(setup),
+            "model": f"{n_parameters / 1e6:.1f}M parameters; weights, gradients and Adam's moments "
+            f"take {format_bytes(TRAINING_BYTES * n_parameters)}",
+            "target tokens/s": f"{timing.n_tgt / took:,.0f}",
+            "source tokens/s": f"{timing.n_src / took:,.0f}",
+            "updates/s": f"{1 / timing.mean_s:.3f}, mean of {timing.n_updates} updates",
+            "model speed": f"{_format_speed(self.flop_per_s)}, {self.flop_per_s / self.ceiling:.1%} of "
+            f"the {_format_speed(self.ceiling)} that products of these shapes reach here",
+            "peak memory": format_bytes(timing.peak),
         }
-        lines = ["", f"{'part of an update':<26} {'ms':>9} {'%':>6}"]
+        update_ms = 1000 * timing.mean_s
+        lines = [format_rows(rows), "", f"{'part of an update':<26} {'ms':>9} {'%':>6}"]
         by_size = sorted(self.parts.items(), key=lambda item: -item[1])
-        for part, ms in [*by_size, ("update", self.update_ms)]:
-            lines.append(f"{part:<26} {ms:>9,.1f} {100 * ms / self.update_ms:>6.1f}")
-        return format_rows(rows) + "\n".join(["", *lines])
+        for part, ms in [*by_size, ("update", update_ms)]:
+            lines.append(f"{part:<26} {ms:>9,.1f} {100 * ms / update_ms:>6.1f}")
+        return "\n".join(lines)
 
 
 def profile_training(
@@ -70,31 +69,23 @@ def profile_training(
         world.on_main(lambda: refuse_run_file(trace))
         world.on_main(lambda: check_writable(trace))
     config = resolve_precision(config, world)
-    micro_tokens = resolve_micro_tokens(config, world)
-    is_bf16 = config.training.precision == "bf16"
-
-    dry_run = DryRun(config, micro_tokens, world)
+    setup = open_setup(config, resolve_micro_tokens(config, world), world)
+    dry_run = DryRun(setup)
     with dry_run.updates() as updates:
         timing = dry_run.run_for(updates, seconds, "timing")
         parts = _measure_parts(dry_run, updates, timing, trace)
 
-    mean_lengths = [float(side.lengths.mean()) for side in (dry_run.store.src, dry_run.store.tgt)]
-    flop = count_flop(config.model, dry_run.model.n_vocab, *mean_lengths)
-    rows = min(micro_tokens, timing.n_tgt // timing.n_updates)
-    dtype = torch.bfloat16 if is_bf16 else torch.float32
+    mean_lengths = [float(side.lengths.mean()) for side in (setup.store.src, setup.store.tgt)]
+    flop = count_flop(config.model, setup.model.n_vocab, *mean_lengths)
+    rows = min(setup.micro_tokens, timing.n_tgt // timing.n_updates)
+    dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
     ceiling = measure_ceiling(config.model, rows, dtype, world.device)
-    took = sum(timing.seconds)
     result = Profile(
-        machine=describe_machine(config, world),
-        updates=timing.n_updates,
-        update_ms=1000 * timing.mean_s,
+        setup=setup,
+        timing=timing,
         parts=parts,
-        src_tokens_per_s=timing.n_src / took,
-        tgt_tokens_per_s=timing.n_tgt / took,
-        flop_per_s=(flop.src * timing.n_src + flop.tgt * timing.n_tgt) / took,
+        flop_per_s=(flop.src * timing.n_src + flop.tgt * timing.n_tgt) / sum(timing.seconds),
         ceiling=world.sum(torch.tensor(ceiling, dtype=torch.float64)).item(),
-        peak=timing.peak,
-        n_parameters=count_parameters(dry_run.model),
     )
     if world.is_main:
         print(result.table())
@@ -107,8 +98,8 @@ def _measure_parts(
     """The ms of each part of an update that is not profiled."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it reports its own start and end
     world = dry_run.world
-    tokens = PROFILED_MICROS * dry_run.micro_tokens * world.size
-    n = min(3, max(1, tokens // dry_run.config.training.tgt_tokens))
+    tokens = PROFILED_MICROS * dry_run.setup.micro_tokens * world.size
+    n = min(3, max(1, tokens // dry_run.setup.config.training.tgt_tokens))
     is_cuda = world.device.type == "cuda"
     activities = [ProfilerActivity.CPU]
     if is_cuda:
@@ -116,7 +107,7 @@ def _measure_parts(
     with torch.profiler.profile(activities=activities) as profiler:
         dry_run.run(updates, n, "profiling")
     if trace is not None and world.is_main:
-        _write_trace(profiler, trace)
+        profiler.export_chrome_trace(str(trace))
 
     events = list(profiler.events())
     if is_cuda:
@@ -134,17 +125,6 @@ def _measure_parts(
     parts = {part: 1000 * scale * took for part, took in seconds.items()}
     parts[left_over] = 1000 * (timing.mean_s - busy_s)
     return parts
-
-
-def _write_trace(profiler: torch.profiler.profile, path: Path) -> None:
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # same ending: .gz means compressed
-    try:
-        profiler.export_chrome_trace(str(temporary))
-        sync_to_disk(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_to_disk(path.parent)
 
 
 def _format_speed(flop_per_s: float) -> str:

@@ -6,6 +6,7 @@ counts as loss. What matches no name, such as residual sums and sums of gradient
 """
 
 import re
+from collections import defaultdict
 
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
@@ -43,25 +44,23 @@ def find_part(name: str) -> str:
 
 def sum_kernels(events: list[FunctionEvent]) -> dict[str, float]:
     """Seconds of each part by the kernels that ran on the GPU, including those of a CUDA graph."""
-    sums: dict[str, float] = {}
+    sums: dict[str, float] = defaultdict(float)
     for event in events:
         # It spans the kernels within it
         is_range = event.is_user_annotation or event.name == UPDATE
         if event.device_type == DeviceType.CUDA and not is_range:
-            part = find_part(event.name)
-            sums[part] = sums.get(part, 0.0) + event.time_range.elapsed_us() / 1e6
+            sums[find_part(event.name)] += event.time_range.elapsed_us() / 1e6
     return sums
 
 
 def sum_operations(events: list[FunctionEvent]) -> dict[str, float]:
     """Seconds of each part by the operations' own time on CPU."""
-    sums: dict[str, float] = {}
+    sums: dict[str, float] = defaultdict(float)
     for event in events:
         names = _names_around(event)
         is_backward = any(name.startswith(BACKWARD) for name in names)
         if is_backward or UPDATE in names:  # and not of another thread
-            part = find_part(" ".join(names))
-            sums[part] = sums.get(part, 0.0) + event.self_cpu_time_total / 1e6
+            sums[find_part(" ".join(names))] += event.self_cpu_time_total / 1e6
     return sums
 
 

@@ -7,10 +7,8 @@ kinds: all of them become a `RemoteError`.
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import has_plain_file, read_bytes, read_manifest, verify, write_folder
@@ -32,43 +30,34 @@ class Remote:
         self.url = url
         try:
             # Others may write there too, so a list of files is never taken from a cache.
-            self._system, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        except ImportError as error:
-            raise UserError(
-                f"training.mirror={url}: {error}; for s3:// that is pip install '.[mirror]'"
-            ) from None
-        except ValueError as error:
-            raise UserError(f"training.mirror={url}: {error}") from None
+            self._system, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            remedy = "; for s3:// that is pip install '.[mirror]'"
+            hint = remedy if isinstance(error, ImportError) else ""
+            raise UserError(f"training.mirror={url}: {error}{hint}") from None
+        self._root = root.rstrip("/")
 
     def list_sealed(self, name: str) -> set[str]:
         """Return the names of the complete folders in the folder `name`."""
-        with self._explain(name):
-            found = self._system.find(self._path(name))
-        ending = f"/([^/]+)/{re.escape(MANIFEST_FILE)}$"
-        return {match[1] for path in found if (match := re.search(ending, path))}
+        with self._explain(name) as path:
+            return {
+                found.split("/")[-2] for found in self._system.glob(f"{path}/*/{MANIFEST_FILE}")
+            }
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small file; None if there is none."""
-        with self._explain(name):
-            try:
-                if self._system.info(self._path(name))["size"] > MAX_SMALL_BYTES:
-                    raise RemoteError(f"{self.url}/{name}: is too large")
-                return bytes(self._system.cat_file(self._path(name)))
-            except FileNotFoundError:
-                return None
+        """Return the content of a small file; None if there is none. A large one is cut."""
+        with self._explain(name) as path, contextlib.suppress(FileNotFoundError):
+            return bytes(self._system.cat_file(path, end=MAX_SMALL_BYTES))
+        return None
 
     def put_file(self, path: Path, name: str) -> None:
         with self._replacing(name) as place:
             self._system.put_file(str(path), place)
 
-    def get_file(self, name: str, path: Path) -> bool:
-        """Fetch a file; False if there is none."""
-        with self._explain(name):
-            try:
-                self._system.get_file(self._path(name), str(path))
-            except FileNotFoundError:
-                return False
-        return True
+    def get_file(self, name: str, path: Path) -> None:
+        """Fetch a file if there is one."""
+        with self._explain(name) as place, contextlib.suppress(FileNotFoundError):
+            self._system.get_file(place, str(path))
 
     def put_folder(self, folder: Path, name: str) -> None:
         """Copy a sealed folder unless it is there already, its manifest last. One that is removed or
@@ -78,13 +67,10 @@ class Remote:
         if manifest is None or self.read(f"{name}/{MANIFEST_FILE}") == manifest:
             return
         self.unseal(name)
-        try:
-            for file in json.loads(manifest):
-                self.put_file(folder / file, f"{name}/{file}")
-        except RemoteError:
-            if _read_manifest_bytes(folder) == manifest:
-                raise
-            return
+        for file in json.loads(manifest):
+            if not (folder / file).exists():
+                return
+            self.put_file(folder / file, f"{name}/{file}")
         if _read_manifest_bytes(folder) == manifest:
             with self._replacing(f"{name}/{MANIFEST_FILE}") as place:
                 self._system.pipe_file(place, manifest)
@@ -105,24 +91,21 @@ class Remote:
 
     def remove_folder(self, name: str) -> None:
         self.unseal(name)
-        with self._explain(name), contextlib.suppress(FileNotFoundError):
-            self._system.rm(self._path(name), recursive=True)
+        self._remove(name)
 
     def unseal(self, name: str) -> None:
         """Remove the manifest of a folder, which then counts as absent."""
-        manifest = self._path(f"{name}/{MANIFEST_FILE}")
-        with self._explain(name), contextlib.suppress(FileNotFoundError):
-            if self._system.exists(manifest):
-                self._system.rm_file(manifest)
+        self._remove(f"{name}/{MANIFEST_FILE}")
 
-    def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
+    def _remove(self, name: str) -> None:
+        with self._explain(name) as path:
+            if self._system.exists(path):
+                self._system.rm(path, recursive=True)
 
     @contextlib.contextmanager
     def _replacing(self, name: str) -> Iterator[str]:
         """Yield where to write a file so that it appears at once, complete."""
-        path = self._path(name)
-        with self._explain(name):
+        with self._explain(name) as path:
             if self._system.async_impl:  # object stores show no half-written files
                 yield path
                 return
@@ -131,13 +114,12 @@ class Remote:
             self._system.mv(f"{path}.part", path)
 
     @contextlib.contextmanager
-    def _explain(self, name: str) -> Iterator[None]:
+    def _explain(self, name: str) -> Iterator[str]:
+        """Yield the path of a name; what fails there becomes one line."""
         try:
-            yield
-        except (RemoteError, UserError):
-            raise
+            yield f"{self._root}/{name}"
         except Exception as error:  # each service has its own kinds
-            reason: Any = str(error).partition("\n")[0][:300].rstrip(". ") or type(error).__name__
+            reason = str(error).partition("\n")[0][:300].rstrip(". ") or type(error).__name__
             raise RemoteError(f"{self.url}/{name}: {reason}") from None
 
 

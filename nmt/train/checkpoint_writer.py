@@ -6,10 +6,10 @@ the third failure in a row ends the run. The last good checkpoint is never touch
 successor is complete.
 """
 
-import re
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -41,10 +41,11 @@ class CheckpointWriter:
         metrics: MetricsLog,
         saved_step: int,
         in_background: bool,
-        mirror: Mirror | None = None,
     ) -> None:
         self.run, self.config, self.vocab, self.metrics = run, config, vocab, metrics
-        self.mirror = mirror
+        self.mirror: Mirror | None = None
+        if config.training.mirror is not None:
+            self.mirror = Mirror(config.training, Path(config.data.store), run)
         self.in_background = in_background
         self.saved_step = saved_step  # of the last good checkpoint
         self.failures = 0  # in a row
@@ -117,8 +118,7 @@ class CheckpointWriter:
             best_step = 0
             if best_link.is_symlink():
                 # A stranger's link may have any name in it.
-                match = re.fullmatch(r"step-(\d+)", best_link.readlink().name, re.ASCII)
-                best_step = int(match[1]) if match else 0
+                best_step = checkpoint.parse_step(best_link.readlink().name) or 0
             training = self.config.training
             checkpoint.prune_checkpoints(self.run, training, best_step, state.step)
             if self.mirror:

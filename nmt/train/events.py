@@ -31,17 +31,15 @@ class Event:
     step: int
 
     def to_line(self) -> dict[str, Any]:
-        """Return the values of the line. NaN and infinity are text, because JSON cannot represent
-        them.
-        """
+        """Return the values of the line."""
         line: dict[str, Any] = {"kind": self.kind}
         for one in fields(self):
             value = getattr(self, one.name)
             if "prefix" in one.metadata:
                 for key, number in value.items():
-                    line[one.metadata["prefix"] + key] = _replace_nonfinite(number)
+                    line[one.metadata["prefix"] + key] = replace_nonfinite(number)
             elif value is not None or one.default is not None:
-                line[one.name] = _replace_nonfinite(value)
+                line[one.name] = replace_nonfinite(value)
         return line
 
     @cached_property
@@ -182,6 +180,7 @@ def _read_number(value: Any) -> float | None:
     return value if type(value) in (int, float) else None
 
 
-def _replace_nonfinite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
+    """Return NaN and infinity as text, because JSON cannot represent them."""
     is_nonfinite = isinstance(value, float) and not math.isfinite(value)
     return str(value) if is_nonfinite else value

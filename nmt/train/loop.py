@@ -15,11 +15,11 @@ from nmt import checkpoint
 from nmt.checkpoint import Snapshot
 from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
+from nmt.system.run_folder import RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.events import SkippedEvent
 from nmt.train.layer_norms import LayerNorms
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
-from nmt.train.mirror import Mirror
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
 from nmt.train.parallel import gather_model, total_norm
 from nmt.train.run_log import RunLog, Throughput
@@ -37,7 +37,8 @@ class Trainer:
 
     def __init__(self, setup: Setup, stop: StopRequest, status: StatusFile) -> None:
         self.setup, self.stop, self.status = setup, stop, status
-        self.config, self.world, self.run = setup.config, setup.world, setup.run
+        self.config, self.world = setup.config, setup.world
+        self.run = RunFolder(setup.config.folder)
         self.model, self.optimizer = setup.model, setup.optimizer
         self.state = setup.state
 
@@ -57,22 +58,14 @@ class Trainer:
         self.is_time_up = max_hours is not None and self.state.elapsed_s >= 3600 * max_hours
         if self.world.is_main:
             self.log = RunLog(setup)
-            self.writer = self._make_writer()
-
-    def _make_writer(self) -> CheckpointWriter:
-        config = self.config
-        mirror = None
-        if config.training.mirror:
-            mirror = Mirror(config.training, self.setup.store_folder, self.run)
-        return CheckpointWriter(
-            self.run,
-            config,
-            self.setup.vocab,
-            self.log.metrics,
-            self.state.step,
-            in_background=self.world.device.type == "cuda",
-            mirror=mirror,
-        )
+            self.writer = CheckpointWriter(
+                self.run,
+                self.config,
+                setup.vocab,
+                self.log.metrics,
+                self.state.step,
+                in_background=self.world.device.type == "cuda",
+            )
 
     def train(self) -> None:
         """Run updates until the run is over or a stop is requested."""
@@ -148,9 +141,8 @@ class Trainer:
         """
         # Training's CUDA graph must be recorded before those of validation's search, which are
         # freed earlier: a CUDA graph must not outlive one that was recorded before it.
-        setup = self.setup
         if self.world.device.type == "cuda":
-            probe_peak_memory(setup.replica, setup.store, setup.micro_tokens, self.world)
+            probe_peak_memory(self.setup)
         self.validate()  # if a stop interrupted the last validation
         if self.end_reason and not self.stop.exit_code:
             # No later checkpoint will record this score, so rewrite the last one.
@@ -303,7 +295,6 @@ class Trainer:
         """Write a checkpoint for the current update unless it already has one."""
         if self.state.skipped and not self.has_finite_weights():
             return  # a run cannot be resumed from NaN or infinite weights
-        is_newly_best = self.state.best_step == self.state.step
         if self.saved_step != self.state.step:
             snapshot = self.take_snapshot()
 
@@ -315,14 +306,14 @@ class Trainer:
             # collective.
             self.world.on_main(write)
             self.saved_step = self.state.step
-        elif is_newly_best:  # it was written before it was scored, so only the link is new
-
-            def link_best() -> None:
-                self.writer.wait()
-                self.writer.link_and_prune(self.state)
-
-            self.world.on_main(link_best)
+        elif self.state.best_step == self.state.step:
+            # It was written before it was scored, so only the link is new.
+            self.world.on_main(self.link_best)
         self.saved_at, self.is_save_due = clock(), False
+
+    def link_best(self) -> None:
+        self.writer.wait()
+        self.writer.link_and_prune(self.state)
 
     def take_snapshot(self) -> Snapshot:
         """Collect what a checkpoint holds; all ranks must call this if the model is sharded."""

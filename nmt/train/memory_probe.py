@@ -10,28 +10,23 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from nmt.config import RunConfig, TrainingConfig, load_recorded_config
-from nmt.data.batch import BatchShape
-from nmt.data.loader import Loader, make_batch
-from nmt.data.plan import Cursor, choose_shape, divide_tokens
-from nmt.data.store import Side, TokenStore, open_store
-from nmt.data.vocab import load_vocab
+from nmt.data.batch import Batch, BatchShape
+from nmt.data.loader import make_batch
+from nmt.data.plan import divide_tokens
+from nmt.data.store import TokenStore
 from nmt.model.size import check_moments_fit
-from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import has_plain_file
 from nmt.system.memory import MemoryLimit, find_memory_limit, is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
-from nmt.train.loss import Objective
-from nmt.train.optimizer import make_optimizer
-from nmt.train.parallel import Replica, has_fixed_shape, make_replica
+from nmt.train.setup import Setup, open_setup
 
 CPU_MICRO_TOKENS = 4_096  # little memory; eight times as many are 12 % faster (docs/benchmarks.md)
 TRIAL_MEMORY = 0.92  # the share of a GPU's memory that a trial may take
@@ -39,24 +34,6 @@ MAX_ROUNDS = 64  # micro-batches of an update on one rank
 # A run resumed on another number of ranks keeps its micro-batches, unless less than this share of
 # the ranks would be busy.
 MIN_USEFUL_SHARE = 0.9
-
-
-def choose_batch_shape(
-    config: RunConfig, micro_tokens: int, store: TokenStore, world: World
-) -> BatchShape | None:
-    """Choose the one shape of the run's micro-batches; return None if code is not compiled, so that
-    shapes may vary.
-    """
-    if not has_fixed_shape(config.model, config.training, world):
-        return None
-    max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
-    return choose_shape(
-        store.src.lengths,
-        store.tgt.lengths,
-        micro_tokens,
-        max_pieces,
-        config.training.grouping,
-    )
 
 
 def check_training_fits(config: RunConfig, world: World) -> None:
@@ -80,46 +57,26 @@ def order_by_memory(store: TokenStore) -> tuple[np.ndarray, np.ndarray]:
     return np.argsort(-(src + tgt), kind="stable"), np.argsort(np.maximum(src, tgt), kind="stable")
 
 
-def load_excerpt(
-    store: TokenStore,
-    order: np.ndarray,
-    micro_tokens: int,
-    device: torch.device,
-    shape: BatchShape | None = None,
-) -> tuple[Loader, int]:
-    """Return a loader whose updates hold only the first pairs of `order` that fill a micro-batch,
-    and how many they are.
-    """
-    first = order[:micro_tokens]  # a sentence has at least one token
-    n_pairs = len(first)
+def make_full_batch(
+    store: TokenStore, order: np.ndarray, micro_tokens: int, shape: BatchShape | None = None
+) -> Batch:
+    """Make a micro-batch of as many of the first pairs of `order` as it can have."""
+    n_pairs = micro_tokens if shape is None else shape.sentences
     for side in (store.src, store.tgt):
-        ends = np.cumsum(side.lengths[first])
-        n_pairs = min(n_pairs, int(ends.searchsorted(micro_tokens, "right")))
-    if shape is not None:
-        n_pairs = min(n_pairs, shape.sentences)
-    pair_ids = order[: max(1, n_pairs)]
-    chosen = TokenStore(_select(store.src, pair_ids), _select(store.tgt, pair_ids))
-    one_micro = TrainingConfig(src_tokens=micro_tokens, tgt_tokens=micro_tokens)
-    alone = World(0, 1, device)
-    loader = Loader(lambda _: chosen, one_micro, micro_tokens, 0, Cursor(), alone, shape)
-    return loader, len(pair_ids)
+        ends = np.cumsum(side.lengths[order[:n_pairs]])
+        n_pairs = int(ends.searchsorted(micro_tokens, "right"))
+    return make_batch(store, order[: max(1, n_pairs)], shape)
 
 
-def _select(side: Side, pair_ids: np.ndarray) -> Side:
-    ids, counts = side.read_sentences(pair_ids)
-    return Side(ids, np.concatenate(([0], np.cumsum(counts))))
-
-
-def probe_peak_memory(replica: Replica, store: TokenStore, micro_tokens: int, world: World) -> None:
+def probe_peak_memory(setup: Setup) -> None:
     """Run forward and backward over the micro-batches that need the most memory, and discard the
     gradients.
     """
+    store, replica = setup.store, setup.replica
     for order in order_by_memory(store):
-        updates, _ = load_excerpt(store, order, micro_tokens, world.device, replica.shape)
-        with updates:
-            for micro in next(updates).micros:
-                replica.run(micro.batch, 0.0, 0)
-        if replica.shape is not None:  # all micro-batches are alike
+        batch = make_full_batch(store, order, setup.micro_tokens, setup.shape)
+        replica.run(batch.to(setup.world.device), 0.0, 0)
+        if setup.shape is not None:  # all micro-batches are alike
             break
     replica.clear_gradients()
 
@@ -235,16 +192,9 @@ def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
 
 
 def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
-    folder = Path(config.data.store)
-    vocab = load_vocab(folder)
-    store = open_store(folder, "train", vocab)
-    model = Transformer(config.model, *vocab.sizes).to(world.device)
-    objective = Objective(model, config.training.label_smoothing)
-    shape = choose_batch_shape(config, micro_tokens, store, world)
-    replica = make_replica(objective, world, config.training, shape)
-    optimizer = make_optimizer(model, config.optimizer, ema=config.training.ema)
-    probe_peak_memory(replica, store, micro_tokens, world)
+    setup = open_setup(config, micro_tokens, world)
+    probe_peak_memory(setup)
     # a batch of one pair, so that there is a gradient and the optimizer allocates its moments
-    batch = make_batch(store, np.arange(min(1, len(store))), replica.shape).to(world.device)
-    replica.run(batch, 0.0, 0)
-    optimizer.step()
+    batch = make_batch(setup.store, np.arange(min(1, len(setup.store))), setup.shape)
+    setup.replica.run(batch.to(world.device), 0.0, 0)
+    setup.optimizer.step()

@@ -8,7 +8,6 @@ checkpoint that counts on its lines becomes visible.
 
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.checkpoint import TrainState, choose_kept, list_steps, parse_step, read_origin
@@ -33,14 +32,6 @@ FAILURES_AT_END = 3  # after which the end waits no longer
 STORE_PLACE, AVERAGE_PLACE = "store", "average"  # in the mirror
 
 
-@dataclass(frozen=True)
-class MirrorTarget:
-    """What the mirror should hold: the checkpoints up to `last_step` that are kept, and the best."""
-
-    last_step: int = 0
-    best_steps: frozenset[int] = frozenset()
-
-
 class Mirror:
     """Copies the run in a thread. Only the main rank has one."""
 
@@ -50,7 +41,9 @@ class Mirror:
         self.remote = Remote(training.mirror)
         self.failures = 0  # in a row
         self.warnings: list[str] = []  # not yet in the metrics
-        self._target = self._copied = MirrorTarget()  # what it should hold, and what it holds
+        # The last update whose checkpoint the mirror should hold, and the best ones; a new object for
+        # each change.
+        self._target = self._copied = (0, set[int]())
         self._is_closing = False
         self._changed = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -62,7 +55,7 @@ class Mirror:
 
     def update(self, best_steps: set[int], last_step: int) -> None:
         """Start to copy a run folder that has changed."""
-        self._target = MirrorTarget(last_step, frozenset(best_steps))
+        self._target = (last_step, best_steps)
         self._changed.set()
 
     def take_warnings(self) -> list[str]:
@@ -89,10 +82,14 @@ class Mirror:
 
     def _work(self) -> None:
         while not self._is_closing or (not self.is_current and self.failures < FAILURES_AT_END):
-            self._wait()
-            target = self._target
+            if self.is_current:
+                self._changed.wait()
+            elif self.failures:
+                self._changed.wait(END_RETRY_S if self._is_closing else RETRY_S)
+            self._changed.clear()
             if self.is_current:
                 continue
+            target = self._target
             try:
                 self._copy(target)
             except Exception as error:  # whatever it is, the training goes on
@@ -103,13 +100,6 @@ class Mirror:
             self.failures = 0
             self._copied = target
 
-    def _wait(self) -> None:
-        """Wait for a new target, or until it is time to try again."""
-        pause_s = END_RETRY_S if self._is_closing else RETRY_S
-        if self.is_current or self.failures:
-            self._changed.wait(pause_s if self.failures else None)
-        self._changed.clear()
-
     def _note_failure(self, error: Exception) -> None:
         self.failures += 1
         if self.failures > 1:
@@ -119,10 +109,11 @@ class Mirror:
         say(f"warning: {warning}")
         self.warnings.append(warning)
 
-    def _copy(self, target: MirrorTarget) -> None:
+    def _copy(self, target: tuple[int, set[int]]) -> None:
+        last_step, best_steps = target
         here, there = set(list_steps(self.run)), list_mirrored_steps(self.remote)
-        counted = sorted(step for step in here | there if step <= target.last_step)
-        kept = choose_kept(counted, self.training, set(target.best_steps))
+        counted = sorted(step for step in here | there if step <= last_step)
+        kept = choose_kept(counted, self.training, best_steps)
         for step in sorted(kept & here, reverse=True):
             if target is not self._target:
                 return  # a newer checkpoint is complete, and goes first
@@ -166,20 +157,19 @@ def fetch_run(config: RunConfig) -> None:
     if config.training.mirror is None:
         return
     run = RunFolder(config.folder)
-    steps_here = list_steps(run)
     try:
         remote = Remote(config.training.mirror)
         recorded = remote.read(CONFIG_FILE)
         if recorded is not None:
             _check_same_settings(recorded, config, remote)
         there = list_mirrored_steps(remote)
-        if there and max(there) > max(steps_here, default=0):
+        if max(there, default=0) > max(list_steps(run), default=0):
             make_folder(run.path)
             with lock(run.path, "nmt-train"):
                 _fetch_checkpoints(remote, run, there, recorded)
         _fetch_store(remote, Path(config.data.store).resolve())
     except RemoteError as error:
-        if not steps_here:
+        if not list_steps(run):
             raise Failure(
                 f"training.mirror: {error}; try again, or give training.mirror=null to begin without it"
             ) from None
@@ -187,9 +177,8 @@ def fetch_run(config: RunConfig) -> None:
 
 
 def _check_same_settings(recorded: bytes, config: RunConfig, remote: Remote) -> None:
-    changes = list_differences(
-        parse_recorded_config(recorded, f"{remote.url}/{CONFIG_FILE}"), config
-    )
+    earlier = parse_recorded_config(recorded, f"{remote.url}/{CONFIG_FILE}")
+    changes = list_differences(earlier, config)
     if changes:
         raise UserError(
             f"training.mirror={remote.url}: holds a run with different settings "
@@ -213,7 +202,7 @@ def _fetch_checkpoints(
         if _fetch_whole(remote, name_checkpoint(step), run.checkpoint(step)):
             origin = read_origin(run.checkpoint(step))
             best_step = origin.best_step if isinstance(origin, TrainState) else 0
-            if best_step in there and best_step not in (step, *steps_here):
+            if best_step in there - {step, *steps_here}:
                 _fetch_whole(remote, name_checkpoint(best_step), run.checkpoint(best_step))
             return
     if not steps_here:
@@ -236,14 +225,13 @@ def _fetch_whole(remote: Remote, name: str, path: Path) -> bool:
 
 def _fetch_store(remote: Remote, store: Path) -> None:
     """Fetch the store if nothing is in its place; nmt-prepare judges what is."""
-    is_fixed_store = is_mount_or_cwd(store)
     if os.path.lexists(store) and (not store.is_dir() or list_own_names(store)):
         return
     if remote.read(f"{STORE_PLACE}/{MANIFEST_FILE}") is None:
         return
-    make_folder(store if is_fixed_store else store.parent)
-    # the lock of nmt-prepare
-    with lock(store, "fetching", None if is_fixed_store else f".{store.name}.lock"):
+    is_fixed = is_mount_or_cwd(store)
+    make_folder(store if is_fixed else store.parent)
+    with lock(store, "fetching", None if is_fixed else f".{store.name}.lock"):  # of nmt-prepare
         say(f"fetching the store from {remote.url}")
         _fetch_whole(remote, STORE_PLACE, store)
 

@@ -8,12 +8,13 @@ was not.
 
 import math
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from nmt.config import OptimizerConfig
+from nmt.data.plan import Array
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import Vocab, Vocabulary
 from nmt.system.errors import UserError
@@ -21,6 +22,7 @@ from nmt.system.files import write_json
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
+from nmt.train.events import replace_nonfinite
 from nmt.train.parallel import total_norm
 from nmt.train.update import PendingOutcome, UpdateOutcome
 
@@ -66,11 +68,8 @@ def advise_after_failure(saved_step: int, is_sound: bool, optimizer: OptimizerCo
 
 
 def _nonfinite_weights(model: nn.Module) -> list[str]:
-    names = []
-    for name, weight in model.named_parameters():
-        if not total_norm([weight.detach()]).isfinite():
-            names.append(name)
-    return names
+    weights = model.named_parameters()
+    return [name for name, weight in weights if not total_norm([weight.detach()]).isfinite()]
 
 
 def _micro_losses(pending: PendingOutcome, world: World) -> list[float]:
@@ -94,14 +93,19 @@ def _write_file(
 ) -> None:
     update = outcome.pending.update
     micro_batches = []
-    for number, pair_ids in enumerate(update.pairs):
-        micro_batches.append(_describe_micro(losses[number], pair_ids.tolist(), store, vocab))
+    for loss, pair_ids in zip(losses, update.pairs, strict=False):  # blank ones have no pairs
+        described = {"loss": replace_nonfinite(loss), "pairs": pair_ids.tolist()}
+        if not math.isfinite(loss):
+            sources = _read_texts(store.src, pair_ids, vocab.src)
+            targets = _read_texts(store.tgt, pair_ids, vocab.tgt)
+            described["texts"] = list(zip(sources, targets, strict=True))
+        micro_batches.append(described)
     content = {
         "step": outcome.pending.step,
         "epoch": update.cursor.epoch,
         "update_of_epoch": update.cursor.update,
-        "loss": _to_json(outcome.stats.loss),
-        "gradient_norm": _to_json(outcome.stats.grad_norm),
+        "loss": replace_nonfinite(outcome.stats.loss),
+        "gradient_norm": replace_nonfinite(outcome.stats.grad_norm),
         "nonfinite_weights": weights,
         "micro_batches": micro_batches,
     }
@@ -113,23 +117,7 @@ def _write_file(
         say(f"warning: {error}")
 
 
-def _describe_micro(
-    loss: float, pair_ids: list[int], store: TokenStore, vocab: Vocabulary
-) -> dict[str, Any]:
-    described: dict[str, Any] = {"loss": _to_json(loss), "pairs": pair_ids}
-    if not math.isfinite(loss):
-        texts = []
-        for pair in pair_ids:
-            texts.append([_text(store.src, pair, vocab.src), _text(store.tgt, pair, vocab.tgt)])
-        described["texts"] = texts
-    return described
-
-
-def _text(side: Side, pair: int, vocab: Vocab) -> str:
-    piece_ids = side.ids[side.offsets[pair] : side.offsets[pair + 1]]
-    return vocab.decode([piece_ids.tolist()])[0]
-
-
-def _to_json(value: float) -> float | str:
-    """Return NaN and infinity as text, because JSON cannot represent them."""
-    return value if math.isfinite(value) else str(value)
+def _read_texts(side: Side, pair_ids: Array, vocab: Vocab) -> list[str]:
+    ids, counts = side.read_sentences(pair_ids)
+    sentences = np.split(ids, np.cumsum(counts)[:-1])
+    return vocab.decode([sentence.tolist() for sentence in sentences])

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from nmt.config import (
     COURSE_KEYS,
@@ -100,29 +100,6 @@ class Band:
         return "above" if is_better else "below"  # NaN is below
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What the reference says of a validation."""
-
-    verdict: Standing
-    outside: tuple[str, ...]  # the figures that are not in their bands
-    bands: dict[str, Band]  # of nll, and of bleu where it is compared
-
-    def describe(self) -> str:
-        if self.verdict == "within":
-            return "within the reference"
-        return f"{self.verdict} the reference: {', '.join(self.outside)}"
-
-    def add_to(self, event: ValidEvent) -> ValidEvent:
-        """Return the event of the validation with the verdict and the bands."""
-        nll, bleu = self.bands["nll"], self.bands.get("bleu")
-        event = replace(event, reference=self.verdict)
-        event = replace(event, nll_low=round(nll.low, 5), nll_high=round(nll.high, 5))
-        if bleu is not None:
-            event = replace(event, bleu_low=round(bleu.low, 5), bleu_high=round(bleu.high, 5))
-        return event
-
-
 class ShippedReference:
     """The reference curve that applies to a run."""
 
@@ -138,31 +115,36 @@ class ShippedReference:
             f"{last:,}; each validation is compared with them"
         )
 
-    def judge(self, step: int, nll: float, bleu: float | None) -> Judgement | None:
-        """Compare a validation; None if the reference has none after this update."""
-        i = self.index_by_step.get(step)
+    def compare(self, event: ValidEvent) -> tuple[ValidEvent, str]:
+        """Return the event of a validation with the bands and the verdict, and words for the log. If
+        the reference has none after this update, the event is unchanged and there are no words.
+        """
+        i = self.index_by_step.get(event.step)
         if i is None:
-            return None
+            return event, ""
         points = self.curve.points
         near = points[max(0, i - NEIGHBOURS) : i + NEIGHBOURS + 1]
-        values = {"nll": nll}
-        bands = {"nll": find_nll_band(points[i].nll, [point.nll for point in near])}
-        if bleu is not None and self.has_same_search and points[i].bleu:
-            values["bleu"] = bleu
-            bands["bleu"] = find_bleu_band(points[i].bleu, [point.bleu for point in near])
+        compared = {"nll": (event.nll, find_nll_band(points[i].nll, [one.nll for one in near]))}
+        if event.bleu is not None and self.has_same_search and points[i].bleu:
+            band = find_bleu_band(points[i].bleu, [one.bleu for one in near])
+            compared["bleu"] = (event.bleu, band)
 
-        verdict: Standing = "within"
+        standings: set[Standing] = set()
         outside = []
-        for name, band in bands.items():
-            standing = band.judge(values[name], is_lower_better=name == "nll")
-            if standing == "within":
-                continue
-            if verdict != "below":  # `below` outweighs `above`
-                verdict = standing
-            outside.append(
-                f"dev {name.upper()} {values[name]:.4g}, reference {band.low:.4g} to {band.high:.4g}"
-            )
-        return Judgement(verdict, tuple(outside), bands)
+        bounds: dict[str, Any] = {}
+        for name, (value, band) in compared.items():
+            bounds[f"{name}_low"], bounds[f"{name}_high"] = round(band.low, 5), round(band.high, 5)
+            standing = band.judge(value, is_lower_better=name == "nll")
+            if standing != "within":
+                standings.add(standing)
+                outside.append(
+                    f"dev {name.upper()} {value:.4g}, reference {band.low:.4g} to {band.high:.4g}"
+                )
+        if not outside:
+            return replace(event, reference="within", **bounds), "within the reference"
+        verdict = "below" if "below" in standings else "above"
+        words = f"{verdict} the reference: {', '.join(outside)}"
+        return replace(event, reference=verdict, **bounds), words
 
 
 def find_nll_band(values: Sequence[float], near: Sequence[Sequence[float]]) -> Band:

@@ -11,6 +11,7 @@ from torch import Tensor
 from nmt.checkpoint import TrainState
 from nmt.system.device import read_peak_memory
 from nmt.system.progress import clock, say
+from nmt.system.run_folder import RunFolder
 from nmt.train.events import Event, LayerEvent, TrainEvent, ValidEvent, WarningEvent
 from nmt.train.metrics_log import MetricsLog, read_events
 from nmt.train.on_track import LearningCheck
@@ -43,7 +44,8 @@ class RunLog:
     """The log of a run. Only the main rank has one."""
 
     def __init__(self, setup: Setup) -> None:
-        config, run = setup.config, setup.run
+        config = setup.config
+        run = RunFolder(config.folder)
         self.device = setup.world.device
         self.metrics = MetricsLog(run.metrics, setup.state.metrics_bytes)
         earlier, _ = read_events(run.metrics)
@@ -119,15 +121,13 @@ class RunLog:
             entropy={layer: round_digits(value) for layer, value in entropies.items()},
             elapsed_s=round(state.elapsed_s, 1),
         )
-        beside = ""
+        verdict = ""
         if self.reference is not None:
-            judgement = self.reference.judge(state.step, result.nll.value, event.bleu)
-            if judgement is not None:
-                event = judgement.add_to(event)
-                beside = f"; {judgement.describe()}"
+            event, verdict = self.reference.compare(event)
         self.write(event)
         bleu = f", BLEU {score.value:.2f}" if score else ""
         mark = "  (best)" if is_best else ""
+        beside = f"; {verdict}" if verdict else ""
         say(
             f"update {state.step}: dev NLL {result.nll.value:.4f}, perplexity {result.perplexity:.2f}"
             f"{bleu}{mark}{beside}"

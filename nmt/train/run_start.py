@@ -32,7 +32,7 @@ from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.mirror import claim_mirror
 from nmt.train.on_track import smoothed_loss_floor
 from nmt.train.precision import resolve_precision
-from nmt.train.setup import open_setup
+from nmt.train.setup import open_setup, resume
 from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
 
 
@@ -50,7 +50,7 @@ def train(config: RunConfig, world: World) -> int:
         if not world.is_main:
             stack.enter_context(status.recording_failures())
         try:
-            trainer = Trainer(open_setup(config, micro_tokens, world, run), stop, status)
+            trainer = Trainer(resume(open_setup(config, micro_tokens, world)), stop, status)
             stack.callback(trainer.close)
             world.on_main(lambda: _announce_run(trainer))
             if not trainer.end_reason or trainer.is_validation_due:
@@ -122,8 +122,6 @@ def _check_run_folder(run: RunFolder, store: Path) -> None:
 
 def _check_unused(run: RunFolder) -> None:
     """Refuse a folder that is not a run but contains files that training would overwrite."""
-    if run.path.resolve() == Path("/"):
-        raise UserError(f"out={run.path}: is the root folder; choose another out=DIR")
     if checkpoint.list_steps(run):
         return
     for path in (run.metrics, *run.vocabs, run.report, run.results, run.curve):
@@ -144,7 +142,7 @@ def _announce_run(trainer: Trainer) -> None:
     say(
         f"model: {n_parameters / 1e6:.1f}M parameters, {format_size(setup.vocab)} pieces; data: "
         f"{len(store):,} pairs, {len(store.tgt.ids):,} target pieces; {config.training.precision} "
-        f"on {trainer.status.machine}; run folder {setup.run.path}"
+        f"on {trainer.status.machine}; run folder {trainer.run.path}"
     )
     if setup.mixture is not None:
         say(describe_mixture(setup.mixture, config.data))
@@ -163,7 +161,7 @@ def _announce_run(trainer: Trainer) -> None:
             say(reference.describe())
     if setup.state.step:
         say(f"continuing after update {setup.state.step}")
-    write_vocab(setup.run.path, setup.vocab)
+    write_vocab(trainer.run.path, setup.vocab)
     trainer.writer.link_and_prune(setup.state)
     trainer.write_status("running")
 

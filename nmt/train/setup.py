@@ -1,4 +1,4 @@
-"""Opens everything that a training works on, and restores it from the newest checkpoint.
+"""Opens everything that updates work on, and restores it from the newest checkpoint.
 
 Besides weights and Adam's moments, a run is resumed from `TrainState`, a handful of numbers.
 Everything else is derived from (seed, update): the plan gives the batch order, and each micro-batch
@@ -6,6 +6,7 @@ has its own dropout seed. So ten updates, a stop and ten more give bit-identical
 in one go, and update k has the same pairs on any number of ranks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from nmt.data.batch import BatchShape
 from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader
 from nmt.data.mixture import Mixture
+from nmt.data.plan import choose_shape
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import Vocabulary, format_size, is_extension, load_vocab
 from nmt.model.transformer import Transformer
@@ -27,33 +29,35 @@ from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 from nmt.train.loss import Objective
-from nmt.train.memory_probe import choose_batch_shape
 from nmt.train.optimizer import Adam, make_optimizer
-from nmt.train.parallel import Replica, make_replica
+from nmt.train.parallel import Replica, has_fixed_shape, make_replica
 from nmt.train.validate import DevSet, open_dev
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a training has opened: one value for the loop and for the lines that announce the run."""
+    """What updates need: one value for the loop, for trials of memory and for --profile."""
 
     config: RunConfig
     micro_tokens: int
     world: World
-    run: RunFolder
 
     # data
     vocab: Vocabulary
     store: TokenStore
-    shape: BatchShape | None  # of every batch, if it is fixed
+    shape: (
+        BatchShape | None
+    )  # of every batch; None if code is not compiled, so that shapes may vary
     mixture: Mixture | None
-    dev: DevSet | None
 
     # initialised from the seed, or restored from the newest checkpoint
     model: Transformer
     replica: Replica
     optimizer: Adam
-    state: TrainState
+
+    # of a run; a trial has neither
+    dev: DevSet | None = None
+    state: TrainState = TrainState()
 
     @property
     def store_folder(self) -> Path:
@@ -70,9 +74,9 @@ class Setup:
             self.vocab,
         )
 
-    def make_loader(self, epoch_stores: EpochStores) -> Loader:
+    def make_loader(self, open_epoch: Callable[[int], TokenStore]) -> Loader:
         return Loader(
-            epoch_stores,
+            open_epoch,
             self.config.training,
             self.micro_tokens,
             self.config.seed,
@@ -83,46 +87,46 @@ class Setup:
         )
 
 
-def open_setup(config: RunConfig, micro_tokens: int, world: World, run: RunFolder) -> Setup:
-    store_folder = Path(config.data.store)
-    vocab = load_vocab(store_folder)
-    store = open_store(store_folder, "train", vocab)
-    shape = choose_batch_shape(config, micro_tokens, store, world)
-    mixture = read_mixture(store_folder, config.data, len(store))
-    dev = open_dev(store_folder, vocab) if config.data.valid else None
+def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
+    """Open the store, and make the model and its optimizer as update 0 has them."""
+    folder, training = Path(config.data.store), config.training
+    vocab = load_vocab(folder)
+    store = open_store(folder, "train", vocab)
+    shape = None
+    if has_fixed_shape(config.model, training, world):
+        max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
+        lengths = store.src.lengths, store.tgt.lengths
+        shape = choose_shape(*lengths, micro_tokens, max_pieces, training.grouping)
 
     torch.manual_seed(config.seed)
     model = Transformer(config.model, *vocab.sizes).to(world.device)
-    objective = Objective(model, config.training.label_smoothing)
-    replica = make_replica(objective, world, config.training, shape)
-    optimizer = make_optimizer(model, config.optimizer, replica.frozen, config.training.ema)
-    state = _resume(config, run, world, vocab, model, optimizer)
+    objective = Objective(model, training.label_smoothing)
+    replica = make_replica(objective, world, training, shape)
     return Setup(
         config=config,
         micro_tokens=micro_tokens,
         world=world,
-        run=run,
         vocab=vocab,
         store=store,
         shape=shape,
-        mixture=mixture,
-        dev=dev,
+        mixture=read_mixture(folder, config.data, len(store)),
         model=model,
         replica=replica,
-        optimizer=optimizer,
-        state=state,
+        optimizer=make_optimizer(model, config.optimizer, replica.frozen, training.ema),
     )
 
 
-def _resume(
-    config: RunConfig,
-    run: RunFolder,
-    world: World,
-    vocab: Vocabulary,
-    model: Transformer,
-    optimizer: Adam,
-) -> TrainState:
+def resume(setup: Setup) -> Setup:
+    """Return the setup of a run, with its dev set and the state of its newest valid checkpoint."""
+    state = _restore(setup)
+    dev = open_dev(setup.store_folder, setup.vocab) if setup.config.data.valid else None
+    return replace(setup, dev=dev, state=state)
+
+
+def _restore(setup: Setup) -> TrainState:
     """Load the newest valid checkpoint, if there is one, into the model and the optimizer."""
+    config, world, model, optimizer = setup.config, setup.world, setup.model, setup.optimizer
+    run = RunFolder(config.folder)
     # Only the main rank verifies it: if all N ranks hashed the same files, that would take N times
     # as long.
     found = world.on_main(lambda: checkpoint.find_newest(run, config))
@@ -130,12 +134,12 @@ def _resume(
     average = optimizer.average
     if not step:
         if config.training.init_from is not None:
-            _load_initial_weights(Path(config.training.init_from), config, world, vocab, model)
+            _load_initial_weights(Path(config.training.init_from), setup)
             if average is not None:
                 average.restart()
         return TrainState()
     found = found or checkpoint.open_verified_by_main(run, step)
-    if found.vocab.digest != vocab.digest:
+    if found.vocab.digest != setup.vocab.digest:
         raise UserError(
             f"{config.data.store}: its BPE model differs from the one in {found.path}; "
             "set data.store to the store this run was trained on, or choose another out=DIR"
@@ -149,10 +153,9 @@ def _resume(
     return checkpoint.load_optimizer(found, model, optimizer)
 
 
-def _load_initial_weights(
-    path: Path, config: RunConfig, world: World, vocab: Vocabulary, model: Transformer
-) -> None:
+def _load_initial_weights(path: Path, setup: Setup) -> None:
     """Load the weights that another run ended with; nothing else is taken from it."""
+    config, world, vocab = setup.config, setup.world, setup.vocab
     found = world.on_main(lambda: checkpoint.open_for_average(path))
     step = int(world.broadcast(found.step if found else 0))
     if found is None:
@@ -186,9 +189,9 @@ def _load_initial_weights(
                 f"the vocabulary has grown from {format_size(found.vocab)} to "
                 f"{format_size(vocab)} pieces; new ones begin as the mean of the others"
             )
-        checkpoint.load_grown_weights(found, model)
+        checkpoint.load_grown_weights(found, setup.model)
     else:
-        checkpoint.load_weights(found, model)
+        checkpoint.load_weights(found, setup.model)
     if world.is_main:
         digest = found.sha256[MODEL_FILE]
         say(f"starting from the weights of {found.path}, update {step:,} (sha256 {digest[:16]})")

@@ -101,13 +101,6 @@ class StopRequest:
                 os._exit(128 + number)
 
 
-def choose_exit_code(error: BaseException) -> int:
-    """Return the exit code that an error leads to."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else FAILED
-    return MISTAKE if isinstance(error, UserError) else FAILED
-
-
 class StatusFile:
     """Writes `status.json`; failing to write it never stops a run."""
 
@@ -153,6 +146,6 @@ class StatusFile:
             message = str(error)
             if not isinstance(error, UserError | Failure):
                 message = f"{type(error).__name__}: {error}"
-            first_line = message.partition("\n")[0]
-            self.write("failed", choose_exit_code(error), first_line)
+            code = MISTAKE if isinstance(error, UserError) else FAILED
+            self.write("failed", code, message.partition("\n")[0])
             raise

@@ -5,6 +5,7 @@ checkpoint leaves no stale points. Events are written with TensorBoard's own wri
 """
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,60 +26,41 @@ class TensorBoardSink:
         run = RunFolder(path)
         check_own_folder(run.tensorboard, inside=path)
         make_folder(run.tensorboard)
-        # A TensorBoard that is looking finds another file by a name that is greater.
-        numbers = [0]
         for old in run.tensorboard.glob("events.out.tfevents.*.nmt"):
-            number = old.name.split(".")[3]
-            numbers.append(int(number) if number.isdecimal() else 0)
             old.unlink()
-        name = f"events.out.tfevents.{max(numbers) + 1:010d}.nmt"
+        # A TensorBoard that is looking finds another file by a name that is greater.
+        name = f"events.out.tfevents.{time.time_ns()}.nmt"
         self.file = open_plain_file(run.tensorboard / name, "wb")
         self.writer = RecordWriter(self.file)
 
         # Metrics have the seconds since the run began.
         self.started_at = run.config.stat().st_mtime
         self.elapsed_s = 0.0
-        self._add(0, file_version="brain.Event:2")
+        self._add(Event(file_version="brain.Event:2"))
         # makes a TensorBoard that has read an earlier file forget it
-        self._add(0, session_log=SessionLog(status=SessionLog.START))
+        self._add(Event(session_log=SessionLog(status=SessionLog.START)))
         settings = read_bytes(run.config).decode(errors="replace")
         code = "".join(f"    {line}\n" for line in settings.splitlines())
-        self._add(0, summary=text_pb("config", code))
+        self._add(Event(summary=text_pb("config", code)))
 
     def write(self, line: dict[str, Any]) -> None:
-        step, figures = line["step"], name_figures(line)
         elapsed_s = line.get("elapsed_s")
         if isinstance(elapsed_s, int | float):
             self.elapsed_s = float(elapsed_s)
         if line["kind"] == "sample":
-            self._add_sample(line)
-        elif figures:
-            values = [Summary.Value(tag=tag, simple_value=x) for tag, x in figures.items()]
-            self._add(step, summary=Summary(value=values))
+            parts = [f"**{key}** {_escape(line.get(key))}" for key in SAMPLE_TEXTS]
+            summary = text_pb(f"sample/line {line.get('line')}", "\n\n".join(parts))
+        else:
+            figures = name_figures(line).items()
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=x) for tag, x in figures])
+        self._add(Event(step=line["step"], summary=summary))
         self.file.flush()
 
     def close(self) -> None:
         self.file.close()
 
-    def _add_sample(self, line: dict[str, Any]) -> None:
-        step, tag = line["step"], f"line {line.get('line')}"
-        parts = [f"**{key}** {_escape(line.get(key))}" for key in SAMPLE_TEXTS]
-        self._add(step, summary=text_pb(f"sample/{tag}", "\n\n".join(parts)))
-
-    def _add(
-        self,
-        step: int,
-        summary: Summary | None = None,
-        session_log: SessionLog | None = None,
-        file_version: str | None = None,
-    ) -> None:
-        event = Event(
-            wall_time=self.started_at + self.elapsed_s,
-            step=step,
-            summary=summary,
-            session_log=session_log,
-            file_version=file_version,
-        )
+    def _add(self, event: Event) -> None:
+        event.wall_time = self.started_at + self.elapsed_s
         self.writer.write(event.SerializeToString())
 
 

@@ -75,7 +75,7 @@ class Tracker:
     def __init__(self, run: Path, name: str, earlier: Sequence[Event]) -> None:
         self.name = name
         self.waiting: queue.Queue[Event | None] = queue.Queue(MAX_WAITING)  # None: no more come
-        self.fault: str | None = None  # why it gets no more events
+        self.fault = ""  # why it gets no more events
         events = chain(earlier, iter(self.waiting.get, None))
         # A daemon, because a sink that hangs must not keep the process from ending.
         self.thread = threading.Thread(target=self._send, args=(run, events), daemon=True)
@@ -101,7 +101,8 @@ class Trackers:
         self.run = run
         self.trackers = [Tracker(run, name, earlier) for name in names]
 
-    def send(self, event: Event) -> None:
+    def send(self, event: Event | None) -> None:
+        """Hand an event to all sinks; None if no more come."""
         for tracker in self.trackers:
             tracker.put(event)
         self._drop_faulty()
@@ -109,8 +110,7 @@ class Trackers:
     def finish(self) -> None:
         """Wait until the sinks have all events and are closed, but not for long."""
         deadline = clock() + FINISH_S
-        for tracker in self.trackers:
-            tracker.put(None)
+        self.send(None)
         for tracker in self.trackers:
             tracker.thread.join(max(0.0, deadline - clock()))
             if tracker.thread.is_alive():
@@ -118,13 +118,13 @@ class Trackers:
         self._drop_faulty()
 
     def _drop_faulty(self) -> None:
-        for tracker in list(self.trackers):
-            if tracker.fault is not None:
-                self.trackers.remove(tracker)
-                say(
-                    f"warning: training.track: {tracker.name}: {tracker.fault}; the run is not affected, "
-                    f"and nmt-track {self.run} --to {tracker.name} sends all its figures"
-                )
+        faulty = [tracker for tracker in self.trackers if tracker.fault]
+        for tracker in faulty:
+            self.trackers.remove(tracker)
+            say(
+                f"warning: training.track: {tracker.name}: {tracker.fault}; the run is not affected, "
+                f"and nmt-track {self.run} --to {tracker.name} sends all its figures"
+            )
 
 
 # ---- afterwards, or beside it --------------------------------------------------------------------

@@ -12,7 +12,6 @@ import json
 import resource
 import statistics
 import sys
-from pathlib import Path
 
 from nmt.commands.cli import add_config_arguments, run_command
 
@@ -28,43 +27,26 @@ def work(args: argparse.Namespace) -> int:
 
     from nmt.config import load_config
     from nmt.corpus.prepare import prepare
-    from nmt.data.loader import Loader
-    from nmt.data.plan import Cursor
-    from nmt.data.store import open_store
-    from nmt.data.vocab import Vocab
-    from nmt.model.transformer import Transformer
     from nmt.system.progress import clock
     from nmt.system.ranks import join_world
-    from nmt.train.loss import Objective
-    from nmt.train.memory_probe import choose_batch_shape, resolve_micro_tokens
-    from nmt.train.optimizer import make_optimizer
-    from nmt.train.parallel import make_replica
+    from nmt.train.memory_probe import resolve_micro_tokens
     from nmt.train.precision import resolve_precision
+    from nmt.train.setup import open_setup
     from nmt.train.update import run_update
 
     config = load_config(args.config, args.overrides)
     prepare(config.data, config.vocab, config.seed)
-    folder = Path(config.data.store)
-    vocab = Vocab.load(folder / "vocab.model")
     with join_world() as world:
         config = resolve_precision(config, world)
         micro_tokens = resolve_micro_tokens(config, world)
-        torch.manual_seed(config.seed)
-        model = Transformer(config.model, vocab.size).to(world.device)
-        store = open_store(folder, "train")
-        shape = choose_batch_shape(config, micro_tokens, store, world)
-        replica = make_replica(
-            Objective(model, config.training.label_smoothing), world, config.training, shape
-        )
-        optimizer = make_optimizer(model, config.optimizer)
+        setup = open_setup(config, micro_tokens, world)
         tokens, seconds = [], []
-        with Loader(
-            lambda _: store, config.training, micro_tokens, config.seed, Cursor(), world, shape
-        ) as updates:
+        with setup.make_loader(lambda _: setup.store) as updates:
             for step in range(1, args.updates + WARM_UP + 1):
                 began = clock()
                 update = next(updates)
-                run_update(replica, optimizer, update, step, config, world).stats.sum().item()
+                sent = run_update(setup.replica, setup.optimizer, update, step, config, world)
+                sent.stats.sum().item()
                 tokens.append(update.n_tgt)
                 seconds.append(clock() - began)
         tokens, seconds = tokens[WARM_UP:], seconds[WARM_UP:]

@@ -4,120 +4,87 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.finished_run import read_lines, train_toy
 from support.saved_run import skip_fsync  # noqa: F401
 
 from nmt.average import curve
-from nmt.checkpoint import find_newest
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
-from nmt.commands.train import main as nmt_train
 from nmt.system.run_folder import RunFolder
+
+
+def draw(run: RunFolder, *options: str) -> dict[str, Any]:
+    assert nmt_average([str(run.path), "--curve", *options]) == 0
+    record: dict[str, Any] = json.loads(run.curve.read_text())
+    return record
 
 
 def test_the_curve_scores_what_nmt_eval_scores(
     toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = [
-        "training.checkpoint_every=20",
-        "training.steps=60",
-        "optimizer.warmup_steps=10",
-        "model.dropout=0",
-        "model.d_model=32",
-        "decoding.min_length=6",
-    ]
-    assert nmt_train(["--config", str(toy), *options]) == 0
-    run = RunFolder(tmp_path / "run")
+    settings = ["training.checkpoint_every=20", "training.steps=60", "optimizer.warmup_steps=10"]
+    settings += ["model.dropout=0", "model.d_model=32", "decoding.min_length=6"]
+    run = RunFolder(train_toy(toy, *settings).folder)
     shutil.rmtree(tmp_path / "corpus")  # so that no test set can be read
-    there = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    there = set(tmp_path.rglob("*"))
     capsys.readouterr()
-    assert nmt_average([str(run.path), "--curve"]) == 0
+    record = draw(run)
+    assert set(tmp_path.rglob("*")) == {*there, run.curve}
     out = capsys.readouterr().out
-    record = json.loads((run.path / "averaging.json").read_text())
     points = {point["n"]: point for point in record["points"]}
     assert list(points) == [1, 2, 3] and points[3]["steps"] == [20, 40, 60]
     assert f"best: N = {record['best_n']};" in out and out.count("\n") == 6 and out.count("*") == 1
-    assert points[record["best_n"]]["bleu"] == max(point["bleu"] for point in points.values())
-    texts = [(tmp_path / "store" / f"valid.{side}.txt").read_bytes() for side in ("src", "tgt")]
-    assert record["dev_set"]["lines"] == 20 == texts[0].count(b"\n")
-    assert [record["dev_set"][f"{side}_sha256"] for side in ("src", "ref")] == [
-        hashlib.sha256(text).hexdigest() for text in texts
-    ]
-    # N = 1 is what validation said of the newest checkpoint; N = 3 what it says of the average as a
-    # folder
-    valid = [json.loads(line) for line in run.metrics.read_text().splitlines()][-1]
-    assert (valid["step"], valid["bleu"], valid["nll"]) == (
-        60,
-        points[1]["bleu"],
-        round(points[1]["nll"], 5),
-    )
-    # Not equal for want of anything to count
-    assert len({point["bleu"] for point in points.values()} - {0.0}) == 3
+    bleu = {n: point["bleu"] for n, point in points.items()}
+    assert bleu[record["best_n"]] == max(bleu.values())
+    assert len(set(bleu.values()) - {0.0}) == 3  # not equal for want of anything to count
+
+    # N = 1 is what validation said of the newest checkpoint
+    valid = read_lines(run.path)[-1]
+    assert (valid["step"], valid["bleu"], valid["nll"]) == (60, bleu[1], round(points[1]["nll"], 5))
     assert valid["signature"] == record["signature"]
+
+    # N = 3 is what nmt-eval says of the average as a folder
+    texts = [tmp_path / "store" / f"valid.{side}.txt" for side in ("src", "tgt")]
+    dev_set = record["dev_set"]
+    assert dev_set["lines"] == 20
+    for text, digest in zip(texts, (dev_set["src_sha256"], dev_set["ref_sha256"]), strict=True):
+        assert hashlib.sha256(text.read_bytes()).hexdigest() == digest
     assert nmt_average([str(run.path), "--last", "3"]) == 0
-    (dev := tmp_path / "dev").mkdir()
-    for side, text in zip(("src", "ref"), texts, strict=True):
-        (dev / side).write_bytes(text)
-    assert (
-        nmt_eval(
-            [
-                str(run.average),
-                "--src",
-                str(dev / "src"),
-                "--ref",
-                str(dev / "ref"),
-                "--json",
-                str(dev / "json"),
-            ]
-        )
-        == 0
-    )
-    assert json.loads((dev / "json").read_text())["scores"][0]["value"] == points[3]["bleu"]
-    shutil.rmtree(run.average)
-    shutil.rmtree(dev)
-    for name in ("results.json", "translations.json"):  # of nmt-eval
-        (run.path / name).unlink()
+    files = ["--src", str(texts[0]), "--ref", str(texts[1]), "--json", str(tmp_path / "json")]
+    assert nmt_eval([str(run.average), *files]) == 0
+    assert json.loads((tmp_path / "json").read_text())["scores"][0]["value"] == bleu[3]
 
     # interrupted, it leaves what was there
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = (run.path / "averaging.json").read_bytes()
-    monkeypatch.setattr(curve, "validate", interrupted)
-    assert nmt_average([str(run.path), "--curve", "1,2", "--ema"]) == 130
-    monkeypatch.undo()
-    assert (run.path / "averaging.json").read_bytes() == before
-    assert {path for path in tmp_path.rglob("*")} == {*there, run.path / "averaging.json"}
-    capsys.readouterr()
-    assert nmt_average([str(run.path), "--curve", "2", "--ema", "0.5", "--every", "0.00001"]) == 0
-    record = json.loads((run.path / "averaging.json").read_text())
-    assert (record["decay"], record["choice"], record["best_n"]) == (
-        0.5,
-        "the last N, 1e-05 minutes apart",
-        2,
-    )
-    before = (run.path / "averaging.json").read_bytes()
-    for name in ("valid.tgt.txt", "valid.src.txt", "valid.src.ids.npy", "valid.tgt.offsets.npy"):
-        original = (tmp_path / "store" / name).read_bytes()
-        cut, flipped = original[:-9], original[:-9] + bytes(each ^ 1 for each in original[-9:])
-        for data in (cut, flipped) if name.endswith(".txt") else (cut,):
-            (tmp_path / "store" / name).write_bytes(data)
-            capsys.readouterr()
-            assert nmt_average([str(run.path), "--curve", "1"]) == 2
-            lines = capsys.readouterr().err.splitlines()
-            assert (
-                len(lines) == 1
-                and str(tmp_path / "store" / name) in lines[0]
-                and "nmt-prepare" in lines[0]
-            )
-        (tmp_path / "store" / name).write_bytes(original)
-    assert (run.path / "averaging.json").read_bytes() == before
+    before = run.curve.read_bytes()
+    with monkeypatch.context() as context:
+        context.setattr(curve, "validate", interrupted)
+        assert nmt_average([str(run.path), "--curve", "1,2", "--ema"]) == 130
+    assert run.curve.read_bytes() == before
+    record = draw(run, "2", "--ema", "0.5", "--every", "0.00001")
+    assert (record["decay"], record["best_n"]) == (0.5, 2)
+    assert record["choice"] == "the last N, 1e-05 minutes apart"
+
+    # a dev set that has changed, or is gone
+    before = run.curve.read_bytes()
+    for name in ("valid.tgt.txt", "valid.src.ids.npy", "valid.tgt.offsets.npy"):
+        path = tmp_path / "store" / name
+        original = path.read_bytes()
+        path.write_bytes(original[:-9] + bytes(each ^ 1 for each in original[-9:]))
+        check_refused(run, path, capsys)
+        path.write_bytes(original)
     shutil.move(tmp_path / "store", tmp_path / "gone")
+    check_refused(run, tmp_path / "store", capsys)
+    assert run.curve.read_bytes() == before
+
+
+def check_refused(run: RunFolder, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert nmt_average([str(run.path), "--curve", "1"]) == 2
-    message = capsys.readouterr().err.splitlines()
-    assert (
-        len(message) == 1 and str(tmp_path / "store") in message[0] and "nmt-prepare" in message[0]
-    )
-    assert find_newest(run) is not None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line and "nmt-prepare" in line

@@ -8,12 +8,12 @@ import torch
 from support.prepared_toy import prepare_toy
 
 from nmt.config import RunConfig
-from nmt.data.store import open_store
 from nmt.profile import dry_run, estimate
 from nmt.profile.dry_run import DryRun
 from nmt.profile.estimate import estimate_run
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
+from nmt.train.setup import open_setup
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -36,15 +36,13 @@ def test_it_adds_up_and_leaves_nothing(
     config = replace(config, training=replace(config.training, steps=5000))
     result = estimate_run(config, ALONE, price=4.5)
     assert set(Path(config.data.root).rglob("*")) == before
-    assert result.cost == pytest.approx(4.5 * result.hours) and result.hours > 0
     assert f"{4.5 * result.hours:,.2f} at 4.50" in capsys.readouterr().out
-    assert result.validations == 50 and result.validations_h > 0
-    assert result.updates_h == pytest.approx(5000 * result.update_s / 3600)
-    store = open_store(Path(config.data.store), "train")
+    assert result.n_validations == 50 and result.validation_s > 0
+    hours = (5000 * result.timing.mean_s + 50 * result.validation_s) / 3600
+    assert result.hours == pytest.approx(hours)
     assert 200 * 5000 < result.tgt_tokens <= 300 * 5000
-    assert result.epochs == pytest.approx(result.tgt_tokens / store.tgt.n_tokens)
+    assert result.epochs == pytest.approx(result.tgt_tokens / result.setup.store.tgt.n_tokens)
     assert len(result.peaks) == 3 and min(result.peaks) > 0
-    assert replace(result, price=None).cost is None
     assert "price" not in replace(result, price=None).table()
 
 
@@ -54,6 +52,7 @@ def test_it_adds_up_and_leaves_nothing(
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (MemoryError(), True),
         (RuntimeError("shapes differ"), False),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublas"), True),
         (
             RuntimeError(
                 "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
@@ -75,7 +74,7 @@ def test_a_micro_batch_that_does_not_fit(
 
 
 def test_without_a_dev_set_validation_takes_no_time(config: RunConfig) -> None:
-    made = DryRun(config, 150, ALONE)
-    assert made.dev_seconds() > 0 and made.model.training
-    made.config = replace(config, data=replace(config.data, valid=None))
-    assert made.dev_seconds() == 0.0
+    setup = open_setup(config, 150, ALONE)
+    assert DryRun(setup).dev_seconds() > 0 and setup.model.training
+    without = replace(config, data=replace(config.data, valid=None))
+    assert DryRun(replace(setup, config=without)).dev_seconds() == 0.0

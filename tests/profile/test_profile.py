@@ -11,7 +11,6 @@ from support.prepared_toy import prepare_toy
 import nmt.profile.profile
 from nmt.config import RunConfig
 from nmt.data.loader import Loader, Update
-from nmt.data.store import open_store
 from nmt.profile import cost
 from nmt.profile.profile import profile_training
 from nmt.system.errors import UserError
@@ -52,17 +51,16 @@ def test_it_accounts_for_the_whole_update_and_leaves_only_its_trace(
     assert "aten::mm" in {event.get("name") for event in events}
 
     assert result.parts.keys() == PARTS and min(result.parts.values()) > 0
-    assert sum(result.parts.values()) == pytest.approx(result.update_ms, rel=1e-9)
-    assert result.updates >= 3
-    store = open_store(Path(config.data.store), "train")
-    tokens = result.tgt_tokens_per_s * result.update_ms / 1000
-    assert 200 < tokens <= config.training.tgt_tokens  # of an update
-    ratio = result.src_tokens_per_s / result.tgt_tokens_per_s
+    timing, store = result.timing, result.setup.store
+    assert sum(result.parts.values()) == pytest.approx(1000 * timing.mean_s, rel=1e-9)
+    assert timing.n_updates >= 3
+    assert 200 < timing.n_tgt / timing.n_updates <= config.training.tgt_tokens
+    ratio = timing.n_src / timing.n_tgt
     assert ratio == pytest.approx(store.src.n_tokens / store.tgt.n_tokens, rel=0.05)
     assert 0 < result.flop_per_s < result.ceiling
     out = capsys.readouterr().out
     assert all(part in out for part in PARTS)
-    assert f"{result.tgt_tokens_per_s:,.0f}" in out and "fp32" in out
+    assert f"{timing.n_tgt / sum(timing.seconds):,.0f}" in out and "fp32" in out
 
 
 def test_waiting_for_data_is_shown(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,12 +72,12 @@ def test_waiting_for_data_is_shown(config: RunConfig, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Loader, "__next__", wait)
     result = profile_training(config, ALONE, seconds=0.0)
-    assert 100 <= result.parts["waiting for data"] < result.update_ms
+    assert 100 <= result.parts["waiting for data"] < 1000 * result.timing.mean_s
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_the_work(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nmt.profile.profile, "DryRun", None)  # what would begin it
+    monkeypatch.setattr(nmt.profile.profile, "open_setup", None)  # what would begin it
     with pytest.raises(UserError, match="nowhere/t.json"):
         profile_training(config, ALONE, trace=tmp_path / "nowhere" / "t.json")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from support.finished_run import read_lines, read_tensors, train_toy
 
 import nmt.api
 from nmt.config import RunConfig
@@ -15,12 +15,6 @@ from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
 QUICK = ["training.steps=40", "training.validate_every=2", "evaluation.bleu=false"]
-
-
-def train(toy: Path, *settings: str) -> RunConfig:
-    config = nmt.api.load_config(str(toy), [*QUICK, *settings])
-    assert nmt.api.train(config) == 0
-    return config
 
 
 def read_state(config: RunConfig) -> dict[str, Any]:
@@ -38,23 +32,23 @@ def test_patience_ends_training_after_validations_without_a_best(
 ) -> None:
     # so high a rate that the loss soon rises
     hopeless = ["optimizer.scale=300", "optimizer.warmup_steps=4"]
-    config = train(toy, *hopeless, "training.patience=3")
+    config = train_toy(toy, *QUICK, *hopeless, "training.patience=3")
     state = read_state(config)
     assert state["step"] == state["best_step"] + 6 < 40
     assert read_status(config) == "done"
     assert "ended by training.patience" in capsys.readouterr().err
 
     # the same command has nothing to do, and with more patience it goes on
-    train(toy, *hopeless, "training.patience=3")
+    train_toy(toy, *QUICK, *hopeless, "training.patience=3")
     assert "nothing to do" in (said := capsys.readouterr().err)
     assert "raise training.patience to continue" in said
     later = state["step"] + 4
-    train(toy, *hopeless, "training.patience=100", f"training.steps={later}")
+    train_toy(toy, *QUICK, *hopeless, "training.patience=100", f"training.steps={later}")
     assert read_state(config)["step"] == later
 
 
 def test_epochs_end_training(toy: Path) -> None:
-    config = train(toy, "training.max_epochs=1", "training.validate_every=1000")
+    config = train_toy(toy, *QUICK, "training.max_epochs=1", "training.validate_every=1000")
     state = read_state(config)
     assert state["cursor"] == {"epoch": 1, "update": 0} and 1 < state["step"] < 40
     assert state["validated"] == state["step"]  # it ends with a validation
@@ -63,24 +57,22 @@ def test_epochs_end_training(toy: Path) -> None:
 def test_hours_end_training_and_count_over_all_starts(
     toy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = train(toy, "training.max_hours=1e-6")
+    config = train_toy(toy, *QUICK, "training.max_hours=1e-6")
     assert read_state(config)["step"] == 1
-    train(toy, "training.max_hours=1e-6")
+    train_toy(toy, *QUICK, "training.max_hours=1e-6")
     assert "raise training.max_hours to continue" in capsys.readouterr().err
     assert read_status(config) == "done"
-    train(toy, "training.steps=3")
+    train_toy(toy, *QUICK, "training.steps=3")
     assert read_state(config)["step"] == 3
 
 
 @pytest.mark.parametrize("score", ["nll", "chrf"])
 def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
     settings = ["training.steps=6", "evaluation.bleu=true", f"evaluation.best_by={score}"]
-    config = train(toy, *settings)
+    config = train_toy(toy, *QUICK, *settings)
     best = json.loads((config.folder / "checkpoints" / "best" / "state.json").read_text())
-    events = [
-        json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()
-    ]
-    nll = {event["step"]: event["nll"] for event in events if event["kind"] == "valid"}
+    events = read_lines(config.folder, "valid")
+    nll = {event["step"]: event["nll"] for event in events}
     if score == "nll":
         assert best["best_step"] == min(nll, key=lambda step: nll[step])
         assert best["best"] == pytest.approx(-min(nll.values()), abs=1e-5)
@@ -94,7 +86,7 @@ def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
         ]
         _, chrf = nmt.api.score(pairs)
         assert best["best"] == pytest.approx(chrf.value)
-        logged = {event["step"]: event["chrf"] for event in events if event["kind"] == "valid"}
+        logged = {event["step"]: event["chrf"] for event in events}
         assert logged[best["best_step"]] == max(logged.values()) == best["best"]
 
 
@@ -103,8 +95,10 @@ def test_clipping_scales_the_gradient(toy: Path) -> None:
     settings = ["training.steps=1", "optimizer.beta1=0.5", f"data.store={toy.parent}/store"]
     moments = []
     for name, clip in (("free", "null"), ("clipped", "0.01"), ("loose", "1000")):
-        config = train(toy, *settings, f"training.clip_norm={clip}", f"out={toy.parent}/{name}")
-        tensors = load_file(RunFolder(config.folder).checkpoint(1) / "optimizer.safetensors")
+        config = train_toy(
+            toy, *QUICK, *settings, f"training.clip_norm={clip}", f"out={toy.parent}/{name}"
+        )
+        tensors = read_tensors(config.folder, 1, "optimizer")
         first = [value for key, value in sorted(tensors.items()) if "exp_avg_sq" not in key]
         moments.append(torch.cat([value.flatten() for value in first if value.dim()]))
     free, clipped, loose = moments

@@ -1,30 +1,15 @@
 """Norms of each layer's gradients and steps, against weights before and after the step."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from support.finished_run import read_lines, train_toy
 from torch import Tensor, nn
 
-import nmt.api
-from nmt.config import OptimizerConfig, RunConfig
+from nmt.config import OptimizerConfig
 from nmt.train.layer_norms import LayerNorms, name_layer
 from nmt.train.optimizer import make_optimizer, set_learning_rate
-
-
-@pytest.mark.parametrize(
-    ("parameter", "layer"),
-    [
-        ("encoder.11.attention.qkv.weight", "encoder.11"),
-        ("decoder.0.memory_residual.norm.bias", "decoder.0"),
-        ("encoder_norm.weight", "encoder_norm"),
-        ("tgt_embedding.weight", "embeddings"),
-        ("src_positions.table", "embeddings"),
-    ],
-)
-def test_layers_have_the_names_of_their_parameters(parameter: str, layer: str) -> None:
-    assert name_layer(parameter) == layer
 
 
 class Small(nn.Module):
@@ -67,20 +52,14 @@ def squares(tensors: dict[str, Tensor]) -> Tensor:
     return torch.tensor(list(sums.values())).double()
 
 
-def read_lines(config: RunConfig, kind: str) -> list[dict[str, float]]:
-    lines = map(json.loads, (config.folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == kind]
-
-
 def test_layers_are_logged_with_each_line(toy: Path) -> None:
     settings = ["training.steps=8", "training.log_every=3", "training.clip_norm=0.01"]
     settings += ["evaluation.bleu=false", "training.freeze=[encoder]", "model.norm=pre"]
-    config = nmt.api.load_config(str(toy), settings)
-    assert nmt.api.train(config) == 0
-    lines = read_lines(config, "layers")
+    config = train_toy(toy, *settings)
+    lines = read_lines(config.folder, "layers")
     assert [line["step"] for line in lines] == [1, 3, 6, 8]
     parts = ("embeddings", "encoder.0", "encoder.1", "decoder.0", "decoder.1")
-    for line, train in zip(lines, read_lines(config, "train"), strict=True):
+    for line, train in zip(lines, read_lines(config.folder, "train"), strict=True):
         for figure in ("grad_norm", "update_norm"):
             names = {f"{figure}/{part}" for part in (*parts, "encoder_norm", "decoder_norm")}
             assert names == {key for key in line if key.startswith(figure)}

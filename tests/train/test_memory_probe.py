@@ -10,19 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
 import torch
+from support.prepared_toy import prepare_toy
 
 from nmt.commands.train import main
-from nmt.config import RunConfig, TrainingConfig, format_config, load_config
-from nmt.corpus.prepare import prepare
+from nmt.config import RunConfig, format_config
 from nmt.data.batch import Batch
-from nmt.data.store import open_store
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.train import memory_probe
-from nmt.train.loop import Trainer
 from nmt.train.memory_probe import (
     choose_micro_tokens,
     fits,
@@ -31,6 +28,7 @@ from nmt.train.memory_probe import (
     useful_share,
 )
 from nmt.train.parallel import Replica
+from nmt.train.setup import open_setup
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PAPER = RunConfig()
@@ -88,21 +86,6 @@ def test_on_a_cpu_shares_are_what_caches_like_and_all_ranks_work(n_ranks: int) -
     assert useful_share(PAPER.training, size, n_ranks) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("micro_tokens", "n_ranks", "share"),
-    [
-        (25_000, 1, 1.0),
-        (25_000, 8, 1 / 8),
-        (3_157, 8, 1.0),
-        (3_157, 1, 1.0),
-        (3_157, 16, 0.5),
-        (3_157, 3, 8 / 9),
-    ],
-)
-def test_the_share_of_ranks_that_work(micro_tokens: int, n_ranks: int, share: float) -> None:
-    assert useful_share(TrainingConfig(), micro_tokens, n_ranks) == pytest.approx(share)
-
-
 def begun_run(folder: Path, micro_tokens: int) -> RunConfig:
     """A run's config with `auto`, and its folder as a first sitting has left it."""
     config = replace(PAPER, out=str(folder), training=replace(PAPER.training, micro_tokens="auto"))
@@ -144,32 +127,9 @@ def test_a_number_that_is_given_stays(tmp_path: Path) -> None:
     assert resolve_micro_tokens(given, Unconnected(0, 8, GPU)) == 777
 
 
-@pytest.fixture
-def prepared(tmp_path: Path) -> RunConfig:
-    words = "ein kleiner Hund sieht die alte Stadt und den Fluss".split()
-    random = np.random.default_rng(0)
-    for side in ("en", "de"):
-        lines = (" ".join(random.choice(words, random.integers(1, 9))) for _ in range(200))
-        (tmp_path / f"train.{side}").write_text("\n".join(lines) + "\n")
-    overrides = [
-        f"data.root={tmp_path}",
-        f"data.store={tmp_path}/store",
-        "data.train=[{src: train.en, tgt: train.de}]",
-        "data.valid=null",
-        "data.test=null",
-        "vocab.size=60",
-        "model.d_model=16",
-        "model.d_ff=24",
-        "model.n_heads=2",
-        "model.n_layers=1",
-        "training.src_tokens=300",
-        "training.tgt_tokens=300",
-        "training.micro_tokens=300",
-        "training.precision=fp32",
-    ]
-    config = load_config("demo.yaml", overrides)
-    prepare(config.data, config.vocab, config.seed)
-    return config
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return prepare_toy(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
@@ -177,17 +137,18 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     error: type[Exception], prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[weakref.ref[Any]] = []
-    make_replica = memory_probe.make_replica
+    open_setup = memory_probe.open_setup
 
-    def noted(objective: Any, *rest: Any) -> Any:
+    def noted(*args: Any) -> Any:
         assert [one for one in made if one() is not None] == []
-        made.append(weakref.ref(objective.model))
-        return make_replica(objective, *rest)
+        setup = open_setup(*args)
+        made.append(weakref.ref(setup.model))
+        return setup
 
     def full(*_: object) -> None:
         raise error("out of memory")
 
-    monkeypatch.setattr(memory_probe, "make_replica", noted)
+    monkeypatch.setattr(memory_probe, "open_setup", noted)
     world = World(0, 1, CPU)
     with monkeypatch.context() as context:
         context.setattr(memory_probe, "probe_peak_memory", full)
@@ -213,36 +174,26 @@ def test_another_error_is_not_taken_for_want_of_memory(
 
 
 def test_trying_the_worst_first_changes_nothing(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU tries the longest sentences and then the most before its first update; here a CPU does."""
     tried: list[tuple[int, int]] = []
-    validate, run = Trainer.validate, Replica.run
+    run = Replica.run
 
     def note(replica: Replica, batch: Batch, *rest: Any) -> torch.Tensor:
         tried.append((batch.src.longest, batch.src.n_sentences))
         return run(replica, batch, *rest)
 
-    def try_first(trainer: Trainer) -> None:
-        if not trainer.state.step:
-            before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-            setup = trainer.setup
-            with monkeypatch.context() as context:
-                context.setattr(Replica, "run", note)
-                probe_peak_memory(setup.replica, setup.store, setup.micro_tokens, setup.world)
-            for name, p in trainer.model.named_parameters():
-                assert p.grad is None and torch.equal(p, before[name])
-        validate(trainer)
-
-    steps = "training.steps=3"
-    assert main(["--config", str(toy), steps, f"out={tmp_path}/plain"]) == 0
-    monkeypatch.setattr(Trainer, "validate", try_first)
-    assert main(["--config", str(toy), steps]) == 0
-    file = "checkpoints/step-0000003/model.safetensors"
-    assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
-    longest = open_store(tmp_path / "store", "train").src.lengths.max()
-    assert tried[0][0] == longest and tried[-1][0] < longest
-    assert tried[-1][1] > tried[0][1]
+    monkeypatch.setattr(Replica, "run", note)
+    setup = open_setup(prepared, 150, World(0, 1, CPU))
+    before = {name: p.detach().clone() for name, p in setup.model.named_parameters()}
+    probe_peak_memory(setup)
+    for name, p in setup.model.named_parameters():
+        assert p.grad is None and torch.equal(p, before[name])
+    assert not setup.optimizer.state
+    (longest, n_long), (shorter, n_short) = tried
+    assert longest == setup.store.src.lengths.max() > shorter
+    assert n_short > n_long
 
 
 def test_an_out_of_memory_error_names_the_setting_to_lower(

@@ -1,17 +1,15 @@
 """The moving average of the weights: by another way of computing it, and through stops of a run."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from support.finished_run import list_differing, read_lines, read_tensors, train_toy
 from support.saved_run import skip_fsync  # noqa: F401
 from support.toy_corpus import write_toy_config, write_toy_corpus
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-import nmt.api
 from nmt.checkpoint import open_checkpoint
 from nmt.config import RunConfig
 from nmt.data.vocab import Vocab
@@ -34,14 +32,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(toy: Path, name: str, *settings: str) -> RunConfig:
-    out = f"out={toy.parent}/{name}"
-    config = nmt.api.load_config(str(toy), [*SHORT, out, *settings])
-    assert nmt.api.train(config) == 0
-    return config
-
-
-def read_tensors(config: RunConfig, step: int, name: str) -> dict[str, Tensor]:
-    return load_file(RunFolder(config.folder).checkpoint(step) / f"{name}.safetensors")
+    return train_toy(toy, *SHORT, f"out={toy.parent}/{name}", *settings)
 
 
 def test_it_is_that_of_torch() -> None:
@@ -83,10 +74,10 @@ def test_a_run_trains_as_without_and_checkpoints_have_both(ground: Path) -> None
     start = Transformer(config.model, vocab.size)
     averages = {name: p.detach().double() for name, p in start.named_parameters()}
     for step in range(1, 7):
-        weights = read_tensors(plain, step, "model")
-        moments = read_tensors(config, step, "optimizer")
+        weights = read_tensors(plain.folder, step, "model")
+        moments = read_tensors(config.folder, step, "optimizer")
         decay = min(0.35, (step + 1) / (step + 10))  # 0.35 from update 4 on
-        found = read_tensors(config, step, "model")
+        found = read_tensors(config.folder, step, "model")
         for name, weight in weights.items():
             assert torch.equal(moments[f"weight.{name}"], weight)
             averages[name] = decay * averages[name] + (1 - decay) * weight.double()
@@ -98,8 +89,7 @@ def test_a_run_trains_as_without_and_checkpoints_have_both(ground: Path) -> None
     dev = open_dev(Path(config.data.store), vocab)
     world = World(0, 1, torch.device("cpu"))
     nll = compute_dev_nll(translator, dev.store, 90, world, StopRequest())
-    lines = [json.loads(line) for line in (config.folder / "metrics.jsonl").open()]
-    (logged,) = [line["nll"] for line in lines if line["kind"] == "valid" and line["step"] == 4]
+    (logged,) = [line["nll"] for line in read_lines(config.folder, "valid") if line["step"] == 4]
     assert nll is not None and nll.value == pytest.approx(logged, abs=1e-4)
 
 
@@ -108,10 +98,7 @@ def test_six_updates_are_three_a_stop_and_three_more(ground: Path) -> None:
     whole = train(ground, "whole", *settings)
     train(ground, "parts", *settings, "training.steps=3")
     parts = train(ground, "parts", *settings)
-    for name in ("model", "optimizer"):
-        first, second = read_tensors(whole, 6, name), read_tensors(parts, 6, name)
-        assert first.keys() == second.keys()
-        assert all(torch.equal(first[key], second[key]) for key in first)
+    assert list_differing(read_tensors(whole.folder, 6), read_tensors(parts.folder, 6)) == []
 
 
 def test_an_average_is_of_a_whole_run(ground: Path) -> None:

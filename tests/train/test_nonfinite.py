@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.two_ranks import run_on_two_ranks
 
 import nmt.train.update
 from nmt.commands.train import main
-from nmt.data.store import open_store
-from nmt.system.ranks import World
 from nmt.train.parallel import Replica
 
 Poison = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
@@ -62,20 +60,10 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[[Poison, set[int]], None
     return arm
 
 
-def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
-    folder = run / "checkpoints" / f"step-{step:07d}"
-    found = load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
-    return {name: value.clone() for name, value in found.items()}
-
-
-def are_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 @pytest.mark.parametrize(
     "settings, at, advice",
     [
-        ((), 3, "there is no checkpoint yet: start over in another out=DIR"),
+        ((), 3, "no checkpoint yet: start over in another out=DIR with a lower optimizer.scale"),
         (("training.checkpoint_every=2",), 4, "the last checkpoint is intact: continue from it"),
         # nothing was computed yet with the weights of update 2
         (("training.checkpoint_every=2",), 3, "the last checkpoint may be no better"),
@@ -116,34 +104,24 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     dump = tmp_path / "run" / "nonfinite-0000007.json"
     assert "update 7 was not applied" in last and str(dump) in last and "on_nonfinite=skip" in last
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
-    found = json.loads(dump.read_text())
-    store = open_store(tmp_path / "store", "train")
-    pairs = [pair for micro in found["micro_batches"] for pair in micro["pairs"]]
-    assert found["step"] == 7 and len(set(pairs)) == len(pairs) and max(pairs) < len(store)
-    is_named = [not isinstance(micro["loss"], float) for micro in found["micro_batches"]]
-    assert is_named == [poison is poison_loss] + [False] * (len(is_named) - 1)
     assert not (tmp_path / "run" / "checkpoints" / "step-0000007").exists()
+
+    # only the text of the poisoned micro-batch is written
+    first, *others = json.loads(dump.read_text())["micro_batches"]
+    assert others and not any("texts" in micro for micro in others)
+    assert ("texts" in first) == isinstance(first["loss"], str) == (poison is poison_loss)
+    if poison is poison_loss:
+        corpus = tmp_path / "corpus"
+        lines = [(corpus / f"train.{side}").read_text().splitlines() for side in ("en", "de")]
+        pairs = set(zip(*lines, strict=True))
+        assert len(first["texts"]) == len(first["pairs"])
+        assert {tuple(texts) for texts in first["texts"]} <= pairs
+
     at.clear()  # it was a fault of the machine: the same command ends in the undisturbed bits
     assert main(options) == 0
     assert main([*options, f"out={tmp_path}/straight"]) == 0
-    assert are_equal(tensors(tmp_path / "run", 20), tensors(tmp_path / "straight", 20))
-
-
-def test_the_text_of_a_poisoned_micro_batch_is_written(
-    toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None]
-) -> None:
-    inject(poison_loss, {2})
-    assert main(["--config", str(toy)]) == 1
-    first, *others = json.loads((tmp_path / "run" / "nonfinite-0000002.json").read_text())[
-        "micro_batches"
-    ]
-    lines = [
-        set((tmp_path / "corpus" / f"train.{side}").read_text().splitlines())
-        for side in ("en", "de")
-    ]
-    assert len(first["texts"]) == len(first["pairs"])
-    assert all(src in lines[0] and tgt in lines[1] for src, tgt in first["texts"])
-    assert others and not any("texts" in micro for micro in others)
+    runs = [read_tensors(tmp_path / name, 20) for name in ("run", "straight")]
+    assert list_differing(*runs) == []
 
 
 @pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
@@ -156,15 +134,15 @@ def test_a_skipped_update_changes_no_bit(
         == 0
     )
     run = tmp_path / "run"
-    before = tensors(run, 4)
-    assert all(are_equal(before, tensors(run, step)) for step in (5, 6, 7))
-    assert not are_equal(before, tensors(run, 8))
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["kind"] == "skipped"] == [5, 6, 7]
-    logged = [line["step"] for line in lines if line["kind"] == "train"]
+    before = read_tensors(run, 4)
+    for step in (5, 6, 7):
+        assert list_differing(before, read_tensors(run, step)) == []
+    assert list_differing(before, read_tensors(run, 8))
+    assert [line["step"] for line in read_lines(run, "skipped")] == [5, 6, 7]
     # A line for each update, but for those that were not applied
-    assert logged == [1, 2, 3, 4, *range(8, 21)]
-    assert logged == [line["step"] for line in lines if line["kind"] == "layers"]
+    for kind in ("train", "layers"):
+        logged = [line["step"] for line in read_lines(run, kind)]
+        assert logged == [1, 2, 3, 4, *range(8, 21)]
     assert sorted(path.name for path in run.glob("nonfinite-*")) == [
         f"nonfinite-000000{k}.json" for k in (5, 6, 7)
     ]
@@ -200,7 +178,7 @@ def test_a_nan_weight_never_reaches_a_checkpoint(
     assert "update 9 was not applied" in last and "src_embedding" in last or "tgt_embedding" in last
     steps = sorted(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert steps[-1] == 5
-    assert all(value.isfinite().all() for value in tensors(tmp_path / "run", 5).values())
+    assert all(value.isfinite().all() for value in read_tensors(tmp_path / "run", 5).values())
 
 
 SCRIPT = """
@@ -228,7 +206,11 @@ SCRIPT = """
 
 @pytest.mark.parametrize(("where", "rule"), [("loss", "stop"), ("gradient", "skip")])
 def test_all_ranks_reject_what_one_rank_finds(
-    where: str, rule: str, toy: Path, tmp_path: Path
+    where: str,
+    rule: str,
+    toy: Path,
+    tmp_path: Path,
+    inject: Callable[[Poison, set[int]], None],
 ) -> None:
     run_five_updates = [
         "--config",
@@ -249,27 +231,12 @@ def test_all_ranks_reject_what_one_rank_finds(
         assert done.codes == [1, 1] and not (run / "checkpoints" / "step-0000004").exists()
         return
     assert done.codes == [0, 0], done.stderr
-    assert are_equal(tensors(run, 3), tensors(run, 4)) and not are_equal(
-        tensors(run, 4), tensors(run, 5)
-    )
+    assert list_differing(read_tensors(run, 3), read_tensors(run, 4)) == []
+    assert list_differing(read_tensors(run, 4), read_tensors(run, 5))
     # had one rank gone on with other weights than the other, the losses would not be those of one
     # process that skips
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    both = {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
+    both = read_losses(run)
     assert sorted(both) == [1, 2, 3, 5]
-    with pytest.MonkeyPatch.context() as context:
-        sum_gradients, step = Replica.sum_gradients, [0]
-
-        def poisoned(replica: Replica, world: World) -> None:
-            sum_gradients(replica, world)
-            step[0] += 1
-            if step[0] == 4:
-                poison_gradient(replica.objective, torch.zeros(()))
-
-        context.setattr(Replica, "sum_gradients", poisoned)
-        assert main([*run_five_updates, f"out={tmp_path}/one"]) == 0
-    lines = [
-        json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()
-    ]
-    one = {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
-    assert one.keys() == both.keys() and max(abs(one[k] - both[k]) for k in one) < 3e-5
+    inject(poison_gradient, {4})
+    assert main([*run_five_updates, f"out={tmp_path}/one"]) == 0
+    assert read_losses(tmp_path / "one") == pytest.approx(both, abs=3e-5)

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.soaking import IS_SOAK, Ground, counted, make_ground
+from support.soaking import Ground, counted, make_ground
 
 from nmt.commands.train import main
 from nmt.config import OptimizerConfig
@@ -181,24 +181,3 @@ def test_a_stalled_run_draws_a_warning_at_each_start_and_is_recorded_once(
     assert main(ground.argv("stalled", *SETTINGS, STALL, f"training.steps={STEPS + 20}")) == 0
     assert "optimizer.scale (now 20)" in capsys.readouterr().err
     assert read_warnings(run) == [warning]
-
-
-def test_a_run_that_collapses_at_the_peak_of_its_rate_draws_a_warning(
-    ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rates = ("optimizer.warmup_steps=100", "optimizer.scale=25", "training.log_every=10")
-    steps = f"training.steps={counted(120, 560)}"
-    assert main(ground.argv("collapsed", *SETTINGS, *rates, steps)) == 0
-    [warning] = read_warnings(ground.run("collapsed"))
-    assert warning.problem == "fell back"
-    assert warning.step == counted(100, MIN_UPDATES) + 10
-    assert f"warning: {warning.message}\n" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(not IS_SOAK, reason="two ranks and as many updates as a real run needs")
-def test_only_the_main_rank_warns(ground: Ground) -> None:
-    start = ground.start("ranks", *SETTINGS, STALL, size=2)
-    assert set(start.wait(300.0)) == {0}
-    assert start.told().count("warning: ") == 1
-    [warning] = read_warnings(ground.run("ranks"))
-    assert warning.step == MIN_UPDATES + 20

@@ -1,11 +1,11 @@
 """training.precision: auto follows from the instructions of the processor, and a run keeps it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from support.finished_run import read_losses
 
 from nmt.commands.train import main as nmt_train
 from nmt.config import load_recorded_config
@@ -74,8 +74,7 @@ def test_a_run_keeps_the_precision_in_which_it_began(
     assert nmt_train([*line, "training.steps=4"]) == 0
     assert "auto has chosen" not in capsys.readouterr().err
     assert load_recorded_config(tmp_path / "run" / "config.yaml").training.precision == chosen
-    steps = [json.loads(row) for row in (tmp_path / "run" / "metrics.jsonl").open()]
-    assert [row["step"] for row in steps if row["kind"] == "train"] == [1, 2, 3, 4]
+    assert list(read_losses(tmp_path / "run")) == [1, 2, 3, 4]
 
     # what is written out is never replaced
     assert nmt_train([*line, "training.steps=4", f"training.precision={other}"]) == 2

@@ -10,13 +10,14 @@ import json
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from support.finished_run import read_lines
 from support.soaking import IS_SOAK, Ground, make_ground
 
 import nmt.train.loop
@@ -25,11 +26,10 @@ import nmt.train.update
 from nmt.commands.train import main
 from nmt.config import find_shipped_configs, list_differences, load_config
 from nmt.corpus.ledger import read_ledger
-from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.records import read_record
 from nmt.train import reference_curve
-from nmt.train.loss import Objective
+from nmt.train.events import ValidEvent
 from nmt.train.reference_curve import (
     IGNORED_KEYS,
     Band,
@@ -86,16 +86,6 @@ def test_the_band_is_students_prediction_interval(values: list[float], near: int
         [math.exp(x / 10) for x in values], [[math.exp(x / 10) for x in values]] * near
     )
     assert math.log(logs.low) * 10 == pytest.approx(band.low, abs=0.01)
-
-
-def test_of_further_runs_one_in_a_hundred_is_outside() -> None:
-    rng = np.random.default_rng(1)
-    drawn = 2.0 * np.exp(0.03 * rng.standard_normal((2000, 3, 3)))  # trials, validations, runs
-    further = 2.0 * np.exp(0.03 * rng.standard_normal(2000))
-    n_outside = 0
-    for near, nll in zip(drawn.tolist(), further, strict=True):
-        n_outside += find_nll_band(near[1], near).judge(nll, True) != "within"
-    assert 8 <= n_outside <= 36  # 20 expected
 
 
 def test_runs_that_agree_by_chance_leave_room_for_rounding() -> None:
@@ -197,11 +187,14 @@ def test_settings_that_matter_make_it_another_recipe(
     found = read_reference(shipped / "references" / "toy.json", config, store)
     assert (found is not None) == (setting in SAME)
     if found is not None:
-        judgement = found.judge(40, 2.0, 50.0)
-        assert judgement is not None
-        has_bleu = setting not in ("decoding.beam=1",)
-        assert ("bleu" in judgement.bands) == has_bleu
-        assert found.judge(41, 2.0, 50.0) is None
+        event = ValidEvent(
+            step=40, nll=2.0, ppl=0.0, bleu=50.0, signature=None, chrf=None, elapsed_s=0.0
+        )
+        compared, _ = found.compare(event)
+        assert compared.nll_low is not None
+        assert (compared.bleu_low is not None) == (setting != "decoding.beam=1")
+        between = replace(event, step=41)
+        assert found.compare(between) == (between, "")
 
 
 def test_other_text_has_no_reference(ground: Ground, shipped: Path, tmp_path: Path) -> None:
@@ -239,13 +232,6 @@ def lower_rate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(nmt.train.update, "learning_rate", lambda *args: 0.1 * rate(*args))
 
 
-def smooth_more(patch: pytest.MonkeyPatch) -> None:
-    def make_objective(model: Transformer, smoothing: float) -> Objective:
-        return Objective(model, smoothing + 0.3)
-
-    patch.setattr(nmt.train.setup, "Objective", make_objective)
-
-
 def drop_gradients(patch: pytest.MonkeyPatch) -> None:
     """The decoder's layers learn nothing."""
     run_update = nmt.train.loop.run_update
@@ -259,12 +245,7 @@ def drop_gradients(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(nmt.train.loop, "run_update", run_damaged)
 
 
-DAMAGES = [lower_rate, smooth_more, drop_gradients]
-
-
-def read_validations(path: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "valid"]
+DAMAGES = [lower_rate, drop_gradients]
 
 
 def test_an_honest_run_with_another_seed_is_within(
@@ -274,7 +255,7 @@ def test_an_honest_run_with_another_seed_is_within(
     said = capsys.readouterr().err
     assert "reference: 3 runs of toy.yaml with seeds 1, 2, 3, to update 60" in said
     assert said.count("; within the reference\n") == 3
-    for line in read_validations(ground.run("honest").metrics):
+    for line in read_lines(ground.run("honest").path, "valid"):
         assert line["reference"] == "within"
         assert line["nll_low"] < line["nll"] < line["nll_high"]
         assert line["bleu_low"] <= line["bleu"] <= line["bleu_high"]
@@ -291,21 +272,14 @@ def test_a_damaged_run_is_below(
     damage(monkeypatch)
     name = damage.__name__
     assert main(ground.argv(name, *SETTINGS, "seed=4")) == 0
-    last = read_validations(ground.run(name).metrics)[-1]
+    last = read_lines(ground.run(name).path, "valid")[-1]
     assert last["reference"] == "below" and last["nll"] > last["nll_high"]
     assert f"below the reference: dev NLL {last['nll']:.4g}, reference " in capsys.readouterr().err
-
-
-def test_without_a_reference_nothing_is_recorded(ground: Ground, shipped: Path) -> None:
-    lines = read_validations(ground.run("reference-1").metrics)
-    assert len(lines) == 3
-    for line in lines:
-        assert not {"reference", "nll_low", "bleu_high"} & set(line)
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="trains the demo, ten minutes")
 def test_the_demo_with_another_seed_is_within(tmp_path: Path) -> None:
     words = [f"out={tmp_path}/run", f"data.store={tmp_path}/store", "seed=11"]
     assert main(["--config", "demo.yaml", *words]) == 0
-    lines = read_validations(tmp_path / "run" / "metrics.jsonl")
+    lines = read_lines(tmp_path / "run", "valid")
     assert [line["reference"] for line in lines] == ["within"] * 3

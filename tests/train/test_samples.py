@@ -3,10 +3,10 @@
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support.finished_run import read_lines, train_toy
 
 import nmt.api
 from nmt.data.store import open_store
@@ -15,16 +15,10 @@ from nmt.train.samples import take_sample
 from nmt.translate.translator import Translation, Translator
 
 
-def read_lines(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == kind]
-
-
 def test_the_same_lines_are_logged_at_each_validation(toy: Path, corpus: Path) -> None:
     settings = ["training.steps=40", "training.validate_every=20", "model.dropout=0"]
     settings += ["optimizer.warmup_steps=10", "decoding.min_length=3", "evaluation.sentences=10"]
-    config = nmt.api.load_config(str(toy), settings)
-    assert nmt.api.train(config) == 0
+    config = train_toy(toy, *settings)
     lines = read_lines(config.folder, "sample")
     assert [line["step"] for line in lines] == [20] * 5 + [40] * 5
     assert [line["line"] for line in lines] == [4, 8, 12, 16, 20] * 2
@@ -53,8 +47,7 @@ def test_the_same_lines_are_logged_at_each_validation(toy: Path, corpus: Path) -
 
 def test_the_nll_of_each_length_adds_up(toy: Path) -> None:
     settings = ["training.steps=1", "evaluation.bleu=false", "vocab.size=70"]
-    config = nmt.api.load_config(str(toy), settings)
-    assert nmt.api.train(config) == 0
+    config = train_toy(toy, *settings)
     (valid,) = read_lines(config.folder, "valid")
     assert not read_lines(config.folder, "sample")
     store = open_store(Path(config.data.store), "valid", nmt.api.load(config.folder).vocab)
@@ -69,8 +62,7 @@ def test_the_nll_of_each_length_adds_up(toy: Path) -> None:
 
 
 def test_a_long_line_keeps_within_a_line_of_the_log(toy: Path) -> None:
-    config = nmt.api.load_config(str(toy), ["training.steps=1", "evaluation.bleu=false"])
-    assert nmt.api.train(config) == 0
+    config = train_toy(toy, "training.steps=1", "evaluation.bleu=false")
     translator = nmt.api.load(config.folder)
     assert isinstance(translator, Translator)
     text = "\U0001f600 " * 2_000

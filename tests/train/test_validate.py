@@ -8,6 +8,7 @@ import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
+from support.finished_run import read_lines, train_toy
 from support.prepared_toy import prepare_toy
 from support.saved_run import skip_fsync  # noqa: F401
 
@@ -30,19 +31,14 @@ def test_dev_lines_are_spread_evenly(n_lines: int, n_wanted: int) -> None:
     assert abs(chosen[0] - (n_lines - 1 - chosen[-1])) <= 1
 
 
-def test_all_lines_are_the_default() -> None:
-    assert list(choose_dev_lines(4, None)) == [0, 1, 2, 3]
-
-
 def test_a_part_of_the_dev_set_is_scored_and_named(
     toy: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ["training.steps=60", "model.dropout=0", "model.d_model=32", "decoding.min_length=6"]
     settings += ["optimizer.warmup_steps=10", "evaluation.sentences=10"]
-    config = nmt.api.load_config(str(toy), settings)
-    assert nmt.api.train(config) == 0
+    config = train_toy(toy, *settings)
 
-    record = json.loads((config.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    record = read_lines(config.folder)[-1]
     assert record["kind"] == "valid" and record["signature"].endswith("|lines:10/20")
 
     sources = (corpus / "valid.en").read_text().splitlines()
@@ -78,10 +74,9 @@ def test_the_dev_and_the_test_set_are_translated_with_their_tags(
     settings = ["training.steps=3", "vocab.size=90", "model.tied=false", "decoding.min_length=6"]
     settings += [f"data.train=[{{{files['train']}<a>}}, {{{files['train']}<b>}}]"]
     settings += [f"data.valid={{{files['valid']}<a>}}", f"data.test={{{files['test']}<b>}}"]
-    config = nmt.api.load_config(str(toy), settings)
-    assert nmt.api.train(config) == 0
+    config = train_toy(toy, *settings)
 
-    record = json.loads((config.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    record = read_lines(config.folder)[-1]
     for name, tag in (("valid", "<a>"), ("test", "<b>")):
         sources, references = (
             (corpus / f"{name}.{language}").read_text().splitlines() for language in ("en", "de")
