@@ -8,6 +8,7 @@ its checkpoint never exists.
 import random
 from collections.abc import Sequence, Set
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,7 +60,10 @@ def export(
             f"{out}: is a path that is not UTF-8, and engines open no other; choose another -o DIR"
         ) from None
     finish_move(out)
-    check_replaceable(out, "an export", _is_export, is_forced, [checkpoint.path])
+    check_output = partial(
+        check_replaceable, out, "an export", _is_export, is_forced, [checkpoint.path]
+    )
+    check_output()
     config, vocab = checkpoint.config, checkpoint.vocab
     translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
     src = _encode_lines(translator, vocab, lines, config.data.train_tags)
@@ -91,7 +95,7 @@ def export(
         write_text(folder / CARD_FILE, card)
 
         # once more, because somebody may have edited the card meanwhile
-        check_replaceable(out, "an export", _is_export, is_forced, [checkpoint.path])
+        check_output()
 
     write_folder(out, fill)
     return agreements[0]

@@ -21,7 +21,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from nmt.score import moses
-from nmt.score.score import Interval, Score, check_lengths, make_headline_counter
+from nmt.score.score import Score, check_lengths, make_headline_counter
 from nmt.score.significance import bootstrap, read_seed
 
 Prepare = Callable[[str], str]
@@ -171,16 +171,17 @@ def compute_score(
     value = counter.corpus_score(texts, gold).score
     signature = counter.get_signature()
     _complete_signature(signature, metric, test, pair, len(texts))
-    interval = None
+    low = high = None
     if n_bootstrap:
         first, *more = gold
         resampled = bootstrap(
             metric.make_counter(), texts, first, n_bootstrap, read_seed(), more_references=more
         )
-        interval = Interval(resampled.low, resampled.high)
+        low, high = resampled.low, resampled.high
         signature.update("bs", str(resampled.n))
         signature.update("seed", str(resampled.seed))
-    return Score(metric.name, value, f"{signature.format()}|nmt:{version('nmt')}", interval)
+    text = f"{signature.format()}|nmt:{version('nmt')}"
+    return Score(metric.name, value, text, low, high)
 
 
 def _complete_signature(

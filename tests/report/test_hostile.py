@@ -18,7 +18,7 @@ from nmt.config import RunConfig, format_config, override_config
 from nmt.corpus.ledger import BpeAccount, CorpusAccount, Ledger, SourceFile
 from nmt.evaluate.results import Result, ScoredTestSet, add_result
 from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
-from nmt.score.score import Interval, Score
+from nmt.score.score import Score
 from nmt.system.escapes import escape_line
 
 SCRIPTS = [
@@ -91,7 +91,7 @@ def write_hostile_run(folder: Path, texts: list[str]) -> Path:
 def write_hostile_results(folder: Path, texts: list[str]) -> None:
     """Write one result, then as many copies of it, each with a text in all places of its texts."""
     test_set = ScoredTestSet("TEXT", 1, "c" * 64, "d" * 64)
-    scores = [Score("TEXT", 1.0, "TEXT", Interval(0.5, 1.5))]
+    scores = [Score("TEXT", 1.0, "TEXT", 0.5, 1.5)]
     digests = ("a" * 64, "b" * 64, test_set, "TEXT", "e" * 64)
     search: dict[str, str | int | float | bool | None] = {"beam": "TEXT"}
     versions = {"TEXT": "TEXT"}

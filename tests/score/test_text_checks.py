@@ -115,23 +115,16 @@ def test_where_what_and_how_many_are_told() -> None:
     hypotheses = good()
     hypotheses[4:200] = map(bpe, hypotheses[4:200])
     (fatal,) = (problem for problem in look(hypotheses) if problem.is_fatal)
-    n = sum("@@" in line for line in hypotheses)
-    first = next(i for i, line in enumerate(hypotheses) if "@@" in line)
-    assert (
-        f"out.txt:{first + 1}: BPE" in fatal.message
-        and f"{n:,} of 303 lines" in fatal.message
-        and "@@" in fatal.message
-    )
+    marked = [i for i, line in enumerate(hypotheses, 1) if "@@" in line]
+    assert fatal.message.startswith(f"out.txt:{marked[0]}: BPE was left in: ")
+    assert f"{len(marked):,} of 303 lines" in fatal.message and "@@" in fatal.message
 
 
 @pytest.mark.parametrize(
     "n, m, words",
     [
         (3003, 2737, ("3,003 translations", "2,737 references", "filtered wmt14", "wmt14/full")),
-        (2737, 3003, ("2,737 translations", "3,003 references", "filtered wmt14", "wmt14/full")),
-        (3003, 3000, ("newstest2013", "newstest2014", "wmt14/full")),
-        (3000, 3003, ("newstest2013", "newstest2014")),
-        (2737, 3000, ("filtered wmt14", "newstest2013")),
+        (3000, 3003, ("newstest2013", "newstest2014", "wmt14/full")),
         (10, 11, ("10 translations", "11 references", "for each source sentence")),
     ],
 )
