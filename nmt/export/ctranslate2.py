@@ -21,14 +21,14 @@ from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocabulary, load_vocab, write_voc
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids
 from nmt.export.tensors import (
-    Part,
+    LayerPart,
     check_expressible,
     explain_length_penalty,
     make_position_table,
     quote_tags,
     read_part,
     scale_projection,
-    split_layer,
+    split_layers,
 )
 from nmt.model.transformer import Transformer
 from nmt.system.device import choose_device
@@ -41,7 +41,7 @@ from nmt.translate.phrases import LinePhrases
 from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import LoadedModel, TextToText
 
-# What the layers of CTranslate2 hold, by the names of `split_layer`; the encoder has no `attention`.
+# What the layers of CTranslate2 hold, by the names of `split_layers`; the encoder has no `attention`.
 PLACES = {
     "self_attention/linear_0": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention/linear_1": ("self_attn.out_proj",),
@@ -160,23 +160,25 @@ def name_unused_rows(pieces: list[str], n_rows: int) -> list[str]:
 def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     from ctranslate2.specs.model_spec import index_spec
 
-    sides = (
-        (spec.encoder, model.encoder, model.encoder_norm, model.src_embedding_norm),
-        (spec.decoder, model.decoder, model.decoder_norm, model.tgt_embedding_norm),
-    )
-    for side, layers, norm, embedding_norm in sides:
-        if config.model.embedding_norm is not None:
-            _set_parts(side.layernorm_embedding, [read_part(embedding_norm)])
-        if config.model.norm == "pre":
-            _set_parts(side.layer_norm, [read_part(norm)])
-        for i, layer in enumerate(layers):
-            parts = split_layer(layer, config.model)
+    encoder, decoder, shape = spec.encoder, spec.decoder, config.model
+
+    # layers
+    parts = split_layers(model)
+    for side, n_layers in (("encoder", shape.encoder_depth), ("decoder", shape.decoder_depth)):
+        for i in range(n_layers):
             for place, names in PLACES.items():
-                if found := [parts[name] for name in names if name in parts]:
-                    _set_parts(index_spec(side.layer[i], place), found)
+                full_names = [f"{side}.layers.{i}.{name}" for name in names]
+                if full_names[0] in parts:
+                    found = [parts[name] for name in full_names]
+                    _set_parts(index_spec(spec, f"{side}/layer_{i}/{place}"), found)
+    if shape.norm == "pre":
+        _set_parts(encoder.layer_norm, [parts["encoder.layer_norm"]])
+        _set_parts(decoder.layer_norm, [parts["decoder.layer_norm"]])
+    if shape.embedding_norm is not None:
+        _set_parts(encoder.layernorm_embedding, [read_part(model.src_embedding_norm)])
+        _set_parts(decoder.layernorm_embedding, [read_part(model.tgt_embedding_norm)])
 
     # embeddings, positions, projection
-    encoder, decoder = spec.encoder, spec.decoder
     encoder.embeddings[0].weight = _copy_to_array(model.src_embedding.weight)
     decoder.embeddings.weight = _copy_to_array(model.tgt_embedding.weight)
     decoder.projection.weight = _copy_to_array(scale_projection(model))
@@ -186,7 +188,7 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     decoder.position_encodings.encodings = _copy_to_array(tgt_table)
 
 
-def _set_parts(place: Any, parts: list[Part]) -> None:
+def _set_parts(place: Any, parts: list[LayerPart]) -> None:
     """Set a linear layer to some parts, one below the other, or a norm to one."""
     weight, bias = ("gamma", "beta") if hasattr(place, "gamma") else ("weight", "bias")
     setattr(place, weight, _copy_to_array(torch.cat([part.weight for part in parts])))
@@ -237,8 +239,7 @@ class CTranslate2Engine:
         return [found.ids for found in self.search(src, 1, 0.0, limit)]
 
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
-        found = self._search(src, limit, beam_size=beam, length_penalty=alpha)
-        return [hypotheses[0] for hypotheses in found]
+        return [hypotheses[0] for hypotheses in self._search(src, beam, 1, alpha, limit)]
 
     def translate(self, src: Ids, config: DecodingConfig) -> list[Hypothesis]:
         """Search as nearly to our own search as CTranslate2 can.
@@ -246,16 +247,10 @@ class CTranslate2Engine:
         It finishes as many outputs as the beam is wide, and the best of these by the penalty of
         `config` is taken. The longest sentence sets the limit for all.
         """
-        found = self._search(
-            src,
-            max(map(len, src), default=0) + config.max_extra,
-            beam_size=config.beam,
-            num_hypotheses=config.beam,
-            length_penalty=0.0,
-            no_repeat_ngram_size=config.no_repeat_ngram or 0,
-        )
+        limit = max(map(len, src), default=0) + config.max_extra
+        ngram = config.no_repeat_ngram or 0
         rules, best = make_rules(config), []
-        for hypotheses in found:
+        for hypotheses in self._search(src, config.beam, config.beam, 0.0, limit, ngram):
             scored = []
             for one in hypotheses:
                 penalty = float(rules.compute_penalty(len(one.ids) + 1))  # with eos
@@ -263,16 +258,20 @@ class CTranslate2Engine:
             best.append(max(scored, key=lambda hypothesis: hypothesis.score))
         return best
 
-    def _search(self, src: Ids, limit: int, **options: Any) -> list[list[Hypothesis]]:
-        """Return the outputs of each sentence; `options` are those of CTranslate2."""
+    def _search(
+        self, src: Ids, beam: int, n_best: int, alpha: float, limit: int, no_repeat_ngram: int = 0
+    ) -> list[list[Hypothesis]]:
         results = self.translator.translate_batch(
             _to_pieces(src, self._src_pieces),
+            beam_size=beam,
+            num_hypotheses=n_best,
+            length_penalty=alpha,
             max_decoding_length=limit,
             min_decoding_length=0,
+            no_repeat_ngram_size=no_repeat_ngram,
             return_scores=True,
             suppress_sequences=self._suppressed,
             **BATCHES,
-            **options,
         )
         found = []
         for result in results:

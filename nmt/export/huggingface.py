@@ -19,14 +19,12 @@ from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, VocabPair, Vocabulary
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids, add_bos, add_eos, split_batches
 from nmt.export.tensors import (
-    Part,
     check_expressible,
     explain_length_penalty,
     make_position_table,
     quote_tags,
-    read_part,
     scale_projection,
-    split_layer,
+    split_layers,
 )
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
@@ -217,20 +215,10 @@ def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str
     yield "model.decoder.embed_positions.weight", tgt_table
 
     # layers
-    for side, layers, norm in (
-        ("model.encoder", model.encoder, model.encoder_norm),
-        ("model.decoder", model.decoder, model.decoder_norm),
-    ):
-        if shape.norm == "pre":
-            yield from _name_part(f"{side}.layer_norm", read_part(norm))
-        for i, layer in enumerate(layers):
-            for name, part in split_layer(layer, shape).items():
-                yield from _name_part(f"{side}.layers.{i}.{name}", part)
-
-
-def _name_part(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
-    yield f"{name}.weight", part.weight
-    yield f"{name}.bias", torch.zeros(len(part.weight)) if part.bias is None else part.bias
+    for name, part in split_layers(model).items():
+        yield f"model.{name}.weight", part.weight
+        bias = torch.zeros(len(part.weight)) if part.bias is None else part.bias
+        yield f"model.{name}.bias", bias
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -49,15 +49,31 @@ def check_expressible(config: ModelConfig) -> None:
             )
 
 
-class Part(NamedTuple):
+class LayerPart(NamedTuple):
     """One matrix of a layer with its bias, or the factors and terms of a LayerNorm."""
 
     weight: Tensor
     bias: Tensor | None
 
 
-def split_layer(layer: EncoderLayer | DecoderLayer, config: ModelConfig) -> dict[str, Part]:
-    """Return the parts of a layer by their names in Hugging Face's Marian and Pegasus."""
+def split_layers(model: Transformer) -> dict[str, LayerPart]:
+    """Return the parts of all layers by their names in Hugging Face's Marian and Pegasus."""
+    sides: dict[str, Sequence[EncoderLayer | DecoderLayer]] = {
+        "encoder": model.encoder,
+        "decoder": model.decoder,
+    }
+    parts = {}
+    for side, layers in sides.items():
+        for i, layer in enumerate(layers):
+            for name, part in _split_layer(layer, model.config).items():
+                parts[f"{side}.layers.{i}.{name}"] = part
+    if model.config.norm == "pre":
+        parts["encoder.layer_norm"] = read_part(model.encoder_norm)
+        parts["decoder.layer_norm"] = read_part(model.decoder_norm)
+    return parts
+
+
+def _split_layer(layer: EncoderLayer | DecoderLayer, config: ModelConfig) -> dict[str, LayerPart]:
     parts = _split_attention("self_attn", layer.attention, config)
     parts["self_attn_layer_norm"] = read_part(layer.attention_residual.norm)
     parts["fc1"] = read_part(layer.feed_forward.inner)
@@ -69,13 +85,13 @@ def split_layer(layer: EncoderLayer | DecoderLayer, config: ModelConfig) -> dict
     return parts
 
 
-def read_part(module: Any) -> Part:
-    return Part(module.weight.detach(), module.bias.detach())
+def read_part(module: Any) -> LayerPart:
+    return LayerPart(module.weight.detach(), module.bias.detach())
 
 
 def _split_attention(
     name: str, attention: SelfAttention | MemoryAttention, config: ModelConfig
-) -> dict[str, Part]:
+) -> dict[str, LayerPart]:
     """Return the matrices of queries, keys, values and output, (d_model, d_model), and their
     biases, if it has them.
     """
@@ -92,7 +108,7 @@ def _split_attention(
         biases = [*_widen_qkv([linear.bias for linear in fused], attention, config)]
         biases.append(attention.output.bias.detach())
     names = [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj", "out_proj")]
-    return dict(zip(names, map(Part, weights, biases), strict=True))
+    return dict(zip(names, map(LayerPart, weights, biases), strict=True))
 
 
 def _widen_qkv(
