@@ -158,18 +158,18 @@ def test_no_name_acts_in_a_card(folder: Path, text: str) -> None:
     assert title.split() == f"{name}: {name} -> {language}".split()
 
 
-def test_without_scores_it_says_so(folder: Path) -> None:
+@pytest.mark.parametrize("is_in_run", [False, True])
+def test_without_scores_it_says_so(folder: Path, is_in_run: bool) -> None:
     """And how it comes by them: nmt-eval remembers what it finds only inside a run."""
-    for is_in_run in (False, True):
-        if is_in_run:
-            (folder.parent / "checkpoints").mkdir()
-            (folder.parent / "config.yaml").touch()
-        write_average_card(folder, [])
-        card = ModelCard.load(folder / "README.md")
-        assert card.data.eval_results is None and "model-index" not in card.data.to_dict()
-        assert "None was computed" in card.text and "{" not in card.text
-        assert ("`nmt-eval` adds what it finds." in card.text) == is_in_run
-        assert ("only while this folder is in a run folder" in card.text) != is_in_run
+    if is_in_run:
+        (folder.parent / "checkpoints").mkdir()
+        (folder.parent / "config.yaml").touch()
+    write_average_card(folder, [])
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.eval_results is None and "model-index" not in card.data.to_dict()
+    assert "None was computed" in card.text and "{" not in card.text
+    assert ("`nmt-eval` adds what it finds." in card.text) == is_in_run
+    assert ("only while this folder is in a run folder" in card.text) != is_in_run
 
 
 def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:

@@ -550,7 +550,7 @@ def test_a_set_by_its_name(run: Path, ground: Path, tmp_path: Path, capsys: Capt
     found = evaluate(tmp_path, *words)
     assert found["test_set"] == "newstest2014"
     assert "|test:newstest2014|" in found["scores"][0]["signature"]
-    assert found["scores"][0]["value"] == evaluate(tmp_path, run)["scores"][0]["value"]
+    assert found["scores"] == evaluate(tmp_path, run)["scores"]
     lines = lines_of(ground / "test.de")
     texts = [" ".join(line.split()[1:]) for line in lines]
     found = evaluate(tmp_path, "--hypotheses", put(tmp_path / "out.txt", texts), *words[1:])
@@ -622,6 +622,7 @@ MISTAKEN: dict[str, str] = {
     f"{{folder}} {TOGETHER} training.steps=5": "training.steps=5: was fixed by training",
     f"--hypotheses {{ref}} {REF} --json {{ref}}": "{ref}: is given twice, and one of the two is an output",
     "--hypotheses {ref} --test-set newstest2013 --json {ref}": "{ref}: is given twice, and one of the two is an output",
+    f"{{folder}} {TOGETHER} --output nowhere/a": "nowhere/a: its folder does not exist",
     f"--hypotheses {{ref}} {REF} --json nowhere/a.json": "nowhere/a.json: its folder does not exist",
     f"--hypotheses {{ref}} {REF} --json {{folder}}": "{folder}: is not a regular file",
     f"--hypotheses {{ref}} {REF} data.tgt=en": "src and tgt are both 'en'",
@@ -640,60 +641,40 @@ def test_a_mistake_is_told_in_one_line(
     assert {path.name for path in tmp_path.iterdir()} == {"ref.de"}
 
 
-def test_what_is_read_or_belongs_to_a_run_is_not_written_over(
-    run: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_what_is_read_or_belongs_to_a_run_is_not_written_over(run: Path, capsys: Capture) -> None:
     kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     checkpoint = run / "checkpoints" / "step-0000060"
     for file in (run / "config.yaml", run / "metrics.jsonl", checkpoint / "new.json"):
-        assert "belongs to a run, a checkpoint, a store or an export" in get_refusal(
-            capsys, run, "--json", file
-        )
-    assert "given twice, and one of the two is an output" in get_refusal(
-        capsys, run, "--output", tmp_path / "x", "--json", tmp_path / "x"
-    )
+        refusal = get_refusal(capsys, run, "--json", file)
+        assert "belongs to a run, a checkpoint, a store or an export" in refusal
+    refusal = get_refusal(capsys, run, "--output", "x", "--json", "x")
+    assert "given twice, and one of the two is an output" in refusal
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
 
 
-def test_pipes_and_names_with_equals_signs_are_read(
-    run: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path) -> None:
     odd = run.rename(run.with_name("beam=1"))
     assert evaluate(tmp_path, odd)["checkpoint"].startswith(str(odd))
-    text = ("\n".join(GERMAN[:FEW]) + "\n").encode()
-    ends = [os.pipe() for _ in range(2)]
-    for _, end in ends:
-        os.write(end, text)
-        os.close(end)
-    names = [f"/dev/fd/{end}" for end, _ in ends]
-    assert evaluate(tmp_path, "--hypotheses", names[0], "--ref", names[1])["scores"][0][
-        "value"
-    ] == pytest.approx(100)
-    for end, _ in ends:
-        os.close(end)
+    names = []
+    for _ in range(2):
+        end, other_end = os.pipe()
+        os.write(other_end, "\n".join([*GERMAN[:FEW], ""]).encode())
+        os.close(other_end)
+        names.append(f"/dev/fd/{end}")
+    (score, _) = evaluate(tmp_path, "--hypotheses", names[0], "--ref", names[1])["scores"]
+    assert score["value"] == pytest.approx(100)
 
 
 def test_one_model_has_no_spread(run: Path, capsys: Capture) -> None:
     assert "same weights" in get_refusal(capsys, run, run / "checkpoints" / "step-0000060")
 
 
-def test_nothing_is_translated_for_a_file_that_cannot_be_written(
-    run: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    for option in ("--output", "--json"):
-        assert "its folder does not exist" in get_refusal(
-            capsys, run, option, tmp_path / "nowhere" / "file"
-        )
-    assert not (run / "results.json").exists()
-
-
-@pytest.mark.parametrize("seed", ["0", "-1", "seven"])
 def test_a_seed_that_is_none(
-    seed: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SACREBLEU_SEED", seed)
+    monkeypatch.setenv("SACREBLEU_SEED", "0")
     ref = put(tmp_path / "ref.de", GERMAN[:4])
-    assert f"SACREBLEU_SEED is {seed!r}" in get_refusal(capsys, "--compare", ref, ref, "--ref", ref)
+    assert "SACREBLEU_SEED is '0'" in get_refusal(capsys, "--compare", ref, ref, "--ref", ref)
 
 
 # ---- the verdict, through the command -----------------------------------------------------------------------------

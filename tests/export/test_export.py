@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from support.needs import needs_package
 from support.soaking import IS_SOAK
 from support.toy_corpus import sentences
-from support.untrained import make_vocab
+from support.untrained import make_checkpoint, make_vocab
 
 import nmt.api
 from nmt.checkpoint import Checkpoint, load_weights, open_checkpoint
@@ -45,8 +45,8 @@ from nmt.export.export import FORMATS, export, make_lines
 from nmt.export.parity import Agreement, Ids, OwnEngine, compare_engines
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, seal, write_json, write_text
-from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE
+from nmt.system.files import digest_file, seal, write_text
+from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, VOCAB_FILE
 from nmt.system.strict_yaml import parse_yaml
 
 PACKAGES = {
@@ -107,20 +107,12 @@ def make_exportable(
         bias = weights["decoder.1.feed_forward_residual.norm.bias"]
         weights["projection.weight"][EOS] = 3 * bias
         weights["projection.weight"][[PAD, BOS]] = -5 * bias
-    config = RunConfig(
-        name="toy",
-        vocab=VocabConfig(size=vocab.size),
-        model=shape,
-        data=DataConfig(
-            root="/secret/place",
-            train=tuple(CorpusConfig(src="a.en", tgt="a.de", tag=tag) for tag in tags),
-        ),
-    )
-    folder.mkdir()
+    train = tuple(CorpusConfig(src="a.en", tgt="a.de", tag=tag) for tag in tags)
+    data = DataConfig(root="/secret/place", train=train)
+    config = RunConfig(name="toy", vocab=VocabConfig(size=vocab.size), model=shape, data=data)
+    make_checkpoint(folder, vocab)
     save_file(weights, folder / MODEL_FILE)
-    write_json(folder / STATE_FILE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
     write_text(folder / CONFIG_FILE, format_config(config))
-    (folder / VOCAB_FILE).write_bytes(vocab.model)
     seal(folder)
     return open_checkpoint(folder)
 
@@ -260,18 +252,19 @@ def test_an_export_that_disagrees_never_appears(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = [str(checkpoint.path), "--to", to, "-o", str(tmp_path / "out")]
-    assert nmt_export(arguments) == 0
-    before = contents(tmp_path / "out")
-    room = ctranslate2 if to == "ctranslate2" else huggingface
+    out = tmp_path / "out"
+    arguments = [str(checkpoint.path), "--to", to, "-o"]
+    assert nmt_export([*arguments, str(out)]) == 0
+    before = contents(out)
+    room = {"ctranslate2": ctranslate2, "huggingface": huggingface}[to]
     monkeypatch.setattr(
         room, "make_position_table", lambda *given: 1.001 * tensors.make_position_table(*given)
     )
-    capsys.readouterr()
-    for out, expected in ((tmp_path / "out", before), (tmp_path / "other", None)):
-        assert nmt_export([*arguments[:-1], str(out)]) == 1
+    for place in (out, tmp_path / "other"):
+        capsys.readouterr()
+        assert nmt_export([*arguments, str(place)]) == 1
         assert "disagrees with the checkpoint" in capsys.readouterr().err
-        assert (contents(out) if out.exists() else None) == expected
+    assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["average", "out"]
 
 
@@ -470,9 +463,8 @@ def test_the_command_takes_lines_of_a_file(
     checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "lines").write_text("\n".join([*LINES, "", ""]))
-    lines = ["--check-lines", str(tmp_path / "lines")]
-    out = ["-o", str(tmp_path / "new" / "out")]
-    assert nmt_export([str(checkpoint.path), "--to", "safetensors", *out, *lines]) == 0
+    words = f"--to safetensors -o {tmp_path}/new/out --check-lines {tmp_path}/lines".split()
+    assert nmt_export([str(checkpoint.path), *words]) == 0
     said = capsys.readouterr()
     assert said.out == "" and f"8 of {len(LINES)} lines greedily the same" in said.err
 

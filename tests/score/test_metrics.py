@@ -87,21 +87,17 @@ def test_plain_text_is_scored_as_sacrebleu_scores_it(name: str, counter: Counter
 @pytest.mark.parametrize(
     "language, likeliest, n_readings",
     [
-        ("de", "BLEU tokenised, split", 4),
         ("de_AT", "BLEU tokenised, split", 4),
-        ("fr", "BLEU tokenised", 2),
         ("FR-ca", "BLEU tokenised", 2),
         ("ja", None, 1),
-        ("xx", None, 1),
     ],
 )
 def test_readings_of_table_2_are_of_german_and_french(
     language: str, likeliest: str | None, n_readings: int
 ) -> None:
     metrics = list_metrics(language)
-    assert [metric.name for metric in metrics if metric.is_likeliest] == [likeliest][
-        : likeliest is not None
-    ]
+    found = {metric.name for metric in metrics if metric.is_likeliest}
+    assert found == ({likeliest} if likeliest else set())
     assert find_paper_metric(language).name == (likeliest or "BLEU tokenised")
     readings = [metric.reading for metric in metrics if metric.reading]
     assert len(set(readings)) == len(readings) == n_readings
