@@ -165,20 +165,22 @@ def compute_score(
         check_lengths(hypotheses, lines)
         gold.append([metric.prepare_reference(line) for line in lines])
     counter = metric.make_counter()
-    value = counter.corpus_score(texts, gold).score
+    resampled = None
+    if n_bootstrap:
+        first, *more = gold
+        value, resampled = bootstrap(
+            counter, texts, first, n_bootstrap, read_seed(), more_references=more
+        )
+    else:
+        value = counter.corpus_score(texts, gold).score
     signature = counter.get_signature()
     _complete_signature(signature, metric, test, pair, len(texts))
     low = high = None
-    if n_bootstrap:
-        first, *more = gold
-        resampled = bootstrap(
-            metric.make_counter(), texts, first, n_bootstrap, read_seed(), more_references=more
-        )
+    if resampled is not None:
         low, high = resampled.low, resampled.high
         signature.update("bs", str(resampled.n))
         signature.update("seed", str(resampled.seed))
-    text = f"{signature.format()}|nmt:{version('nmt')}"
-    return Score(metric.name, value, text, low, high)
+    return Score(metric.name, value, f"{signature.format()}|nmt:{version('nmt')}", low, high)
 
 
 def _complete_signature(

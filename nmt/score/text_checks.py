@@ -53,9 +53,9 @@ class Trace:
     def find_lines(self, text: Text) -> list[int]:
         return _find_lines(self.pattern, text)
 
-    def find_unmatched(self, text: Text, other: Text) -> list[int]:
-        """Find the lines whose other side does not have it."""
-        return sorted(set(self.find_lines(text)) - set(self.find_lines(other)))
+    def find_unmatched(self, marked: list[int], other: Text) -> list[int]:
+        """Return those of the marked lines whose other side does not have it."""
+        return sorted(set(marked) - set(self.find_lines(other)))
 
     def is_systematic(self, text: Text, marked: list[int]) -> bool:
         """Whether a tool made these marks: they are in enough lines, and in most of those that
@@ -204,7 +204,8 @@ def _check_traces(hypotheses: Text, references: Text) -> Iterator[Problem]:
 
 
 def _check_trace(trace: Trace, text: Text, other: Text, is_hypotheses: bool) -> Problem | None:
-    marked, unmatched = trace.find_lines(text), trace.find_unmatched(text, other)
+    marked = trace.find_lines(text)
+    unmatched = trace.find_unmatched(marked, other)
     is_systematic = trace.is_systematic(text, marked)
     report = partial(_report, text, pattern=trace.pattern)
     if not trace.is_one_sided:
@@ -238,12 +239,11 @@ def _check_empty_lines(hypotheses: Text, references: Text) -> Iterator[Problem]:
 
 
 def _check_characters(text: Text, other: Text) -> Iterator[Problem]:
-    for trace, lines in (
-        (CARRIAGE_RETURN, CARRIAGE_RETURN.find_lines(text)),
-        # A text may be about U+FFFD, but then its translation contains it too.
-        (REPLACEMENT, REPLACEMENT.find_unmatched(text, other)),
-        (BYTE_ORDER_MARK, BYTE_ORDER_MARK.find_lines(text)),
-    ):
+    for trace in (CARRIAGE_RETURN, REPLACEMENT, BYTE_ORDER_MARK):
+        lines = trace.find_lines(text)
+        if trace is REPLACEMENT:
+            # A text may be about U+FFFD, but then its translation contains it too.
+            lines = trace.find_unmatched(lines, other)
         if lines:
             yield _report(text, lines, trace.what, trace.remedy, trace.pattern)
 

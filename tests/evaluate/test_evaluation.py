@@ -4,7 +4,6 @@ One toy run is trained for the module; a test that writes into it takes a copy. 
 files. Resamples are few, except where their number is the point.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -36,7 +35,7 @@ from nmt.evaluate.systems import TestSetChoice, read_translations
 from nmt.known_test_sets import KnownSet, KnownSubset
 from nmt.score.metrics import compute_score, find_paper_metric, list_metrics
 from nmt.score.significance import compare_systems, estimate_spread
-from nmt.system.files import seal
+from nmt.system.files import digest_file, seal
 from nmt.system.output_folder import is_unedited_card
 from nmt.system.tables import format_interval
 
@@ -100,6 +99,11 @@ def quick_and_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
+def list_checkpoints(run: Path) -> list[Path]:
+    """Those of updates 20, 40 and 60."""
+    return sorted((run / "checkpoints").glob("step-*"))
+
+
 def put(path: Path, lines: list[str]) -> str:
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     return str(path)
@@ -107,10 +111,6 @@ def put(path: Path, lines: list[str]) -> str:
 
 def lines_of(path: Path) -> list[str]:
     return path.read_bytes().decode().split("\n")[:-1]
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def evaluate(tmp_path: Path, *words: str | Path) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def test_the_ladder_has_every_metric(language: str, tmp_path: Path, capsys: Capt
     assert (found["pair"], found["sentences"], found["system"]) == (pair, 12, hypotheses)
     assert not found.keys() & {"filtered", "verdict", "checkpoint"}
     out = capsys.readouterr().out
-    label = f"ref.txt#{sha256(Path(references))[:8]}"
+    label = f"ref.txt#{digest_file(Path(references))[:8]}"
     for score, metric in zip(found["scores"], list_metrics(language), strict=True):
         truth = compute_score(metric, good(12), GERMAN[:12], label, pair, FEW)
         assert score == asdict(truth)
@@ -252,14 +252,14 @@ def test_what_was_scored_of_a_run_stands_in_its_results(
     assert found["scores"][0]["value"] == bleu(lines_of(output), lines_of(ground / "test.de")) > 1
     expected = {
         "scores": found["scores"],
-        "hypotheses_sha256": sha256(output),
-        "weights_sha256": sha256(place / "model.safetensors"),
-        "vocab_sha256": sha256(place / "vocab.model"),
+        "hypotheses_sha256": digest_file(output),
+        "weights_sha256": digest_file(place / "model.safetensors"),
+        "vocab_sha256": digest_file(place / "vocab.model"),
         "test_set": {
-            "name": f"test.en+test.de#{sha256(ground / 'test.de')[:8]}",
+            "name": f"test.en+test.de#{digest_file(ground / 'test.de')[:8]}",
             "lines": 30,
-            "src_sha256": sha256(ground / "test.en"),
-            "ref_sha256": sha256(ground / "test.de"),
+            "src_sha256": digest_file(ground / "test.en"),
+            "ref_sha256": digest_file(ground / "test.de"),
         },
         "checkpoint": "step-0000060",
         "step": 60,
@@ -292,7 +292,7 @@ def test_the_reference_is_scored_as_nmt_score_does_and_recorded(
     assert said is not None and f"{nll['value']:.4f}" == said[2]
     assert perplexity["value"] == pytest.approx(math.exp(nll["value"]))
     n_pieces = int(said[1].replace(",", ""))
-    vocab = sha256(run / "vocab.model")[:8]
+    vocab = digest_file(run / "vocab.model")[:8]
     assert error["signature"] == f"ece|bins:20|pieces:{n_pieces}|vocab:{vocab}"
 
     bins = found["calibration"]["bins"]
@@ -311,7 +311,7 @@ def test_a_rerun_replaces_its_record_and_anything_else_adds_one(run: Path, groun
     for words in (other_text, ("decoding.beam=2",)):
         assert nmt_eval([str(run), *words]) == 0
     _, other_set, other_search = read_records(run)
-    assert other_set["test_set"]["ref_sha256"] == sha256(ground / "valid.de")
+    assert other_set["test_set"]["ref_sha256"] == digest_file(ground / "valid.de")
     assert other_search["decoding"]["beam"] == 2
     assert other_search["weights_sha256"] == first["weights_sha256"]
 
@@ -352,7 +352,7 @@ def test_the_card_of_an_average_carries_its_scores_until_somebody_edits_it(
 def test_what_is_not_one_system_of_a_run_records_nothing(
     kind: str, run: Path, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    first, last = (run / "checkpoints" / f"step-{step:07}" for step in (40, 60))
+    _, first, last = list_checkpoints(run)
     words: list[str | Path] = [last, "--ensemble", first]
     if kind == "alone":
         words = [shutil.copytree(last, tmp_path / "alone" / "model")]
@@ -449,7 +449,7 @@ def change_config(checkpoint: Path, *settings: str) -> None:
 def test_systems_on_different_test_sets_are_not_compared(
     run: Path, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    first, second = (run / "checkpoints" / f"step-{step:07}" for step in (40, 60))
+    _, first, second = list_checkpoints(run)
     lines = lines_of(ground / "test.de")
     put(ground / "other.de", [*lines[:-1], "ein hund"])  # as many lines
     change_config(second, "data.test.tgt=other.de")
@@ -460,7 +460,7 @@ def test_systems_on_different_test_sets_are_not_compared(
 
 
 def test_mean_and_spread_of_several(run: Path, tmp_path: Path, capsys: Capture) -> None:
-    places = [run / "checkpoints" / f"step-{step:07}" for step in (20, 40, 60)]
+    places = list_checkpoints(run)
     found = evaluate(tmp_path, *places)
     records = read_records(run)
     assert [record["step"] for record in records] == [20, 40, 60]
@@ -486,7 +486,7 @@ def known(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy's test set in the place of newstest2014, with four lines that the filtered one has
     not.
     """
-    digests = {language: sha256(ground / f"test.{language}") for language in ("en", "de")}
+    digests = {language: digest_file(ground / f"test.{language}") for language in ("en", "de")}
     subset = KnownSubset("wmt14", ("en", "de"), DROPPED)
     toy = KnownSet("newstest2014", "wmt14/full", 30, (digests,), subset=subset)
     monkeypatch.setattr(testsets, "KNOWN_SETS", (toy,))
@@ -666,7 +666,7 @@ def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path) -
 
 
 def test_one_model_has_no_spread(run: Path, capsys: Capture) -> None:
-    assert "same weights" in get_refusal(capsys, run, run / "checkpoints" / "step-0000060")
+    assert "same weights" in get_refusal(capsys, run, list_checkpoints(run)[-1])
 
 
 def test_a_seed_that_is_none(
@@ -703,7 +703,7 @@ def test_a_run_is_judged_by_its_average(run: Path, tmp_path: Path, capsys: Captu
 
 def test_several_runs_are_judged_by_their_mean(run: Path, tmp_path: Path, capsys: Capture) -> None:
     """How they are judged is in test_verdict.py."""
-    places = [run / "checkpoints" / f"step-{step:07}" for step in (20, 40, 60)]
+    places = list_checkpoints(run)
     found = evaluate(tmp_path, *places, "--verdict")
     out = capsys.readouterr().out
     judged = found["verdict"]

@@ -76,7 +76,7 @@ def half(found: Bootstrap) -> float:
 def test_intervals_end_where_scores_end() -> None:
     lines = [*REFERENCES[:2], "something else altogether"]
     for metric in METRICS.values():
-        found = bootstrap(metric(), lines, REFERENCES[:3], 60, 7)
+        _, found = bootstrap(metric(), lines, REFERENCES[:3], 60, 7)
         assert found.low >= 0
         assert metric is TER or found.high <= 100
     assert estimate_spread([90.0, 99.0, 99.5]).high == 100.0
@@ -89,7 +89,7 @@ def test_interval_is_the_command_lines(tmp_path: Path) -> None:
         tmp_path, [lines], 7, "-m", *METRICS, "--confidence", "--confidence-n", "60"
     )
     for (name, metric), truth in zip(METRICS.items(), truths, strict=True):
-        found = bootstrap(metric(), lines, REFERENCES, 60, 7)
+        _, found = bootstrap(metric(), lines, REFERENCES, 60, 7)
         assert truth["name"].lower().startswith(name) and truth["seed"] == "7"
         assert (found.mean, half(found)) == pytest.approx(
             (truth["confidence_mean"], truth["confidence_var"]), abs=1e-5
