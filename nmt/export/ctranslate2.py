@@ -228,9 +228,9 @@ class CTranslate2Engine:
             tgt.pieces(range(tgt.size)),
         )
         self._ids = {piece: i for i, piece in enumerate(self._tgt_pieces)}
-        file = folder / TGT_VOCAB_FILE
+        file = folder / SHARED_VOCAB_FILE
         if not has_plain_file(file):
-            file = folder / SHARED_VOCAB_FILE
+            file = folder / TGT_VOCAB_FILE
         names = read_json(file)  # a list of pieces, or CTranslate2 had not loaded it
         self._suppressed = [[self._tgt_pieces[i]] for i in (PAD, BOS)]
         self._suppressed += [[name] for name in names[tgt.size :]]  # unused rows
