@@ -48,7 +48,7 @@ def test_pairs_are_scored_with_signature_and_interval() -> None:
     reference = "Das ist ein kleines Haus mit einem roten Dach."
     bleu, chrf = nmt.api.score([(reference, reference)] * 3)
     assert bleu.value == pytest.approx(100.0) and chrf.value == pytest.approx(100.0)
-    assert "tok:13a" in bleu.signature and bleu.interval is not None
+    assert "tok:13a" in bleu.signature and bleu.low is not None
 
 
 def test_what_cannot_be_scored_is_refused_like_on_the_command_line() -> None:

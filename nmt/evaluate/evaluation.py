@@ -42,7 +42,7 @@ from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import check_own_folder
 from nmt.system.progress import say, track
-from nmt.system.run_folder import MODEL_FILE, RESULTS_FILE, RunFolder
+from nmt.system.run_folder import MODEL_FILE, RunFolder
 from nmt.system.tables import Table, format_interval
 from nmt.translate.calibration import N_BINS, Calibration, measure_calibration
 from nmt.translate.pair_scores import PairScorer
@@ -140,13 +140,11 @@ def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluatio
     paper_metric = find_paper_metric(systems[0].config.data.tgt)
     metrics = [HEADLINE, CHRF2, paper_metric]
     scores = [score_system(system, metrics) for system in systems]
-    headlines, _, paper_scores = zip(*scores, strict=True)
 
     # report
-    verdict = judge(paper_metric, paper_scores, systems)
-    report = [*_format_side_by_side(systems, headlines), "", *verdict.to_lines()]
-    values = _describe_systems(systems, headlines) | {"verdict": verdict.to_json()}
-    return Evaluation(_join_lines(report), values, systems, scores)
+    verdict = judge(paper_metric, [own[2] for own in scores], systems)
+    report = [*_format_side_by_side(systems, scores), "", *verdict.to_lines()]
+    return _evaluate_together(report, systems, scores, {"verdict": verdict.to_json()})
 
 
 def _choose_average(name: str) -> str:
@@ -160,19 +158,18 @@ def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Eva
     """Test whether the difference between two systems is statistically significant."""
     seed = read_seed()  # first, so that an invalid seed is refused before anything is translated
     a, b = systems = make_comparable_systems(request, names)
-    comparison = _compare(a, b, seed)
-    scores = [score_headline(system) for system in systems]
+    found = _compare(a, b, seed)
+    scores = [score_system(system, [HEADLINE]) for system in systems]
     report = [
         *_format_side_by_side(systems, scores),
-        f"  difference {comparison.difference:+.2f}",
-        f"  p = {comparison.p_bootstrap:.4f} by paired bootstrap, "
-        f"{comparison.n_bootstrap:,} resampled test sets",
-        f"  p = {comparison.p_randomisation:.4f} by approximate randomisation, "
-        f"{comparison.n_randomisation:,} trials",
-        f"  {_explain_comparison(comparison)}",
+        f"  difference {found.difference:+.2f}",
+        f"  p = {found.p_bootstrap:.4f} by paired bootstrap, "
+        f"{found.n_bootstrap:,} resampled test sets",
+        f"  p = {found.p_randomisation:.4f} by approximate randomisation, "
+        f"{found.n_randomisation:,} trials",
+        f"  {_explain_comparison(found)}",
     ]
-    values = _describe_systems(systems, scores) | {"comparison": asdict(comparison)}
-    return Evaluation(_join_lines(report), values, systems, [[score] for score in scores])
+    return _evaluate_together(report, systems, scores, {"comparison": asdict(found)})
 
 
 def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
@@ -186,47 +183,58 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
         raise UserError(
             f"{' '.join(names)}: some of these have the same weights; a spread needs different runs"
         )
-    scores = [score_headline(system) for system in systems]
-    spread = estimate_spread([score.value for score in scores])
+    scores = [score_system(system, [HEADLINE]) for system in systems]
+    spread = estimate_spread([headline.value for (headline,) in scores])
     report = [
         *_format_side_by_side(systems, scores),
-        f"  mean {spread.mean:.2f}, standard deviation {spread.std:.2f}; "
-        f"95 % confidence interval of the mean {format_interval(spread.low, spread.high)} (Student's t)",
+        f"  mean {spread.mean:.2f}, standard deviation {spread.std:.2f}; 95 % confidence interval "
+        f"of the mean {format_interval(spread.low, spread.high)} (Student's t)",
     ]
-    values = _describe_systems(systems, scores) | {"spread": asdict(spread)}
-    return Evaluation(_join_lines(report), values, systems, [[score] for score in scores])
+    return _evaluate_together(report, systems, scores, {"spread": asdict(spread)})
 
 
 def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]) -> Evaluation:
-    """Compare each run with the first, beside the settings in which the runs differ: no mean, which would mix them."""
+    """Compare each run with the first, beside the settings in which the runs differ: no mean, which
+    would mix them.
+    """
     seed = read_seed()
-    first = systems[0]
-    head = ["", "BLEU", "95 %", "chrF2", "difference", "p", *settings]
+    first, *others = systems
+    scores = [score_system(system, [HEADLINE, CHRF2]) for system in systems]
+    comparisons = [_compare(first, other, seed) for other in others]
+    differences = ["", *(f"{found.difference:+.2f}" for found in comparisons)]
+    p_values = ["", *(f"{found.p_bootstrap:.4f}" for found in comparisons)]
     rows = []
-    scores = []
-    comparisons: list[dict[str, Any]] = []
-    for i, system in enumerate(systems):
-        bleu, chrf = score_system(system, [HEADLINE, CHRF2])
-        scores.append([bleu, chrf])
-        difference = p = ""
-        if i > 0:
-            comparison = _compare(first, system, seed)
-            difference, p = f"{comparison.difference:+.2f}", f"{comparison.p_bootstrap:.4f}"
-            comparisons.append(asdict(comparison))
-        own_settings = [str(values[i]) for values in settings.values()]
+    for i, (system, (bleu, chrf)) in enumerate(zip(systems, scores, strict=True)):
         figures = [f"{bleu.value:.2f}", bleu.format_interval(), f"{chrf.value:.2f}"]
-        rows.append([system.label, *figures, difference, p, *own_settings])
+        own_settings = [str(values[i]) for values in settings.values()]
+        rows.append([system.label, *figures, differences[i], p_values[i], *own_settings])
+    head = ["", "BLEU", "95 %", "chrF2", "difference", "p", *settings]
     report = [
-        f"{len(systems)} systems on {first.test.name}, {first.pair}: {len(first.texts):,} sentences"
+        _format_joint_head(systems),
+        *_indent(Table(head, rows)),
+        *(f"  {score.name}: {score.signature}" for score in scores[0]),
+        "  difference from the first in BLEU, and its p by paired bootstrap",
     ]
-    report += [f"  {line}" for line in Table(head, rows).to_lines()]
-    report += [f"  {score.name}: {score.signature}" for score in scores[0]]
-    report.append("  difference from the first in BLEU, and its p by paired bootstrap")
-    values = _describe_systems(systems, [own[0] for own in scores])
-    values |= {
-        "chrf": _scores_to_json([own[1] for own in scores]),
+    values = {
+        "chrf": _scores_to_json([chrf for _, chrf in scores]),
         "settings": settings,
-        "comparisons": comparisons,
+        "comparisons": [asdict(found) for found in comparisons],
+    }
+    return _evaluate_together(report, systems, scores, values)
+
+
+def _evaluate_together(
+    report: Sequence[str],
+    systems: Sequence[System],
+    scores: Sequence[Sequence[Score]],
+    more_values: dict[str, Any],
+) -> Evaluation:
+    """Return the evaluation of several systems; the first score of each is its headline."""
+    values = {
+        "systems": [system.label for system in systems],
+        **_describe_test_set(systems[0]),
+        "scores": _scores_to_json([own[0] for own in scores]),
+        **more_values,
     }
     return Evaluation(_join_lines(report), values, systems, scores)
 
@@ -272,9 +280,10 @@ def make_comparable_systems(request: EvaluationRequest, names: Sequence[str]) ->
     for name, is_text in zip(names, are_texts, strict=True):
         if not is_text:
             _check_is_folder(name)  # all of them before hours of translation
-    systems = []
-    for name, is_text in zip(names, are_texts, strict=True):
-        systems.append(make_system(request, [name], is_text))
+    systems = [
+        make_system(request, [name], is_text)
+        for name, is_text in zip(names, are_texts, strict=True)
+    ]
     first = systems[0]
     for other in systems[1:]:
         if other.test.ref != first.test.ref or other.pair != first.pair:
@@ -304,11 +313,6 @@ def score_system(
         compute_score(metric, texts, references, name, system.pair, N_BOOTSTRAP, more_references)
         for metric in track(metrics, "scoring", "metrics")
     ]
-
-
-def score_headline(system: System) -> Score:
-    (score,) = score_system(system, [HEADLINE])
-    return score
 
 
 def _compare(a: System, b: System, seed: int) -> Comparison:
@@ -357,12 +361,16 @@ def _format_head(system: System) -> str:
     return f"{head} in {system.seconds:.1f} s"
 
 
-def _format_scores(scores: Sequence[Score]) -> Iterator[str]:
-    """Yield one line per score, with its 95% interval and its signature."""
-    width = max(len(score.name) for score in scores)
+def _format_scores(scores: Sequence[Score]) -> list[str]:
+    """Return one line per score, with its 95% interval and its signature."""
+    rows = []
     for score in scores:
-        interval = score.format_interval()
-        yield f"  {score.name:<{width}} {score.value:6.2f}  {interval:<15}  {score.signature}"
+        rows.append((score.name, f"{score.value:5.2f}", score.format_interval(), score.signature))
+    return _indent(Table(rows[0], rows[1:]))
+
+
+def _indent(table: Table) -> list[str]:
+    return [f"  {line}" for line in table.to_lines()]
 
 
 def _format_readings(metrics: Sequence[Metric], system: System) -> Iterator[str]:
@@ -396,16 +404,19 @@ def _format_calibration(calibration: Calibration) -> Iterator[str]:
 
 def _describe_calibration(calibration: Calibration) -> dict[str, Any]:
     """Describe the bins, for a diagram of reliability, as JSON values."""
+    sums = zip(
+        calibration.counts, calibration.confidence_sums, calibration.correct_counts, strict=True
+    )
     bins = []
-    for number, n_pieces in enumerate(calibration.counts):
+    for number, (n_pieces, confidence, n_correct) in enumerate(sums):
         if n_pieces:
             bins.append(
                 {
                     "from": number / N_BINS,
                     "to": (number + 1) / N_BINS,
                     "pieces": n_pieces,
-                    "confidence": calibration.confidence_sums[number] / n_pieces,
-                    "accuracy": calibration.correct_counts[number] / n_pieces,
+                    "confidence": confidence / n_pieces,
+                    "accuracy": n_correct / n_pieces,
                 }
             )
     return {
@@ -416,14 +427,22 @@ def _describe_calibration(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _format_side_by_side(systems: Sequence[System], scores: Sequence[Score]) -> Iterator[str]:
-    """Yield one line per system, then the signature they share."""
+def _format_side_by_side(
+    systems: Sequence[System], scores: Sequence[Sequence[Score]]
+) -> Iterator[str]:
+    """Yield one line per system with its headline score, then the signature they share."""
+    rows = []
+    for system, (headline, *_) in zip(systems, scores, strict=True):
+        rows.append((system.label, f"{headline.value:5.2f}", headline.format_interval()))
+    yield _format_joint_head(systems)
+    yield from _indent(Table(rows[0], rows[1:]))
+    yield f"  {scores[0][0].name}: {scores[0][0].signature}"
+
+
+def _format_joint_head(systems: Sequence[System]) -> str:
     first = systems[0]
-    width = max(len(system.label) for system in systems)
-    yield f"{len(systems)} systems on {first.test.name}, {first.pair}: {len(first.texts):,} sentences"
-    for system, score in zip(systems, scores, strict=True):
-        yield f"  {system.label:<{width}} {score.value:6.2f}  {score.format_interval()}"
-    yield f"  {scores[0].name}: {scores[0].signature}"
+    n_lines = len(first.texts)
+    return f"{len(systems)} systems on {first.test.name}, {first.pair}: {n_lines:,} sentences"
 
 
 def _explain_comparison(comparison: Comparison) -> str:
@@ -455,21 +474,12 @@ def _describe_test_set(system: System) -> dict[str, Any]:
     }
 
 
-def _describe_systems(systems: Sequence[System], scores: Sequence[Score]) -> dict[str, Any]:
-    """Describe several systems scored on one test set, as JSON values."""
-    labels = [system.label for system in systems]
-    same = _describe_test_set(systems[0])
-    return {"systems": labels} | same | {"scores": _scores_to_json(scores)}
-
-
 def _scores_to_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    plain = []
-    for score in scores:
-        values = {"name": score.name, "value": score.value, "signature": score.signature}
-        if score.interval is not None:
-            values |= asdict(score.interval)
-        plain.append(values)
-    return plain
+    """Describe scores as JSON values; one without an interval has no `low` and `high`."""
+    return [
+        {key: value for key, value in asdict(score).items() if value is not None}
+        for score in scores
+    ]
 
 
 def collect_texts(system: System) -> ScoredTexts:
@@ -501,12 +511,8 @@ def record_scores(evaluation: Evaluation) -> None:
     for system, scores in zip(evaluation.systems, evaluation.scores, strict=True):
         try:
             _record(system, scores)
-        except UserError as error:
+        except (UserError, OSError) as error:
             say(f"warning: not recorded: {error}")
-        except OSError as error:
-            say(f"warning: not recorded: {error.filename or RESULTS_FILE}: {error.strerror}")
-        except Exception as error:  # a bug, but the scores are counted
-            say(f"warning: not recorded, because of a bug; please report it: {error!r}")
 
 
 def _record(system: System, scores: Sequence[Score]) -> None:

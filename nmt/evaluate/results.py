@@ -74,7 +74,7 @@ class Result:
 def add_result(run: Path, result: Result) -> None:
     """Write the result into the file of `run`, in place of one of the same subject."""
     # Refuse now what could not be read later.
-    _from_json(_to_json(result), f"{run / RESULTS_FILE}: the new record")
+    _from_json(asdict(result), f"{run / RESULTS_FILE}: the new record")
     with _hold_file(run):
         others = []
         for known in read_results(run):
@@ -82,7 +82,7 @@ def add_result(run: Path, result: Result) -> None:
                 result = result.with_scores_of(known)
             else:
                 others.append(known)
-        write_json(run / RESULTS_FILE, [_to_json(each) for each in (*others, result)])
+        write_json(run / RESULTS_FILE, [asdict(each) for each in (*others, result)])
 
 
 def read_results(run: Path) -> list[Result]:
@@ -127,32 +127,11 @@ def _hold_file(run: Path) -> Iterator[None]:
         yield
 
 
-# In the file, `low` and `high` are keys of the score, and null where it has no interval.
-
-
-def _to_json(result: Result) -> dict[str, Any]:
-    plain = asdict(result)
-    for score in plain["scores"]:
-        score |= score.pop("interval") or {"low": None, "high": None}
-    return plain
-
-
 def _from_json(entry: Any, place: str) -> Result:
     """Read one result; anything but what this version writes is refused."""
-    if isinstance(entry, dict) and isinstance(entry.get("scores"), list):
-        entry = entry | {"scores": [_nest_interval(score) for score in entry["scores"]]}
     reader = RecordReader(
         lambda key: f"{place}: {key}" if key else place,
         needs_all_keys=True,
         remedy="damaged, or of another version of nmt: move the file away",
     )
     return reader.read(Result, entry)
-
-
-def _nest_interval(score: Any) -> Any:
-    if not isinstance(score, dict) or not score.keys() >= {"low", "high"}:
-        return score  # the reader refuses it and names the key
-    interval = {"low": score["low"], "high": score["high"]}
-    has_interval = interval != {"low": None, "high": None}
-    others = {key: value for key, value in score.items() if key not in interval}
-    return others | {"interval": interval if has_interval else None}

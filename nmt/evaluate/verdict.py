@@ -85,10 +85,10 @@ class Verdict:
     def _format_ours(self) -> Iterator[str]:
         if self.seeds is None:
             interval = self.scores[0].format_interval()
-            between = f"95 % of resampled test sets: {interval}, for information"
-            if not interval:
-                between = ""
-            yield f"  this system  {self.value:6.2f}  {between}".rstrip()
+            yield (
+                f"  this system  {self.value:6.2f}  95 % of resampled test sets: {interval}, "
+                "for information"
+            )
             return
         seeds = self.seeds
         for name, score in zip(self.names, self.scores, strict=True):
@@ -192,18 +192,12 @@ def _compare(value: float, paper: Conformance) -> tuple[Conclusion, str]:
     if below <= 0:
         return "reproduced", f"{value:.2f} is not below the paper's {paper.bleu:.2f}"
     distance = f"{value:.2f} is {below / 100:.2f} below the paper's {paper.bleu:.2f}"
+    spreads = f"the spread of seeds, {spread:.2f}"
     if below <= round(100 * spread):
-        return "reproduced", f"{distance}, at most the spread of seeds, {spread:.2f}"
-    limit = round(100 * CLOSE_SPREADS * spread)
-    if below <= limit:
-        return (
-            "close",
-            f"{distance}, at most {CLOSE_SPREADS} times the spread of seeds, {spread:.2f}",
-        )
-    return (
-        "not reproduced",
-        f"{distance}, more than {CLOSE_SPREADS} times the spread of seeds, {spread:.2f}",
-    )
+        return "reproduced", f"{distance}, at most {spreads}"
+    if below <= round(100 * CLOSE_SPREADS * spread):
+        return "close", f"{distance}, at most {CLOSE_SPREADS} times {spreads}"
+    return "not reproduced", f"{distance}, more than {CLOSE_SPREADS} times {spreads}"
 
 
 def _collect(systems: Sequence[System], found: Sequence[Iterator[str]]) -> tuple[str, ...]:
@@ -225,8 +219,9 @@ def _find_obstacles(paper: Conformance, system: System) -> Iterator[str]:
         if row.key in TASK_KEYS:
             yield f"{row.name}: {row.ours}, in the paper {row.paper}"
     data = _find_checkpoint(system).config.data
-    if system.pair != f"{data.src}-{data.tgt}":
-        yield f"it was scored as {system.pair} and trained as {data.src}-{data.tgt}"
+    trained = f"{data.src}-{data.tgt}"
+    if system.pair != trained:
+        yield f"it was scored as {system.pair} and trained as {trained}"
     known = PAPER_TEST_SET
     if system.test.known_as != known.name:
         whole = f"{known.name} in full ({known.lines:,} lines)"
@@ -275,13 +270,11 @@ def _check_distances(average: Average, every: int) -> Iterator[str]:
         yield "averaging: the updates of its checkpoints are not recorded; average again with nmt-average"
         return
     distances = [after - before for before, after in pairwise(steps)]
-    low, high = every * (1 - EVERY_TOLERANCE), every * (1 + EVERY_TOLERANCE)
+    shortest, longest = min(distances), max(distances)
     # The last one may be shorter, because training ends between two checkpoints.
-    is_apart = min(distances[:-1]) >= low and min(distances) > 0
-    if not is_apart or max(distances) > high:
-        apart = f"{min(distances):,} to {max(distances):,}"
-        if min(distances) == max(distances):
-            apart = f"{distances[0]:,}"
+    is_apart = shortest > 0 and min(distances[:-1]) >= every * (1 - EVERY_TOLERANCE)
+    if not is_apart or longest > every * (1 + EVERY_TOLERANCE):
+        apart = f"{shortest:,} to {longest:,}" if shortest < longest else f"{longest:,}"
         yield (
             f"averaging: its checkpoints are {apart} updates apart, "
             f"in the paper ten minutes, about {every:,} updates"

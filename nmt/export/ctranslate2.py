@@ -14,22 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nmt.config import DecodingConfig, RunConfig, load_recorded_config, parse_device
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocabulary, load_vocab, write_vocab
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids
 from nmt.export.tensors import (
-    Projection,
+    LayerPart,
     check_expressible,
     explain_length_penalty,
-    list_projections,
     make_position_table,
     quote_tags,
+    read_part,
     scale_projection,
+    split_layers,
 )
-from nmt.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
+from nmt.model.transformer import Transformer
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError
 from nmt.system.files import has_plain_file, read_json, read_manifest, verify
@@ -45,8 +46,22 @@ from nmt.translate.phrases import LinePhrases
 from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import LoadedModel, TextToText
 
+# What the layers of CTranslate2 hold, by the names of `split_layers`; the encoder has no `attention`.
+PLACES = {
+    "self_attention/linear_0": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attention/linear_1": ("self_attn.out_proj",),
+    "self_attention/layer_norm": ("self_attn_layer_norm",),
+    "attention/linear_0": ("encoder_attn.q_proj",),
+    "attention/linear_1": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "attention/linear_2": ("encoder_attn.out_proj",),
+    "attention/layer_norm": ("encoder_attn_layer_norm",),
+    "ffn/linear_0": ("fc1",),
+    "ffn/linear_1": ("fc2",),
+    "ffn/layer_norm": ("final_layer_norm",),
+}
 # as CTranslate2 calls them
 SHARED_VOCAB_FILE, TGT_VOCAB_FILE = "shared_vocabulary.json", "target_vocabulary.json"
+BATCHES: dict[str, Any] = {"max_input_length": 0, "max_batch_size": 4096, "batch_type": "tokens"}
 LOAD_MODEL = 'pieces = sentencepiece.SentencePieceProcessor("vocab.model")'
 LOAD_MODELS = """\
 pieces = sentencepiece.SentencePieceProcessor("vocab.src.model")
@@ -148,7 +163,25 @@ def name_unused_rows(pieces: list[str], n_rows: int) -> list[str]:
 
 
 def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
-    encoder, decoder = spec.encoder, spec.decoder
+    from ctranslate2.specs.model_spec import index_spec
+
+    encoder, decoder, shape = spec.encoder, spec.decoder, config.model
+
+    # layers
+    parts = split_layers(model)
+    for side, n_layers in (("encoder", shape.encoder_depth), ("decoder", shape.decoder_depth)):
+        for i in range(n_layers):
+            for place, names in PLACES.items():
+                full_names = [f"{side}.layers.{i}.{name}" for name in names]
+                if full_names[0] in parts:
+                    found = [parts[name] for name in full_names]
+                    _set_parts(index_spec(spec, f"{side}/layer_{i}/{place}"), found)
+    if shape.norm == "pre":
+        _set_parts(encoder.layer_norm, [parts["encoder.layer_norm"]])
+        _set_parts(decoder.layer_norm, [parts["decoder.layer_norm"]])
+    if shape.embedding_norm is not None:
+        _set_parts(encoder.layernorm_embedding, [read_part(model.src_embedding_norm)])
+        _set_parts(decoder.layernorm_embedding, [read_part(model.tgt_embedding_norm)])
 
     # embeddings, positions, projection
     encoder.embeddings[0].weight = _copy_to_array(model.src_embedding.weight)
@@ -158,50 +191,19 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     tgt_table = make_position_table(model.tgt_positions, config.decoding)
     encoder.position_encodings.encodings = _copy_to_array(src_table)
     decoder.position_encodings.encodings = _copy_to_array(tgt_table)
-    if config.model.embedding_norm is not None:
-        _set_norm(encoder.layernorm_embedding, model.src_embedding_norm)
-        _set_norm(decoder.layernorm_embedding, model.tgt_embedding_norm)
-    if config.model.norm == "pre":
-        _set_norm(encoder.layer_norm, model.encoder_norm)
-        _set_norm(decoder.layer_norm, model.decoder_norm)
 
-    # what the layers of both sides have
-    layers: list[EncoderLayer | DecoderLayer] = [*model.encoder, *model.decoder]
-    for place, layer in zip((*encoder.layer, *decoder.layer), layers, strict=True):
-        *qkv, output = list_projections(layer.attention, config.model)
-        _set_linear(place.self_attention.linear[0], qkv)
-        _set_linear(place.self_attention.linear[1], [output])
-        _set_norm(place.self_attention.layer_norm, layer.attention_residual.norm)
-        _set_feed_forward(place.ffn, layer.feed_forward)
-        _set_norm(place.ffn.layer_norm, layer.feed_forward_residual.norm)
 
-    # the decoder's attention to the source
-    for place, block in zip(decoder.layer, model.decoder, strict=True):
-        q, *kv, output = list_projections(block.memory_attention, config.model)
-        for linear, projections in zip(place.attention.linear, ([q], kv, [output]), strict=True):
-            _set_linear(linear, projections)
-        _set_norm(place.attention.layer_norm, block.memory_residual.norm)
+def _set_parts(place: Any, parts: list[LayerPart]) -> None:
+    """Set a linear layer to some parts, one below the other, or a norm to one."""
+    weight, bias = ("gamma", "beta") if hasattr(place, "gamma") else ("weight", "bias")
+    setattr(place, weight, _copy_to_array(torch.cat([part.weight for part in parts])))
+    biases = [part.bias for part in parts if part.bias is not None]
+    if biases:
+        setattr(place, bias, _copy_to_array(torch.cat(biases)))
 
 
 def _copy_to_array(tensor: Tensor) -> Any:
     return tensor.detach().float().numpy().copy()  # because CTranslate2 quantizes in place
-
-
-def _set_linear(place: Any, projections: list[Projection]) -> None:
-    place.weight = _copy_to_array(torch.cat([one.weight for one in projections]))
-    biases = [one.bias for one in projections if one.bias is not None]
-    if biases:
-        place.bias = _copy_to_array(torch.cat(biases))
-
-
-def _set_norm(place: Any, norm: nn.Module) -> None:
-    assert isinstance(norm, nn.LayerNorm)
-    place.gamma, place.beta = _copy_to_array(norm.weight), _copy_to_array(norm.bias)
-
-
-def _set_feed_forward(place: Any, layer: FeedForward) -> None:
-    for linear, ours in ((place.linear_0, layer.inner), (place.linear_1, layer.outer)):
-        linear.weight, linear.bias = _copy_to_array(ours.weight), _copy_to_array(ours.bias)
 
 
 class CTranslate2Engine:
@@ -231,19 +233,18 @@ class CTranslate2Engine:
             tgt.pieces(range(tgt.size)),
         )
         self._ids = {piece: i for i, piece in enumerate(self._tgt_pieces)}
-        file = folder / TGT_VOCAB_FILE
+        file = folder / SHARED_VOCAB_FILE
         if not has_plain_file(file):
-            file = folder / SHARED_VOCAB_FILE
-        names = read_json(file)
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(
-                f"{file}: is damaged (not a list of pieces); export it again with nmt-export"
-            )
+            file = folder / TGT_VOCAB_FILE
+        names = read_json(file)  # a list of pieces, or CTranslate2 had not loaded it
         self._suppressed = [[self._tgt_pieces[i]] for i in (PAD, BOS)]
         self._suppressed += [[name] for name in names[tgt.size :]]  # unused rows
 
+    def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
+        return [found.ids for found in self.search(src, 1, 0.0, limit)]
+
     def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
-        return [hypotheses[0] for hypotheses in self._search(src, beam, alpha, limit, 1)]
+        return [hypotheses[0] for hypotheses in self._search(src, beam, 1, alpha, limit)]
 
     def translate(self, src: Ids, config: DecodingConfig) -> list[Hypothesis]:
         """Search as nearly to our own search as CTranslate2 can.
@@ -252,26 +253,18 @@ class CTranslate2Engine:
         `config` is taken. The longest sentence sets the limit for all.
         """
         limit = max(map(len, src), default=0) + config.max_extra
-        best = []
-        for hypotheses in self._search(
-            src, config.beam, 0.0, limit, config.beam, config.no_repeat_ngram
-        ):
+        ngram = config.no_repeat_ngram or 0
+        rules, best = make_rules(config), []
+        for hypotheses in self._search(src, config.beam, config.beam, 0.0, limit, ngram):
             scored = []
-            for hypothesis in hypotheses:
-                n_pieces = len(hypothesis.ids) + 1  # with eos
-                score = hypothesis.score / float(make_rules(config).compute_penalty(n_pieces))
-                scored.append(Hypothesis(hypothesis.ids, score))
+            for one in hypotheses:
+                penalty = float(rules.compute_penalty(len(one.ids) + 1))  # with eos
+                scored.append(Hypothesis(one.ids, one.score / penalty))
             best.append(max(scored, key=lambda hypothesis: hypothesis.score))
         return best
 
     def _search(
-        self,
-        src: Ids,
-        beam: int,
-        alpha: float,
-        limit: int,
-        n_best: int,
-        no_repeat_ngram: int | None = None,
+        self, src: Ids, beam: int, n_best: int, alpha: float, limit: int, no_repeat_ngram: int = 0
     ) -> list[list[Hypothesis]]:
         results = self.translator.translate_batch(
             _to_pieces(src, self._src_pieces),
@@ -280,19 +273,16 @@ class CTranslate2Engine:
             length_penalty=alpha,
             max_decoding_length=limit,
             min_decoding_length=0,
-            no_repeat_ngram_size=no_repeat_ngram or 0,
-            max_input_length=0,
+            no_repeat_ngram_size=no_repeat_ngram,
             return_scores=True,
-            max_batch_size=4096,
-            batch_type="tokens",
             suppress_sequences=self._suppressed,
+            **BATCHES,
         )
         found = []
         for result in results:
             hypotheses = []
             for pieces, score in zip(result.hypotheses, result.scores, strict=True):
-                ids = [self._ids[piece] for piece in pieces]
-                hypotheses.append(Hypothesis(ids, score))
+                hypotheses.append(Hypothesis([self._ids[piece] for piece in pieces], score))
             found.append(hypotheses)
         return found
 
@@ -300,9 +290,7 @@ class CTranslate2Engine:
         results = self.translator.score_batch(
             _to_pieces(src, self._src_pieces),
             _to_pieces(tgt, self._tgt_pieces),
-            max_input_length=0,
-            max_batch_size=4096,
-            batch_type="tokens",
+            **BATCHES,
         )
         return [list(result.log_probs) for result in results]
 

@@ -8,12 +8,13 @@ its checkpoint never exists.
 import random
 from collections.abc import Sequence, Set
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from nmt.checkpoint import Checkpoint
-from nmt.config import ModelConfig, format_config
+from nmt.config import format_config
 from nmt.data.vocab import CONTROL_IDS, UNK, Vocabulary
 from nmt.evaluate.card import render_export_card
 from nmt.export.ctranslate2 import CTRANSLATE2
@@ -59,11 +60,16 @@ def export(
             f"{out}: is a path that is not UTF-8, and engines open no other; choose another -o DIR"
         ) from None
     finish_move(out)
-    check_replaceable(out, "an export", _is_export, is_forced, [checkpoint.path])
+    check_output = partial(
+        check_replaceable, out, "an export", _is_export, is_forced, [checkpoint.path]
+    )
+    check_output()
     config, vocab = checkpoint.config, checkpoint.vocab
     translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
     src = _encode_lines(translator, vocab, lines, config.data.train_tags)
-    limit = _limit_outputs(config.model)
+    limit = MAX_COMPARED
+    if config.model.positions == "learned":  # their table may end earlier
+        limit = min(limit, config.model.max_positions - 1)
     agreements: list[Agreement] = []  # of the one comparison, once it has been made
 
     def fill(folder: Path) -> None:
@@ -82,7 +88,17 @@ def export(
         agreements.append(agreement)
 
         # describe
-        write_json(folder / EXPORT_FILE, _describe_export(checkpoint, to, quantization, agreement))
+        record = {
+            "format": to,
+            "quantization": quantization,
+            "checkpoint": checkpoint.path.name,
+            "step": checkpoint.step,
+            "averaged": checkpoint.averaged,
+            "weights_sha256": checkpoint.sha256[MODEL_FILE],
+            "vocab_sha256": vocab.digest,
+            "check": asdict(agreement),
+        }
+        write_json(folder / EXPORT_FILE, record)
         write_text(folder / CONFIG_FILE, format_config(config))
         usage = format.explain(config)
         card = render_export_card(
@@ -91,7 +107,7 @@ def export(
         write_text(folder / CARD_FILE, card)
 
         # once more, because somebody may have edited the card meanwhile
-        check_replaceable(out, "an export", _is_export, is_forced, [checkpoint.path])
+        check_output()
 
     write_folder(out, fill)
     return agreements[0]
@@ -115,33 +131,8 @@ def _encode_lines(
     return src
 
 
-def _describe_export(
-    checkpoint: Checkpoint, to: str, quantization: str, agreement: Agreement
-) -> dict[str, object]:
-    """Collect what export.json holds."""
-    return {
-        "format": to,
-        "quantization": quantization,
-        "checkpoint": checkpoint.path.name,
-        "step": checkpoint.step,
-        "averaged": checkpoint.averaged,
-        "weights_sha256": checkpoint.sha256[MODEL_FILE],
-        "vocab_sha256": checkpoint.vocab.digest,
-        "check": asdict(agreement),
-    }
-
-
 def _is_export(names: Set[str]) -> bool:
     return EXPORT_FILE in names
-
-
-def _limit_outputs(config: ModelConfig) -> int:
-    """Choose how many pieces a compared output may have; a table of learned positions ends earlier
-    than sinusoids.
-    """
-    if config.positions == "learned":
-        return min(MAX_COMPARED, config.max_positions - 1)
-    return MAX_COMPARED
 
 
 def make_lines(vocab: Vocabulary, n: int = 32, seed: int = 1) -> list[str]:

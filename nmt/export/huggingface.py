@@ -21,23 +21,16 @@ from nmt.export.parity import Ids, add_bos, add_eos, split_batches
 from nmt.export.tensors import (
     check_expressible,
     explain_length_penalty,
-    list_projections,
     make_position_table,
     quote_tags,
     scale_projection,
+    split_layers,
 )
-from nmt.model.transformer import (
-    DecoderLayer,
-    EncoderLayer,
-    MemoryAttention,
-    SelfAttention,
-    Transformer,
-)
+from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import write_bytes, write_json
 from nmt.system.run_folder import MODEL_FILE
 from nmt.system.tensor_files import write_tensors
-from nmt.translate.beams import Hypothesis
 
 HUGGINGFACE_USAGE = """\
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # 5 or newer
@@ -107,14 +100,21 @@ def write_huggingface(
     model_config.save_pretrained(folder)
     write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
 
-    # the settings of generation
+    # the settings with which transformers decodes as nearly as it can to our search
     decoding = config.decoding
     alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
-    generation = _make_generation_config(
-        decoding.beam,
-        alpha,
-        [PAD, BOS, *range(vocab.tgt.size, model.n_vocab)],  # our search never chooses them either
+    generation = import_transformers().GenerationConfig(
+        num_beams=decoding.beam,
+        do_sample=False,
+        length_penalty=alpha,
         max_length=n_positions,
+        early_stopping="never" if decoding.beam > 1 else False,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+        # our search never chooses them either
+        suppress_tokens=[PAD, BOS, *range(vocab.tgt.size, model.n_vocab)],
     )
     generation.save_pretrained(folder)
 
@@ -192,29 +192,6 @@ def _write_ids(path: Path, vocab: Vocab) -> list[str]:
     return pieces
 
 
-def _make_generation_config(
-    beam: int,
-    alpha: float,
-    suppressed: list[int],
-    max_length: int | None = None,
-    max_new_tokens: int | None = None,
-) -> Any:
-    """Choose the settings with which transformers decodes as nearly as it can to our search."""
-    return import_transformers().GenerationConfig(
-        num_beams=beam,
-        do_sample=False,
-        length_penalty=alpha,
-        max_length=max_length,
-        max_new_tokens=max_new_tokens,
-        early_stopping="never" if beam > 1 else False,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        decoder_start_token_id=BOS,
-        suppress_tokens=suppressed,
-    )
-
-
 def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]]:
     """Yield each tensor under the name that it has in transformers. Only three tied matrices are
     written as one: two would be to Marian, but not to Pegasus.
@@ -236,45 +213,12 @@ def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str
     yield "final_logits_bias", torch.zeros(1, model.projection.out_features)
     yield "model.encoder.embed_positions.weight", src_table
     yield "model.decoder.embed_positions.weight", tgt_table
-    if shape.norm == "pre":
-        yield from _name_parameters("model.encoder.layer_norm", model.encoder_norm)
-        yield from _name_parameters("model.decoder.layer_norm", model.decoder_norm)
 
     # layers
-    for i, encoder in enumerate(model.encoder):
-        yield from _name_layer(f"model.encoder.layers.{i}", encoder, shape)
-    for i, decoder in enumerate(model.decoder):
-        name = f"model.decoder.layers.{i}"
-        yield from _name_layer(name, decoder, shape)
-        yield from _name_attention(f"{name}.encoder_attn", decoder.memory_attention, shape)
-        norm = decoder.memory_residual.norm
-        yield from _name_parameters(f"{name}.encoder_attn_layer_norm", norm)
-
-
-def _name_layer(
-    name: str, layer: EncoderLayer | DecoderLayer, shape: ModelConfig
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield what the layers of encoder and decoder have in common."""
-    yield from _name_attention(f"{name}.self_attn", layer.attention, shape)
-    yield from _name_parameters(f"{name}.self_attn_layer_norm", layer.attention_residual.norm)
-    yield from _name_parameters(f"{name}.fc1", layer.feed_forward.inner)
-    yield from _name_parameters(f"{name}.fc2", layer.feed_forward.outer)
-    yield from _name_parameters(f"{name}.final_layer_norm", layer.feed_forward_residual.norm)
-
-
-def _name_attention(
-    name: str, attention: SelfAttention | MemoryAttention, shape: ModelConfig
-) -> Iterator[tuple[str, Tensor]]:
-    parts = ("q_proj", "k_proj", "v_proj", "out_proj")
-    for part, projection in zip(parts, list_projections(attention, shape), strict=True):
-        bias = projection.bias
-        yield f"{name}.{part}.weight", projection.weight
-        yield f"{name}.{part}.bias", torch.zeros(shape.d_model) if bias is None else bias
-
-
-def _name_parameters(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for part, value in module.named_parameters():
-        yield f"{name}.{part}", value.detach()
+    for name, part in split_layers(model).items():
+        yield f"model.{name}.weight", part.weight
+        bias = torch.zeros(len(part.weight)) if part.bias is None else part.bias
+        yield f"model.{name}.bias", bias
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -296,33 +240,22 @@ class HuggingFaceEngine:
         )
         self.model.eval()
         self.tokenizer = load_tokenizer(folder)
-        self.suppressed: list[int] = self.model.generation_config.suppress_tokens
 
     @torch.inference_mode()
-    def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
-        generation = _make_generation_config(beam, alpha, self.suppressed, max_new_tokens=limit)
-        found: list[Hypothesis] = []
+    def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
+        outputs = []
         for sources in split_batches(src):
             ids, mask = _pad_rows(add_eos(sources))
-            result = self.model.generate(
+            rows = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
-                return_dict_in_generate=True,
-                output_scores=True,
-                generation_config=generation,
+                num_beams=1,
+                early_stopping=False,
+                max_new_tokens=limit,
             )
-            outputs = []
-            for row in result.sequences[:, 1:].tolist():  # without bos
-                end = row.index(EOS) if EOS in row else len(row)
-                outputs.append(row[:end])
-            if beam > 1:
-                scores = result.sequences_scores.tolist()
-            else:  # a greedy search reports no scores
-                scores = []
-                for log_probs in self.score(sources, outputs):
-                    scores.append(sum(log_probs) / len(log_probs) ** alpha)
-            found += map(Hypothesis, outputs, scores)
-        return found
+            for row in rows[:, 1:].tolist():  # without bos
+                outputs.append(row[: row.index(EOS)] if EOS in row else row)
+        return outputs
 
     @torch.inference_mode()
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:

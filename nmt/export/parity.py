@@ -9,7 +9,8 @@ may differ. All bounds are here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from itertools import chain
+from typing import Protocol
 
 import torch
 
@@ -17,7 +18,6 @@ from nmt.config import DecodingConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS
 from nmt.model.transformer import Transformer
-from nmt.translate.beams import Hypothesis
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 
@@ -33,10 +33,8 @@ BATCH_SENTENCES = 32
 
 
 class Engine(Protocol):
-    def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
-        """Return the best output of each sentence, by log-probability / |Y|^alpha, of at most
-        `limit` pieces.
-        """
+    def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
+        """Return the output of each sentence, of at most `limit` pieces."""
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         """Return the log-probability of each piece of `tgt`, and of its eos."""
@@ -45,24 +43,23 @@ class Engine(Protocol):
 class OwnEngine:
     """Our own model and search."""
 
-    def __init__(self, model: Transformer, stopping: Literal["exact", "full"] = "exact") -> None:
-        self.model, self.stopping = model.eval(), stopping
+    def __init__(self, model: Transformer) -> None:
+        self.model = model.eval()
 
-    def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
+    def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
         config = DecodingConfig(
-            beam=beam,
-            penalty="length",
-            length_penalty=alpha,
+            beam=1,
+            penalty="none",
             max_ratio=0.0,
             max_extra=limit,
             finishing="top",
-            stopping=self.stopping,
+            stopping="exact",
         )
-        best, rules = [], make_rules(config)
+        rules, outputs = make_rules(config), []
         for batch in split_batches(src):
             for hypotheses in search(self.model, pack(add_eos(batch)), rules):
-                best.append(hypotheses[0])
-        return best
+                outputs.append(hypotheses[0].ids)
+        return outputs
 
     @torch.inference_mode()
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
@@ -126,24 +123,13 @@ def _mean_bound(quantization: str) -> float:
 
 def compare_engines(ours: Engine, theirs: Engine, src: Ids, limit: int) -> Agreement:
     """Translate `src` greedily with both engines, and let both score what ours translated."""
-    # translate
-    our_outputs = translate_greedily(ours, src, limit)
-    their_outputs = translate_greedily(theirs, src, limit)
-    n_differing = 0
-    for our_ids, their_ids in zip(our_outputs, their_outputs, strict=True):
-        if our_ids != their_ids:
-            n_differing += 1
+    ours_out = ours.translate_greedily(src, limit)
+    theirs_out = theirs.translate_greedily(src, limit)
+    n_differing = sum(a != b for a, b in zip(ours_out, theirs_out, strict=True))
 
-    # score
-    our_scores = ours.score(src, our_outputs)
-    their_scores = theirs.score(src, our_outputs)
-    differences = []
-    for our_line, their_line in zip(our_scores, their_scores, strict=True):
-        for our_score, their_score in zip(our_line, their_line, strict=True):
-            differences.append(abs(our_score - their_score))
-    values = torch.tensor(differences, dtype=torch.float64)  # max is NaN if any of them is
-    return Agreement(len(src), n_differing, float(values.max()), float(values.mean()))
-
-
-def translate_greedily(engine: Engine, src: Ids, limit: int) -> Ids:
-    return [output.ids for output in engine.search(src, 1, 0.0, limit)]
+    scores = []
+    for engine in (ours, theirs):
+        pieces = chain.from_iterable(engine.score(src, ours_out))
+        scores.append(torch.tensor(list(pieces), dtype=torch.float64))
+    differences = (scores[0] - scores[1]).abs()  # its max is NaN if any of them is
+    return Agreement(len(src), n_differing, float(differences.max()), float(differences.mean()))

@@ -9,14 +9,20 @@ setting, before anything is written.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.model.positions import Positions, sinusoids
-from nmt.model.transformer import MemoryAttention, SelfAttention, Transformer
+from nmt.model.transformer import (
+    DecoderLayer,
+    EncoderLayer,
+    MemoryAttention,
+    SelfAttention,
+    Transformer,
+)
 from nmt.system.errors import UserError
 
 MIN_POSITIONS = 1024  # for other settings of decoding than those of the config
@@ -43,28 +49,66 @@ def check_expressible(config: ModelConfig) -> None:
             )
 
 
-class Projection(NamedTuple):
-    weight: Tensor  # (d_model, d_model)
-    bias: Tensor | None  # (d_model,)
+class LayerPart(NamedTuple):
+    """One matrix of a layer with its bias, or the factors and terms of a LayerNorm."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
-def list_projections(
-    attention: SelfAttention | MemoryAttention, config: ModelConfig
-) -> list[Projection]:
-    """Return the matrices of queries, keys, values and output, and their biases, if it has them."""
+def split_layers(model: Transformer) -> dict[str, LayerPart]:
+    """Return the parts of all layers by their names in Hugging Face's Marian and Pegasus."""
+    sides: dict[str, Sequence[EncoderLayer | DecoderLayer]] = {
+        "encoder": model.encoder,
+        "decoder": model.decoder,
+    }
+    parts = {}
+    for side, layers in sides.items():
+        for i, layer in enumerate(layers):
+            for name, part in _split_layer(layer, model.config).items():
+                parts[f"{side}.layers.{i}.{name}"] = part
+    if model.config.norm == "pre":
+        parts["encoder.layer_norm"] = read_part(model.encoder_norm)
+        parts["decoder.layer_norm"] = read_part(model.decoder_norm)
+    return parts
+
+
+def _split_layer(layer: EncoderLayer | DecoderLayer, config: ModelConfig) -> dict[str, LayerPart]:
+    parts = _split_attention("self_attn", layer.attention, config)
+    parts["self_attn_layer_norm"] = read_part(layer.attention_residual.norm)
+    parts["fc1"] = read_part(layer.feed_forward.inner)
+    parts["fc2"] = read_part(layer.feed_forward.outer)
+    parts["final_layer_norm"] = read_part(layer.feed_forward_residual.norm)
+    if isinstance(layer, DecoderLayer):
+        parts |= _split_attention("encoder_attn", layer.memory_attention, config)
+        parts["encoder_attn_layer_norm"] = read_part(layer.memory_residual.norm)
+    return parts
+
+
+def read_part(module: Any) -> LayerPart:
+    return LayerPart(module.weight.detach(), module.bias.detach())
+
+
+def _split_attention(
+    name: str, attention: SelfAttention | MemoryAttention, config: ModelConfig
+) -> dict[str, LayerPart]:
+    """Return the matrices of queries, keys, values and output, (d_model, d_model), and their
+    biases, if it has them.
+    """
     if isinstance(attention, SelfAttention):
-        parts = [attention.qkv]
+        fused = [attention.qkv]
     else:
-        parts = [attention.q, attention.kv]
-    weights = _widen_qkv([part.weight for part in parts], attention, config)
+        fused = [attention.q, attention.kv]
+    weights = _widen_qkv([linear.weight for linear in fused], attention, config)
     output = attention.output.weight.detach()  # its columns are the heads'
     size = config.d_model // config.n_heads
     weights.append(_widen_heads(output.T, config.n_heads, size).T.contiguous())
-    if not config.attention_bias:
-        return [Projection(weight, None) for weight in weights]
-    biases = _widen_qkv([part.bias for part in parts], attention, config)
-    biases.append(attention.output.bias.detach())
-    return [Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    biases: list[Tensor | None] = [None] * 4
+    if config.attention_bias:
+        biases = [*_widen_qkv([linear.bias for linear in fused], attention, config)]
+        biases.append(attention.output.bias.detach())
+    names = [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj", "out_proj")]
+    return dict(zip(names, map(LayerPart, weights, biases), strict=True))
 
 
 def _widen_qkv(

@@ -21,7 +21,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from nmt.score import moses
-from nmt.score.score import Interval, Score, check_lengths, make_headline_counter
+from nmt.score.score import Score, check_lengths, make_headline_counter
 from nmt.score.significance import bootstrap, read_seed
 
 Prepare = Callable[[str], str]
@@ -102,43 +102,40 @@ def _list_tokenized(language: str) -> list[Metric]:
 def _list_german(tokenize: Prepare, name: str) -> list[Metric]:
     """The readings of the authors' get_ende_bleu.sh, which splits compounds, for German alone."""
 
-    def tokenize_and_split(line: str) -> str:
+    def split(line: str) -> str:
         return moses.split_compounds(tokenize(line))
 
-    def replace_tokenize_and_split(line: str) -> str:
-        return tokenize_and_split(moses.replace_unicode_punctuation(line))
+    def replace_and_split(line: str) -> str:
+        return split(moses.replace_unicode_punctuation(line))
 
-    def tokenize_and_split_plain(line: str) -> str:
-        return tokenize_and_split(moses.make_quotes_plain(line))
+    def make_plain_and_split(line: str) -> str:
+        return split(moses.make_quotes_plain(line))
 
-    split = _make_tokenized(
-        "BLEU tokenised, split",
-        tokenize_and_split,
-        tokenize_and_split,
-        f"{name}+atat",
-        "the authors' statement of June 2017, and their script before April 2018",
-    )
-    # This one is the likeliest: it is all that an author stated in the paper's month (L. Kaiser,
+    # The first is the likeliest: it is all that an author stated in the paper's month (L. Kaiser,
     # tensor2tensor issue 61), and the public script nearest to the one behind their files
     # (google/seq2seq, bin/data/wmt16_en_de.sh) tokenises training text and test sets alike, without
     # touching quotes. It is not certain: the commit of 2018 calls its new step "forgotten", and the
     # reference that they released then has plain quotes.
-    split = replace(split, is_likeliest=True)
-    split_later = _make_tokenized(
-        "BLEU tokenised, split, plain output",
-        replace_tokenize_and_split,
-        tokenize_and_split,
-        f"{name}+atat+hyp-unicode-punctuation",
-        "the authors' script since April 2018, which replaces Unicode punctuation in the output only",
+    now = "the authors' statement of June 2017, and their script before April 2018"
+    later = "the authors' script since April 2018, which replaces Unicode punctuation in the output only"
+    plain = (
+        "the same script with plain quotes in the reference, as in the copy that Google released"
     )
-    split_plain = _make_tokenized(
-        "BLEU tokenised, split, plain quotes",
-        replace_tokenize_and_split,
-        tokenize_and_split_plain,
-        f"{name}+atat+hyp-unicode-punctuation+ref-quotes",
-        "the same script with plain quotes in the reference, as in the copy that Google released",
-    )
-    return [split, split_later, split_plain]
+    likeliest = _make_tokenized("BLEU tokenised, split", split, split, f"{name}+atat", now)
+    name += "+atat+hyp-unicode-punctuation"
+    return [
+        replace(likeliest, is_likeliest=True),
+        _make_tokenized(
+            "BLEU tokenised, split, plain output", replace_and_split, split, name, later
+        ),
+        _make_tokenized(
+            "BLEU tokenised, split, plain quotes",
+            replace_and_split,
+            make_plain_and_split,
+            f"{name}+ref-quotes",
+            plain,
+        ),
+    ]
 
 
 def _make_tokenized(
@@ -168,19 +165,22 @@ def compute_score(
         check_lengths(hypotheses, lines)
         gold.append([metric.prepare_reference(line) for line in lines])
     counter = metric.make_counter()
-    value = counter.corpus_score(texts, gold).score
-    signature = counter.get_signature()
-    _complete_signature(signature, metric, test, pair, len(texts))
-    interval = None
+    resampled = None
     if n_bootstrap:
         first, *more = gold
-        resampled = bootstrap(
-            metric.make_counter(), texts, first, n_bootstrap, read_seed(), more_references=more
+        value, resampled = bootstrap(
+            counter, texts, first, n_bootstrap, read_seed(), more_references=more
         )
-        interval = Interval(resampled.low, resampled.high)
+    else:
+        value = counter.corpus_score(texts, gold).score
+    signature = counter.get_signature()
+    _complete_signature(signature, metric, test, pair, len(texts))
+    low = high = None
+    if resampled is not None:
+        low, high = resampled.low, resampled.high
         signature.update("bs", str(resampled.n))
         signature.update("seed", str(resampled.seed))
-    return Score(metric.name, value, f"{signature.format()}|nmt:{version('nmt')}", interval)
+    return Score(metric.name, value, f"{signature.format()}|nmt:{version('nmt')}", low, high)
 
 
 def _complete_signature(

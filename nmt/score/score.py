@@ -17,24 +17,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A 95 % confidence interval."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Score:
     name: str
     value: float  # 0 to 100; TER can exceed 100, and lower is better
     signature: str  # how it was counted
-    interval: Interval | None = None  # only where resampling was asked for
+    # a 95 % confidence interval, only where resampling was asked for
+    low: float | None = None
+    high: float | None = None
 
     def format_interval(self) -> str:
-        if self.interval is None:
+        if self.low is None or self.high is None:
             return ""
-        return format_interval(self.interval.low, self.interval.high)
+        return format_interval(self.low, self.high)
 
 
 def make_headline_counter() -> "BLEU":

@@ -89,15 +89,15 @@ def bootstrap(
     n: int = 1000,
     seed: int = 12345,
     more_references: Sequence[Sequence[str]] = (),
-) -> Bootstrap:
-    """Resample one system's score. The counter tokenises the lines that it is given.
+) -> tuple[float, Bootstrap]:
+    """Return one system's score, and resample it. The counter tokenises the lines that it is given.
 
     `corpus_score(n_bootstrap=...)` would take half the time, but it fails where chrF draws both 0
     and other scores.
     """
     all_references = [references, *more_references]
     (result,) = _run_paired_test(counter, [hypotheses], all_references, "bs", n, seed)
-    return _read_bootstrap(counter, result, n, seed)
+    return result.score, _read_bootstrap(counter, result, n, seed)
 
 
 def compare_systems(

@@ -10,6 +10,7 @@ print nothing.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 # If a whole file is in pieces or escaped, far more than one line in a hundred shows it, and fewer
 # lines change a score by less than a tenth of its confidence interval. So one marked line in 3,003
@@ -38,18 +39,23 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class ToolTrace:
+class Trace:
     """What another tool leaves in a line, and how the same text looks without it (None if that
     cannot be known).
     """
 
     what: str
     pattern: re.Pattern[str]
-    unmarked: re.Pattern[str] | None
     remedy: str
+    unmarked: re.Pattern[str] | None = None
+    is_one_sided: bool = False  # wrong only if the other side does not have it
 
     def find_lines(self, text: Text) -> list[int]:
         return _find_lines(self.pattern, text)
+
+    def find_unmatched(self, marked: list[int], other: Text) -> list[int]:
+        """Return those of the marked lines whose other side does not have it."""
+        return sorted(set(marked) - set(self.find_lines(other)))
 
     def is_systematic(self, text: Text, marked: list[int]) -> bool:
         """Whether a tool made these marks: they are in enough lines, and in most of those that
@@ -63,39 +69,50 @@ class ToolTrace:
         return len(marked) >= MIN_SHARE_OF_POSSIBLE * (len(marked) + len(unmarked))
 
 
-# Wrong on either side: pieces must not be scored, and neither is ever written by hand.
-PIECES = ToolTrace(
-    "BPE was left in",
-    re.compile(r"\S@@(?= |$)|\u2581"),
-    None,
-    "join the pieces first (sed -E 's/@@( |$)//g', or SentencePiece's decoding)",
+TRACES = (
+    # Wrong on either side: pieces must not be scored, and neither is ever written by hand.
+    Trace(
+        "BPE was left in",
+        re.compile(r"\S@@(?= |$)|\u2581"),
+        "join the pieces first (sed -E 's/@@( |$)//g', or SentencePiece's decoding)",
+    ),
+    Trace(
+        "compounds are already split",
+        re.compile(r"##AT##|(?<=\S) @(?:-|/|&#45;)@ (?=\S)"),
+        "the paper's BLEU splits them itself and would split twice: give detokenised text "
+        "(sacremoses detokenize; sed 's/ ##AT##-##AT## /-/g; s/ @-@ /-/g')",
+    ),
+    # Spaces before ? ! : ; are correct French, so they do not count; ` .` counts only at the end of
+    # a line, because text may contain ` .NET` or ` ...`.
+    Trace(
+        "Moses or HTML entities",
+        re.compile(r"&(?:quot|apos|amp|lt|gt|bar|bra|ket|#[0-9]{2,5}|#x[0-9a-f]+);"),
+        "unescape them (sacremoses detokenize, or html.unescape)",
+        re.compile(r"[\"'&|<>\[\]]"),
+        is_one_sided=True,
+    ),
+    Trace(
+        "spaces before commas and full stops, as a tokenizer leaves them",
+        re.compile(r"\S \.(?: ?(?:[\"'»“”]|&quot;|&apos;))*\s*$|\S ,(?= |$)"),
+        "detokenise it (sacremoses detokenize)",
+        re.compile(r"[^\s.]\.[\"'»“”]*\s*$|[^\s,],(?= |$)"),
+        is_one_sided=True,
+    ),
 )
-SPLIT = ToolTrace(
-    "compounds are already split",
-    re.compile(r"##AT##|(?<=\S) @(?:-|/|&#45;)@ (?=\S)"),
-    None,
-    "the paper's BLEU splits them itself and would split twice: give detokenised text (sacremoses detokenize; "
-    "sed 's/ ##AT##-##AT## /-/g; s/ @-@ /-/g')",
+CARRIAGE_RETURN = Trace(
+    "a carriage return",
+    re.compile("\r"),
+    "convert the file with dos2unix; lines must end with \\n only",
 )
-# Wrong if only one side has it. Spaces before ? ! : ; are correct French, so they do not count; `
-# .` counts only at the end of a line, because text may contain ` .NET` or ` ...`.
-ESCAPED = ToolTrace(
-    "Moses or HTML entities",
-    re.compile(r"&(?:quot|apos|amp|lt|gt|bar|bra|ket|#[0-9]{2,5}|#x[0-9a-f]+);"),
-    re.compile(r"[\"'&|<>\[\]]"),
-    "unescape them (sacremoses detokenize, or html.unescape)",
+REPLACEMENT = Trace(
+    "the replacement character U+FFFD",
+    re.compile("\ufffd"),
+    "the text was decoded with the wrong encoding; convert the original file to UTF-8",
 )
-TOKENISED = ToolTrace(
-    "spaces before commas and full stops, as a tokenizer leaves them",
-    re.compile(r"\S \.(?: ?(?:[\"'»“”]|&quot;|&apos;))*\s*$|\S ,(?= |$)"),
-    re.compile(r"[^\s.]\.[\"'»“”]*\s*$|[^\s,],(?= |$)"),
-    "detokenise it (sacremoses detokenize)",
+BYTE_ORDER_MARK = Trace(
+    "a byte order mark", re.compile("\ufeff"), "save the file as UTF-8 without one"
 )
-
 UNKNOWN = re.compile(r"<unk>|\u2047|(?:^| )UNK(?= |$)")
-CARRIAGE_RETURN = re.compile("\r")
-REPLACEMENT = re.compile("\ufffd")
-BYTE_ORDER_MARK = re.compile("\ufeff")
 
 
 def find_problems(
@@ -118,10 +135,7 @@ def find_problems(
         return unusable[:1]
     problems = [
         *_check_empty_lines(hypotheses, references),
-        *_check_either_side(PIECES, hypotheses, references),
-        *_check_either_side(SPLIT, hypotheses, references),
-        *_check_one_side(ESCAPED, hypotheses, references),
-        *_check_one_side(TOKENISED, hypotheses, references),
+        *_check_traces(hypotheses, references),
         *_check_characters(hypotheses, references),
         *_check_characters(references, hypotheses),
         *_check_unknown_pieces(hypotheses),
@@ -181,36 +195,32 @@ def _check_lengths(
 # ---- what other tools leave behind ----------------------------------------------------------------------------------
 
 
-def _check_either_side(trace: ToolTrace, hypotheses: Text, references: Text) -> Iterator[Problem]:
-    """Report a trace that is wrong on either side."""
-    for text, other in ((hypotheses, references), (references, hypotheses)):
-        marked = trace.find_lines(text)
-        if trace.is_systematic(text, marked):
-            yield _report(text, marked, trace.what, trace.remedy, trace.pattern, is_fatal=True)
-            continue
-        unmatched = sorted(set(marked) - set(trace.find_lines(other)))
-        if unmatched:
-            yield _report(text, unmatched, trace.what, trace.remedy, trace.pattern)
+def _check_traces(hypotheses: Text, references: Text) -> Iterator[Problem]:
+    for trace in TRACES:
+        for text, other in ((hypotheses, references), (references, hypotheses)):
+            problem = _check_trace(trace, text, other, text is hypotheses)
+            if problem is not None:
+                yield problem
 
 
-def _check_one_side(trace: ToolTrace, hypotheses: Text, references: Text) -> Iterator[Problem]:
-    """Report a trace that is wrong if the other side does not have it."""
-    for text, other in ((hypotheses, references), (references, hypotheses)):
-        marked = trace.find_lines(text)
-        unmatched = sorted(set(marked) - set(trace.find_lines(other)))
-        is_systematic = trace.is_systematic(text, marked)
-        if is_systematic and len(unmatched) >= MIN_SHARE_OF_POSSIBLE * len(marked):
-            what = f"{trace.what}, unlike {other.name}"
-            yield _report(text, marked, what, trace.remedy, trace.pattern, is_fatal=True)
-        elif is_systematic and text is hypotheses:
-            what = f"{trace.what}, in {other.name} as well"
-            remedy = (
-                f"{trace.remedy} on both sides; as it is, the score is not comparable with others"
-            )
-            yield _report(text, marked, what, remedy, trace.pattern)
-        elif len(unmatched) >= MIN_SHARE * len(text.lines):
-            what = f"{trace.what}, unlike the same lines of {other.name}"
-            yield _report(text, unmatched, what, trace.remedy, trace.pattern)
+def _check_trace(trace: Trace, text: Text, other: Text, is_hypotheses: bool) -> Problem | None:
+    marked = trace.find_lines(text)
+    unmatched = trace.find_unmatched(marked, other)
+    is_systematic = trace.is_systematic(text, marked)
+    report = partial(_report, text, pattern=trace.pattern)
+    if not trace.is_one_sided:
+        if is_systematic:
+            return report(marked, trace.what, trace.remedy, is_fatal=True)
+        return report(unmatched, trace.what, trace.remedy) if unmatched else None
+    if is_systematic and len(unmatched) >= MIN_SHARE_OF_POSSIBLE * len(marked):
+        return report(marked, f"{trace.what}, unlike {other.name}", trace.remedy, is_fatal=True)
+    if is_systematic and is_hypotheses:
+        remedy = f"{trace.remedy} on both sides; as it is, the score is not comparable with others"
+        return report(marked, f"{trace.what}, in {other.name} as well", remedy)
+    if len(unmatched) >= MIN_SHARE * len(text.lines):
+        what = f"{trace.what}, unlike the same lines of {other.name}"
+        return report(unmatched, what, trace.remedy)
+    return None
 
 
 # ---- what may be genuine --------------------------------------------------------------------------------------------
@@ -229,19 +239,13 @@ def _check_empty_lines(hypotheses: Text, references: Text) -> Iterator[Problem]:
 
 
 def _check_characters(text: Text, other: Text) -> Iterator[Problem]:
-    returns = _find_lines(CARRIAGE_RETURN, text)
-    if returns:
-        remedy = "convert the file with dos2unix; lines must end with \\n only"
-        yield _report(text, returns, "a carriage return", remedy, CARRIAGE_RETURN)
-    # A text may be about U+FFFD, but then its translation contains it too.
-    replaced = sorted(set(_find_lines(REPLACEMENT, text)) - set(_find_lines(REPLACEMENT, other)))
-    if replaced:
-        remedy = "the text was decoded with the wrong encoding; convert the original file to UTF-8"
-        yield _report(text, replaced, "the replacement character U+FFFD", remedy, REPLACEMENT)
-    byte_order_marks = _find_lines(BYTE_ORDER_MARK, text)
-    if byte_order_marks:
-        remedy = "save the file as UTF-8 without one"
-        yield _report(text, byte_order_marks, "a byte order mark", remedy, BYTE_ORDER_MARK)
+    for trace in (CARRIAGE_RETURN, REPLACEMENT, BYTE_ORDER_MARK):
+        lines = trace.find_lines(text)
+        if trace is REPLACEMENT:
+            # A text may be about U+FFFD, but then its translation contains it too.
+            lines = trace.find_unmatched(lines, other)
+        if lines:
+            yield _report(text, lines, trace.what, trace.remedy, trace.pattern)
 
 
 def _check_unknown_pieces(hypotheses: Text) -> Iterator[Problem]:

@@ -26,7 +26,7 @@ from nmt.evaluate.systems import System
 from nmt.evaluate.verdict import judge
 from nmt.paper import check_conformance
 from nmt.score.metrics import find_paper_metric
-from nmt.score.score import Interval, Score
+from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.run_folder import STATE_FILE, RunFolder
 from nmt.translate.translator import LoadedModel, TextToText
@@ -92,7 +92,7 @@ def list_missing_averaging(config: RunConfig, steps: Sequence[int]) -> list[str]
     model = LoadedModel(cast(TextToText, None), config, ["average"], (checkpoint,))
     test = TestSet("wmt14/full", [], [], "", "", "newstest2014", None, None)
     system = System("average", config, test, [], model=model)
-    score = Score("BLEU", 0.0, "", Interval(0.0, 0.0))
+    score = Score("BLEU", 0.0, "", 0.0, 0.0)
     missing = judge(find_paper_metric(config.data.tgt), [score], [system]).missing
     return [step for step in missing if step.startswith("averaging")]
 

@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,22 +54,12 @@ def sacrebleu_prints(
     names = [f"system{i}" for i in range(len(systems))]
     for name, lines in (("ref", REFERENCES), *zip(names, systems, strict=True)):
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", "ref", "-i", *names, "-w", "8"]
+    environment = os.environ | {"SACREBLEU_SEED": str(seed)}
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sacrebleu",
-            "ref",
-            "-i",
-            *names,
-            "-w",
-            "8",
-            "--format",
-            "json",
-            *options,
-        ],
+        [*command, "--format", "json", *options],
         cwd=folder,
-        env={**os.environ, "SACREBLEU_SEED": str(seed)},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60,
@@ -85,11 +76,10 @@ def half(found: Bootstrap) -> float:
 def test_intervals_end_where_scores_end() -> None:
     lines = [*REFERENCES[:2], "something else altogether"]
     for metric in METRICS.values():
-        found = bootstrap(metric(), lines, REFERENCES[:3], 60, 7)
+        _, found = bootstrap(metric(), lines, REFERENCES[:3], 60, 7)
         assert found.low >= 0
         assert metric is TER or found.high <= 100
-    apart = estimate_spread([90.0, 99.0, 99.5])
-    assert (apart.low > 80, apart.high) == (True, 100.0)
+    assert estimate_spread([90.0, 99.0, 99.5]).high == 100.0
     assert estimate_spread([0.5, 9.0]).low == 0.0
 
 
@@ -99,7 +89,7 @@ def test_interval_is_the_command_lines(tmp_path: Path) -> None:
         tmp_path, [lines], 7, "-m", *METRICS, "--confidence", "--confidence-n", "60"
     )
     for (name, metric), truth in zip(METRICS.items(), truths, strict=True):
-        found = bootstrap(metric(), lines, REFERENCES, 60, 7)
+        _, found = bootstrap(metric(), lines, REFERENCES, 60, 7)
         assert truth["name"].lower().startswith(name) and truth["seed"] == "7"
         assert (found.mean, half(found)) == pytest.approx(
             (truth["confidence_mean"], truth["confidence_var"]), abs=1e-5
@@ -138,14 +128,6 @@ def test_sacrebleu_itself_gives_its_smallest_p_there(tmp_path: Path) -> None:
     assert answers[1]["BLEU"]["p_value"] == pytest.approx(1 / 31)
 
 
-def test_lines_that_differ_only_for_the_eye_have_p_of_1() -> None:
-    lines = damaged(0.2, 1)
-    found = compare_systems(
-        BLEU(force=True), lines, [line.replace(".", " .") for line in lines], REFERENCES, 30, 30
-    )
-    assert (found.difference, found.p_bootstrap, found.p_randomisation) == (0, 1, 1)
-
-
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_p_is_what_the_differing_lines_can_show(k: int) -> None:
     """With k lines that differ, all for the better, 2 of 2^k exchanges show as much: the exact p of
@@ -153,20 +135,9 @@ def test_p_is_what_the_differing_lines_can_show(k: int) -> None:
     """
     worse = [line if i >= k else line.rpartition(" ")[0] for i, line in enumerate(REFERENCES)]
     found = compare_systems(BLEU(), worse, REFERENCES, REFERENCES, 100, 1000)
-    assert found.difference > 0
-    assert found.p_randomisation == pytest.approx(2.0 ** (1 - k)) and found.p_bootstrap >= 2.0 ** (
-        1 - k
-    )
-
-
-@pytest.mark.parametrize("metric", ["bleu", "chrf"])
-def test_a_damaged_copy_is_found_out(metric: str) -> None:
-    lines = damaged(0.2, 1)
-    rng = random.Random(3)
-    worse = [" ".join(line.split()[:-2]) if rng.random() < 0.2 else line for line in lines]
-    found = compare_systems(METRICS[metric](), lines, worse, REFERENCES, 300, 300)
-    assert found.difference < 0
-    assert found.p_bootstrap < 0.01 and found.p_randomisation < 0.01
+    smallest = 2.0 ** (1 - k)
+    assert found.difference > 0 and found.p_bootstrap >= smallest
+    assert found.p_randomisation == pytest.approx(smallest)
 
 
 @pytest.mark.parametrize("before", [None, "99"])
@@ -175,10 +146,9 @@ def test_the_environment_is_left_as_found_and_does_not_decide(
 ) -> None:
     lines = damaged(0.2, 1)
     truth = bootstrap(BLEU(), lines, REFERENCES, 20, 5)
+    monkeypatch.delenv("SACREBLEU_SEED", raising=False)
     if before:
         monkeypatch.setenv("SACREBLEU_SEED", before)
-    else:
-        monkeypatch.delenv("SACREBLEU_SEED", raising=False)
     environment = dict(os.environ)
     assert bootstrap(BLEU(), lines, REFERENCES, 20, 5) == truth
     assert bootstrap(BLEU(), lines, REFERENCES, 20, 6) != truth
@@ -196,48 +166,30 @@ def test_a_seed_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_cannot_be_resampled_is_refused() -> None:
+    three = REFERENCES[:3]
     with pytest.raises(UserError, match="2 translations.*3 references"):
-        bootstrap(BLEU(), REFERENCES[:2], REFERENCES[:3])
-    with pytest.raises(UserError, match="2 translations.*3 references"):
-        compare_systems(BLEU(), REFERENCES[:3], REFERENCES[:2], REFERENCES[:3])
+        compare_systems(BLEU(), three, three[:2], three)
     with pytest.raises(UserError, match="0 translations"):
         bootstrap(BLEU(), [], [])
     with pytest.raises(UserError, match="seed 0"):  # sacreBLEU would draw other figures each time
-        compare_systems(BLEU(), REFERENCES, REFERENCES, REFERENCES, seed=0)
+        compare_systems(BLEU(), three, three, three, seed=0)
     with pytest.raises(UserError, match="0 resamples"):
-        bootstrap(BLEU(), REFERENCES, REFERENCES, n=0)
+        bootstrap(BLEU(), three, three, n=0)
 
 
-@pytest.mark.parametrize(
-    "freedom, t",
-    [
-        (1, 12.706),
-        (2, 4.303),
-        (3, 3.182),
-        (4, 2.776),
-        (5, 2.571),
-        (6, 2.447),
-        (7, 2.365),
-        (9, 2.262),
-        (10, 2.228),
-        (20, 2.086),
-        (30, 2.042),
-        (60, 2.000),
-        (120, 1.980),
-        (1000, 1.962),
-    ],
-)
-def test_student_t_is_the_printed_tables(freedom: int, t: float) -> None:
-    assert student_t(freedom) == pytest.approx(t, abs=6e-4)
+PRINTED_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 30: 2.042, 1000: 1.962}
+
+
+def test_student_t_is_the_printed_tables() -> None:
+    found = {freedom: student_t(freedom) for freedom in PRINTED_T}
+    assert found == pytest.approx(PRINTED_T, abs=6e-4)
 
 
 def test_spread_over_runs() -> None:
     found = estimate_spread([27.0, 27.3, 27.6])
-    half_width = 4.303 * 0.3 / math.sqrt(3)
-    assert (found.n, found.mean, found.std) == pytest.approx((3, 27.3, 0.3))
-    assert (found.low, found.high) == pytest.approx(
-        (27.3 - half_width, 27.3 + half_width), abs=1e-3
-    )
+    half_width = PRINTED_T[2] * 0.3 / math.sqrt(3)
+    expected = (3, 27.3, 0.3, 27.3 - half_width, 27.3 + half_width)
+    assert astuple(found) == pytest.approx(expected, abs=1e-3)
     assert estimate_spread([5.0, 5.0]).low == 5.0
     with pytest.raises(UserError, match="at least two scores, not 1"):
         estimate_spread([27.0])

@@ -102,36 +102,25 @@ def test_one_odd_line_refuses_two_lines_but_not_303(
     assert first.is_fatal and word in first.message and first.message.startswith("out.txt:2:")
 
 
-@pytest.mark.parametrize(
-    "damage, is_fatal",
-    [(bpe, True), (split, True), (aggressive, True), (tokenised, False), (escaped, False)],
-)
-def test_the_same_damage_on_both_sides(damage: Callable[[str], str], is_fatal: bool) -> None:
+@pytest.mark.parametrize("damage, word", DAMAGES)
+def test_the_same_damage_on_both_sides(damage: Callable[[str], str], word: str) -> None:
     found = look(list(map(damage, good())), list(map(damage, GERMAN)))
+    is_fatal = word in ("BPE", "split")
     assert found and any(problem.is_fatal for problem in found) == is_fatal
 
 
 def test_where_what_and_how_many_are_told() -> None:
-    hypotheses = good()
-    hypotheses[4:200] = map(bpe, hypotheses[4:200])
-    (fatal,) = (problem for problem in look(hypotheses) if problem.is_fatal)
-    n = sum("@@" in line for line in hypotheses)
-    first = next(i for i, line in enumerate(hypotheses) if "@@" in line)
-    assert (
-        f"out.txt:{first + 1}: BPE" in fatal.message
-        and f"{n:,} of 303 lines" in fatal.message
-        and "@@" in fatal.message
-    )
+    hypotheses = [*GERMAN[:4], *(f"{line} Kat@@ ze" for line in GERMAN[4:200]), *GERMAN[200:]]
+    (fatal,) = look(hypotheses)
+    assert fatal.is_fatal and fatal.message.startswith("out.txt:5: BPE was left in: ")
+    assert "Kat@@ ze" in fatal.message and "in 196 of 303 lines; join" in fatal.message
 
 
 @pytest.mark.parametrize(
     "n, m, words",
     [
         (3003, 2737, ("3,003 translations", "2,737 references", "filtered wmt14", "wmt14/full")),
-        (2737, 3003, ("2,737 translations", "3,003 references", "filtered wmt14", "wmt14/full")),
-        (3003, 3000, ("newstest2013", "newstest2014", "wmt14/full")),
-        (3000, 3003, ("newstest2013", "newstest2014")),
-        (2737, 3000, ("filtered wmt14", "newstest2013")),
+        (3000, 3003, ("newstest2013", "newstest2014", "wmt14/full")),
         (10, 11, ("10 translations", "11 references", "for each source sentence")),
     ],
 )
@@ -148,25 +137,21 @@ def test_empty_lines_at_the_end_are_named_as_the_reason() -> None:
 
 
 def test_translations_that_are_all_empty_are_worth_nothing_and_scored() -> None:
-    found = find_problems(
-        Text("out.txt", [""] * 30, "de"), Text("ref.de", ["ein Satz"] * 30, "de"), None
-    )
-    assert len(found) == 1 and not found[0].is_fatal
-    assert "empty translations" in found[0].message and "30 of 30" in found[0].message
+    (problem,) = look([""] * 30, ["ein Satz"] * 30)
+    assert not problem.is_fatal
+    assert "empty translations" in problem.message and "30 of 30" in problem.message
 
 
 def test_languages_without_spaces_are_warned_of() -> None:
     lines = [f"{i} 这是一个句子。" for i in range(30)]
-    (chinese,) = find_problems(
-        Text("out.txt", lines, "zh"), Text("ref.zh", [line + "。" for line in lines], "zh"), None
-    )
+    (chinese,) = look(lines, [line + "。" for line in lines], language="zh")
     assert not chinese.is_fatal and "Chinese has no spaces" in chinese.message
 
 
 @pytest.mark.parametrize("hypotheses, references", [([], ["a"]), (["a"], [""])])
 def test_nothing_is_refused(hypotheses: list[str], references: list[str]) -> None:
-    found = find_problems(Text("out.txt", hypotheses, "de"), Text("ref.de", references, "de"), None)
-    assert found[0].is_fatal and "nothing to score" in found[0].message
+    first = look(hypotheses, references)[0]
+    assert first.is_fatal and "nothing to score" in first.message
 
 
 def change(line: str, at: int = 0) -> list[str]:
@@ -197,10 +182,8 @@ def test_an_empty_reference_is_warned_of() -> None:
 
 
 def test_the_source_as_translation_is_warned_of() -> None:
-    mixed = [
-        source if i % 4 == 0 else line
-        for i, (source, line) in enumerate(zip(ENGLISH, good(), strict=True))
-    ]
+    pairs = zip(ENGLISH, good(), strict=True)
+    mixed = [source if i % 4 == 0 else line for i, (source, line) in enumerate(pairs)]
     for hypotheses in (mixed, ENGLISH):
         found = look(hypotheses, sources=ENGLISH)
         assert not any(problem.is_fatal for problem in found)
@@ -212,44 +195,31 @@ def test_sources_of_another_size_are_warned_of() -> None:
     assert not problem.is_fatal and "200 source sentences" in problem.message
 
 
-@pytest.mark.parametrize(
-    "language, lines",
-    [
-        (
-            "fr",
-            [
-                "Est-ce vrai ?",
-                "Il a dit : « Oui ! »",
-                "Non ; jamais.",
-                "C'est l'été, et il fait chaud.",
-            ],
-        ),
-        (
-            "de",
-            [
-                "Für .NET gibt es das auch ...",
-                "Ende ...",
-                "Die Adresse ist a@b.de, und @param int $x .",
-                "Rot-Grün und Nord-Süd.",
-            ],
-        ),
-        ("de", ["Nutzen Sie &lt;b&gt; in HTML.", "Das kostet viel.", "Ja & nein."]),
-        (
-            "en",
-            [
-                'He said: "Don\'t!"',
-                "R&D costs [1] a lot, they say.",
-                "The C++ <vector> header is there.",
-            ],
-        ),
+GENUINE = {
+    "fr": [
+        "Est-ce vrai ?",
+        "Il a dit : « Oui ! »",
+        "Non ; jamais.",
+        "C'est l'été, et il fait chaud.",
     ],
-)
-def test_what_looks_like_damage_and_is_none(language: str, lines: list[str]) -> None:
-    hypotheses = [
-        line.replace("ist", "war").replace("costs", "cost").replace("vrai", "faux")
-        for line in lines
-    ]
+    "de": [
+        "Für .NET gibt es das auch ...",
+        "Ende ...",
+        "Die Adresse ist a@b.de, und @param int $x .",
+        "Rot-Grün und Nord-Süd.",
+    ],
+    "de-HTML": ["Nutzen Sie &lt;b&gt; in HTML.", "Das kostet viel.", "Ja & nein."],
+    "en": [
+        'He said: "Don\'t!"',
+        "R&D costs [1] a lot, they say.",
+        "The C++ <vector> header is there.",
+    ],
+}
+
+
+@pytest.mark.parametrize("language", GENUINE)
+@pytest.mark.parametrize("times", [1, 100])
+def test_what_looks_like_damage_and_is_none(language: str, times: int) -> None:
+    lines = GENUINE[language] * times
+    hypotheses = [line.replace("ist", "war").replace("vrai", "faux") for line in lines]
     assert not any(problem.is_fatal for problem in look(hypotheses, lines, language=language))
-    assert not any(
-        problem.is_fatal for problem in look(hypotheses * 100, lines * 100, language=language)
-    )
