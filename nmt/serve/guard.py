@@ -39,6 +39,7 @@ class Guard:
     ) -> None:
         self.app, self.limits, self.hosts, self.metrics = app, limits, hosts, metrics
         self.n_unanswered = 0
+        self.is_stopping: Callable[[], bool] = lambda: False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the server's own start and end
@@ -57,6 +58,9 @@ class Guard:
                 status = message["status"]
                 self.n_unanswered -= 1
                 message["headers"] = [*message["headers"], *HEADERS]
+                if self.is_stopping():
+                    # Else the client would send its next request into a connection that is closing.
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
@@ -104,6 +108,8 @@ class Guard:
                 # Else the rest of the body would keep the connection open.
                 closing = {"Connection": "close"}
                 raise HTTPException(408, "the request took too long", closing) from None
+            if message["type"] == "http.disconnect":
+                raise HTTPException(499, "the client left in the middle of its request")
             n_bytes += len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
             if n_bytes > self.limits.max_body:

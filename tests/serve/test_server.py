@@ -68,6 +68,15 @@ def test_a_body_that_drips_is_ended(server: RunningServer) -> None:
     assert time.monotonic() - started_at < 5
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_failure(
+    server: RunningServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    connect(server, HEAD + b"Content-Length: 100\r\n\r\n{").close()
+    metrics = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    until(lambda: b'status="499"' in read_all(connect(server, metrics)))
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     "data, status",
     [
@@ -163,5 +172,7 @@ def test_what_was_asked_is_answered_before_the_end(models: ServedModels, gate: G
             connect(server, health)
         gate.is_open.set()
         for connection in begun:
-            assert read_all(connection).startswith(b"HTTP/1.1 200")
+            answer = read_all(connection)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b"connection: close" in answer  # so no client sends another request into the end
         assert read_all(idle) == b""
