@@ -6,7 +6,6 @@ the same work done another way. Data are made: random ids, of which low ones are
 sentences as long as those of news.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -49,7 +48,7 @@ from nmt.train.update import dropout_seed, run_update
 Precision = Literal["fp32", "bf16"]
 NAN = float("nan")
 CPU = torch.device("cpu")
-MOST_TOLD = 3  # of what does not hold, in a verdict
+MOST_NAMED = 3  # faults in a verdict
 EVEN = 64  # tokens: micro-batches are a multiple of it
 ROOM_S = 100.0  # for two ranks to start, compile and compute
 FAILURE_S = 60.0  # within which a failing rank must have ended all others
@@ -71,14 +70,11 @@ class Skip(Exception):
 
 @dataclass
 class Sheet:
-    """What a check has found: rows of what was asked, further tables, notes, and figures for
-    programs.
-    """
+    """What a check has found: rows of what was asked, further tables, and notes."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     tables: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
 
     def bound(self, what: str, value: float, most: float) -> None:
         """`value` must be at most so much; NaN is not."""
@@ -192,14 +188,13 @@ def perform(check: Callable[[Bench, Sheet], None], bench: Bench) -> dict[str, An
         "rows": sheet.rows,
         "tables": sheet.tables,
         "notes": sheet.notes,
-        "figures": _plain(sheet.figures),
     }
 
 
 def shortened(faults: list[str]) -> str:
     """The first few; the check's own section shows all."""
-    more = f"; and {len(faults) - MOST_TOLD} more" if len(faults) > MOST_TOLD else ""
-    return "; ".join(faults[:MOST_TOLD]) + more
+    more = f"; and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
+    return "; ".join(faults[:MOST_NAMED]) + more
 
 
 @contextmanager
@@ -225,16 +220,6 @@ def traced_at_least(bench: Bench) -> Iterator[None]:
         return
     with torch.compiler.set_stance("default"):
         yield
-
-
-def _plain(value: Any) -> Any:
-    """The value for JSON, which has no word for NaN and infinity."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    is_odd = isinstance(value, float) and not math.isfinite(value)
-    return str(value) if is_odd else value
 
 
 # ---- made data ---------------------------------------------------------------------------------------------------
@@ -403,7 +388,6 @@ def check_environment(bench: Bench, sheet: Sheet) -> None:
             "triton is installed, which comes with torch for CUDA", triton is not None, True
         )
         sheet.require("bf16 in hardware, the default precision", figures["bf16 in hardware"], True)
-    sheet.figures |= figures
     sheet.table(["", ""], [[name, str(value)] for name, value in figures.items()])
 
 
@@ -449,35 +433,20 @@ PLAIN = "plain"  # the CPU's grids, where no kernel can run
 
 
 def check_attention(bench: Bench, sheet: Sheet) -> None:
-    """All paths that can run here, values and gradients."""
-    paths = attention_paths(bench)
-    cases = TINY_CASES if bench.is_rehearsal else CASES
-    for path in paths:
-        for case in cases:
-            for precision in attention_precisions(bench, path):
-                compare_attention(bench, sheet, path, case, precision)
-    for path in paths:
-        repeat_attention(bench, sheet, path)
-    if TRITON not in paths:
-        sheet.note(
-            "Our kernels were not run: they need a GPU, or TRITON_INTERPRET=1. The CPU's grids stood in."
-        )
-
-
-def attention_paths(bench: Bench) -> list[str]:
+    """Values and gradients of our kernels, or of the CPU's grids where they cannot run."""
     heads = torch.zeros(1, 1, 64, device=bench.device, dtype=torch.bfloat16)
-    paths = []
-    if supports_triton(heads, heads):
-        paths.append(TRITON)
-    if bench.is_rehearsal and not paths:
-        paths.append(PLAIN)
-    return paths
-
-
-def attention_precisions(bench: Bench, path: str) -> list[Precision]:
-    if bench.is_rehearsal and path == TRITON:
-        return ["fp32"]  # the interpreter does not compute in bf16
-    return ["fp32", "bf16"]
+    path = TRITON if supports_triton(heads, heads) else PLAIN
+    if path == PLAIN:
+        sheet.note(
+            "Our kernels were not run: they need a GPU, or TRITON_INTERPRET=1. The CPU's grids were used."
+        )
+    # The interpreter does not compute in bf16
+    is_interpreted = bench.is_rehearsal and path == TRITON
+    precisions: list[Precision] = ["fp32"] if is_interpreted else ["fp32", "bf16"]
+    for case in TINY_CASES if bench.is_rehearsal else CASES:
+        for precision in precisions:
+            compare_attention(bench, sheet, path, case, precision)
+    repeat_attention(bench, sheet, path, precisions[-1])
 
 
 def attention_sides(bench: Bench, is_self: bool) -> tuple[Packed, Packed]:
@@ -547,7 +516,7 @@ def random_heads(
 def compare_attention(
     bench: Bench, sheet: Sheet, path: str, case: AttentionCase, precision: Precision
 ) -> None:
-    """NaN stands in all rows that see nothing or are not seen, and in their gradients."""
+    """All rows that see nothing or are not seen are NaN, and so are their gradients."""
     queries, keys = attention_sides(bench, case.is_self)
     may = who_sees_whom(queries, keys, case.causal, case.window)
     sees, is_seen = may.any(1), may.any(0)
@@ -582,23 +551,20 @@ def compare_attention(
         sheet.require(f"{name}: zero where nothing is seen", is_zero, True)
 
 
-def repeat_attention(bench: Bench, sheet: Sheet, path: str) -> None:
+def repeat_attention(bench: Bench, sheet: Sheet, path: str, precision: Precision) -> None:
     case = AttentionCase("", 2, 16, 16, causal=True) if bench.is_rehearsal else CASES[1]
     queries, keys = attention_sides(bench, case.is_self)
-    is_rounded = "bf16" in attention_precisions(bench, path)
-    leaves = [
-        x.detach().requires_grad_()
-        for x in random_heads(queries, keys, case, "bf16" if is_rounded else "fp32")
-    ]
+    heads = random_heads(queries, keys, case, precision)
+    leaves = [x.detach().requires_grad_() for x in heads]
     runs = []
     for _ in range(3):
         out = attend_by(path, leaves, queries, keys, case)
         runs.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
-    is_repeated = True
-    for run in runs[1:]:
-        for first, again in zip(runs[0], run, strict=True):
-            is_repeated = is_repeated and torch.equal(first, again)
-    sheet.figures[f"{path} repeats to the bit"] = is_repeated
+    is_repeated = all(
+        torch.equal(first, again)
+        for run in runs[1:]
+        for first, again in zip(runs[0], run, strict=True)
+    )
     sheet.require(f"{path}: three passes give the same bits", is_repeated, True)
 
 
@@ -647,7 +613,7 @@ def smoothed_losses(
 def compare_loss_rows(
     bench: Bench, sheet: Sheet, n_rows: int, n_vocab: int, precision: Precision
 ) -> None:
-    """The last columns are padding: what stands there must not count."""
+    """The last columns are padding, which must not count."""
     torch.manual_seed(4)
     padding = -n_vocab % EVEN
     logits = (3 * torch.randn(n_rows, n_vocab + padding, device=bench.device)).to(DTYPES[precision])
@@ -750,7 +716,6 @@ def compare_passes(sheet: Sheet, name: str, ours: Pass, exact: Pass, precision: 
     sheet.bound(f"{name}: all gradients", error, GRADIENT_BOUNDS[precision])
     worst_name, worst = worst_gradient(ours, exact)
     sheet.bound(f"{name}: worst, {worst_name}", worst, WORST_GRADIENT_BOUNDS[precision])
-    sheet.figures[f"{name}: error of all gradients"] = error
 
 
 # ---- 5: dtypes ---------------------------------------------------------------------------------------------------
@@ -792,7 +757,7 @@ def named(dtypes: set[torch.dtype]) -> str:
 
 # ---- 6: some updates ---------------------------------------------------------------------------------------------
 
-# How far the loss of a token may be from the CPU's after so many updates: rounding grows with each.
+# How far the loss of a token may be from the CPU's: rounding grows with each update.
 LOSS_BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 LEARNED = 0.98  # of the first loss; masks alone move it by less than a hundredth
 
@@ -825,7 +790,6 @@ def check_updates(bench: Bench, sheet: Sheet) -> None:
         "bf16, dropout 0.1: last loss over first, the same pairs", dropped[-1] / dropped[0], LEARNED
     )
     sheet.table(["loss of a token", "first update", f"update {bench.n_updates}"], rows)
-    sheet.figures["losses with dropout"] = dropped
 
 
 def train_losses(
@@ -897,7 +861,6 @@ def check_graph(bench: Bench, sheet: Sheet) -> None:
     )
     called = called_pass(replica, batch, 1)
     is_equal = torch.equal(first.sums, called.sums)
-    sheet.figures["dropout: a replay has the sums of a call"] = is_equal
     sheet.note(
         f"With dropout a replay gives {'the same' if is_equal else 'other'} sums as a call of the same code "
         "with the same seed (not asked: a run only ever replays)."
@@ -915,7 +878,6 @@ def compare_runs(sheet: Sheet, name: str, ours: Pass, other: Pass) -> None:
     for gradient_name, gradient in other.gradients.items():
         if not torch.equal(ours.gradients[gradient_name], gradient):
             unequal.append(gradient_name)
-    sheet.figures[f"{name}: gradients with other bits"] = unequal
     if unequal:
         sheet.note(
             f"{name}: {len(unequal)} of {len(other.gradients)} gradients have other bits: {shortened(unequal)}."
@@ -972,7 +934,6 @@ def check_compilations(bench: Bench, sheet: Sheet) -> None:
     if bench.is_cuda:
         sheet.require("compilations in all", n_graphs() - before, 1)
         sheet.require("as one CUDA graph", has_graph(replica), True)
-    sheet.figures["graphs"] = n_graphs() - before
 
 
 def n_graphs() -> int:
@@ -1114,8 +1075,6 @@ def check_continuation(bench: Bench, sheet: Sheet) -> None:
                 n_tensors += 1
                 if not torch.equal(ours[name], tensor):
                     unequal.append(name)
-            digest = hashlib.sha256((whole / file).read_bytes()).hexdigest()
-            sheet.figures[f"sha256 of {file}"] = digest
         sheet.require(f"tensors with other bits, of {n_tensors}", len(unequal), 0)
         if unequal:
             sheet.note(f"Other bits: {shortened(unequal)}.")
@@ -1155,17 +1114,3 @@ def train_demo(bench: Bench, folder: Path, name: str, steps: int) -> None:
     code = train_command.main(["--config", "demo.yaml", *arguments])
     if code != 0:
         raise RuntimeError(f"nmt-train left with exit code {code}; it says why above")
-
-
-FUNCTIONS: dict[str, Callable[[Bench, Sheet], None]] = {
-    "environment": check_environment,
-    "attention": check_attention,
-    "loss": check_loss,
-    "micro-batch": check_micro_batch,
-    "dtypes": check_dtypes,
-    "updates": check_updates,
-    "graph": check_graph,
-    "compilations": check_compilations,
-    "ranks": check_ranks,
-    "continuation": check_continuation,
-}
