@@ -62,7 +62,7 @@ docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html; a bro
 	$(BIN)/python scripts/make_reference.py
 	$(BIN)/zensical build --clean --strict
 
-soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 600 kills, each signal ten times, damage, a million hostile files; an hour
+soak: $(INSTALLED)  ## every test that has a longer form: 600 kills, each signal ten times, damage, a million hostile files; over an hour
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
 
 # Not part of check: it asks pypi.org, and check must not depend on a server.

@@ -2,7 +2,7 @@
 
     python scripts/bench/first_gpu.py                  (or: make gpu)
     python scripts/bench/first_gpu.py --list
-    python scripts/bench/first_gpu.py --only attention loss --json found.json
+    python scripts/bench/first_gpu.py --only kernels dtypes --json found.json
     python scripts/bench/first_gpu.py --rehearse       on any CPU, tiny: proves this script, not a GPU
 
 Each check runs in a process of its own, because a wrong kernel can hang or ruin everything that shares its process.
@@ -38,7 +38,6 @@ class Check(NamedTuple):
     title: str
     budget_s: float  # after which its process is killed
     is_speed: bool = False
-    may_interpret: bool = False  # whether TRITON_INTERPRET=1 is left to it
 
     @property
     def function(self) -> str:
@@ -50,8 +49,7 @@ class Check(NamedTuple):
 # Correctness comes first: the speed of a wrong result is of no interest. The most important speeds come first too.
 CHECKS = (
     Check("environment", "What there is", 60),
-    Check("attention", "Attention against float64 written out", 120, may_interpret=True),
-    Check("loss", "Loss kernel against float64 written out", 90, may_interpret=True),
+    Check("kernels", "Kernels of attention and loss against float64 written out", 240),
     Check("micro-batch", "Loss and gradients of one micro-batch against the CPU", 180),
     Check("dtypes", "What is bf16 under bf16", 60),
     Check("updates", "Some updates against the CPU", 240),
@@ -97,14 +95,10 @@ def ask(command: Sequence[str], environment: dict[str, str], seconds: float) -> 
     return answer
 
 
-def ask_worker(
-    name: str, seconds: float, is_rehearsal: bool, may_interpret: bool = False
-) -> dict[str, Any]:
+def ask_worker(name: str, seconds: float, is_rehearsal: bool) -> dict[str, Any]:
     """Have a process of this script answer for a check, or for "machine"."""
     environment = dict(os.environ)
-    if not may_interpret:
-        # A whole model in the interpreter would take hours
-        environment.pop("TRITON_INTERPRET", None)
+    environment.pop("TRITON_INTERPRET", None)  # a whole model in the interpreter would take hours
     command = [sys.executable, __file__, "--worker", name]
     if is_rehearsal:
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -114,7 +108,7 @@ def ask_worker(
 
 def perform_apart(check: Check, is_rehearsal: bool) -> dict[str, Any]:
     try:
-        return ask_worker(check.name, check.budget_s, is_rehearsal, check.may_interpret)
+        return ask_worker(check.name, check.budget_s, is_rehearsal)
     except ProcessFailure as error:
         return make_empty_answer(CRASHED, str(error))
 
@@ -232,8 +226,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rehearse",
         action="store_true",
-        help="the same on a CPU with tiny sizes, which proves this script and nothing about a GPU; "
-        "with TRITON_INTERPRET=1 the kernels are interpreted",
+        help="the same on a CPU with tiny sizes, which proves this script and nothing about a GPU",
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)

@@ -122,7 +122,8 @@ def test_a_check_that_raises_is_reported_and_others_still_run(
     monkeypatch.setattr(gpu_checks, "check_dtypes", broken)
     file = tmp_path / "found.json"
     code = first_gpu.main(
-        ["--rehearse", "--only", "environment", "dtypes", "loss", "--json", str(file)], perform_here
+        ["--rehearse", "--only", "environment", "micro-batch", "dtypes", "--json", str(file)],
+        perform_here,
     )
     page, found = capsys.readouterr().out, json.loads(file.read_text())
     assert code == 1 and not found["is_good"]
@@ -151,7 +152,7 @@ def test_a_process_that_dies_or_hangs_is_named(program: str, seconds: float, rea
 
 def test_a_process_that_fails_costs_its_check_alone(monkeypatch: Patch) -> None:
     def fail(name: str, *given: Any) -> dict[str, Any]:
-        if name == "loss":
+        if name == "micro-batch":
             raise ProcessFailure("no answer within 60 s")
         return {"verdict": "passed", "reason": ""}
 
@@ -182,26 +183,6 @@ def failures(bench: Bench, name: str) -> list[str]:
     bad = [row["what"] for row in answer["rows"] if not row["holds"]]
     assert bool(bad) == (answer["verdict"] == "failed")
     return bad
-
-
-def scaled(function: Callable[..., Any], by: float) -> Callable[..., Any]:
-    """The function, with the result a little wrong, or NaN."""
-
-    def wrong(*given: Any) -> Any:
-        result = function(*given)
-        return tuple(x * by for x in result) if isinstance(result, tuple) else result * by
-
-    return wrong
-
-
-def without_mask(mask: Any) -> Any:
-    return lambda queries, keys, causal, window: mask(queries, keys, False, window)
-
-
-def changing(attend: Any) -> Any:
-    """Attention that is right until it is repeated."""
-    calls, n_compared = count(1), 2 * len(gpu_checks.TINY_CASES)
-    return lambda *given: attend(*given) * max(1, next(calls) - n_compared)
 
 
 class WrongGradient(torch.autograd.Function):
@@ -256,46 +237,6 @@ class Fault(NamedTuple):
 
 RUN = "nmt.train.parallel.Replica.run"
 FAULTS = {
-    "attention": Fault(
-        "attention",
-        "gpu_checks.attend",
-        lambda attend: scaled(attend, 1.02),
-        [
-            "plain, causal, window 5, heads 2 x 16, fp32: values",
-            "plain, memory, values of 20, heads 1 x 12, bf16: worst gradient",
-        ],
-    ),
-    "attention is NaN": Fault(
-        "attention",
-        "gpu_checks.attend",
-        lambda attend: scaled(attend, NAN),
-        ["plain, causal, window 5, heads 2 x 16, fp32: values"],
-    ),
-    "no causal mask": Fault(
-        "attention",
-        "gpu_checks.AttentionMask",
-        without_mask,
-        ["plain, causal, window 5, heads 2 x 16, fp32: values"],
-    ),
-    "attention changes its bits": Fault(
-        "attention",
-        "gpu_checks.attend",
-        changing,
-        ["plain: three passes give the same bits"],
-        is_all=True,
-    ),
-    "loss": Fault(
-        "loss",
-        "nmt.train.loss.compute_loss_sums",
-        lambda sums: scaled(sums, 1.02),
-        ["loss, 50 x 300, fp32: sums", "loss, 50 x 300, bf16: gradient of weight"],
-    ),
-    "loss is NaN": Fault(
-        "loss",
-        "nmt.train.loss.compute_loss_sums",
-        lambda sums: scaled(sums, NAN),
-        ["loss, 50 x 300, fp32: sums", "loss, 50 x 300, bf16: gradient of weight"],
-    ),
     "gradient of the model": Fault(
         "micro-batch",
         "nmt.train.parallel.CompiledObjective.compute_sums",
