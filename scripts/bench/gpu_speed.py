@@ -34,10 +34,10 @@ from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
+from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import clock
 from nmt.system.ranks import World, join_world
 from nmt.train.loss import Objective
-from nmt.train.memory_probe import is_out_of_memory
 from nmt.train.optimizer import Adam, make_optimizer
 from nmt.train.parallel import Replica, is_compiled, make_replica
 from nmt.train.update import run_update
