@@ -46,6 +46,9 @@ class Guard:
             await self.app(scope, receive, send)
             return
         started_at = clock()
+        # If the body that came with this head is no HTTP, uvicorn has answered already and closes the
+        # connection next. After that nothing is sent; before it an answer would be an error.
+        await asyncio.sleep(0)
         app = self.refuse_request(scope) or self.app
         if scope["method"] == "HEAD":  # uvicorn sends the head alone
             scope = {**scope, "method": "GET"}
