@@ -7,11 +7,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # the library and its reports: all that the demo needs
 RUNNABLE := .venv/.runnable
-SOAKED := tests/promises tests/test_without_engines.py tests/scripts/test_slurm.py tests/translate/test_search.py tests/engines/test_graph_search.py \
-	tests/translate/test_ensemble.py tests/commands/test_translate.py \
-	tests/model/test_attention_triton.py tests/model/test_retellings.py tests/train/test_loss_triton.py \
-	tests/train/test_on_track.py tests/train/test_mirror.py tests/train/test_sharding.py tests/sweep/test_sweep.py \
-	tests/scripts/test_launch.py tests/examples/test_sentiment.py
+# every file of tests that has a longer form
+SOAKED = $(shell grep -rlE 'support.soaking|support.interpreted|NMT_SOAK' tests --include='test_*.py')
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo check style types test tests docs soak gpu gpu-dry audit sbom bench bench-data clean
@@ -65,7 +62,7 @@ docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html; a bro
 	$(BIN)/python scripts/make_reference.py
 	$(BIN)/zensical build --clean --strict
 
-soak: $(INSTALLED)  ## the tests of what may happen to a run, longer: 600 kills, each signal ten times, damage, a million hostile files; an hour
+soak: $(INSTALLED)  ## every test that has a longer form: 600 kills, each signal ten times, damage, a million hostile files; over an hour
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
 
 # Not part of check: it asks pypi.org, and check must not depend on a server.

@@ -95,7 +95,7 @@ if [[ $hosts -eq 1 ]]; then
     options+=(--standalone)
 else
     [[ $main_host == *:* ]] || main_host=$main_host:29400
-    # Which of our addresses the main host sees: host names often resolve to 127.0.1.1, which nobody else can reach.
+    # Which of our addresses the main host sees: host names often resolve to 127.0.1.1, which no other host can reach.
     address=$(python3 -c 'import socket, sys
 host, _, port = sys.argv[1].rpartition(":")
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
@@ -107,7 +107,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
     options+=("--nnodes=$hosts" --rdzv-backend=c10d "--rdzv-endpoint=$main_host"
         "--rdzv-conf=is_host=$is_host,read_timeout=300"
         "--rdzv-id=nmt-$(cksum <<<"${SLURM_JOB_ID-} $folder" | cut -d ' ' -f 1)" "--local-addr=$address")
-    # Ranks without a GPU talk through gloo, which takes the interface of the host name unless told.
+    # Ranks without a GPU talk through gloo, which takes the interface of the host name by default.
     PATH=$PATH:/usr/sbin:/sbin
     if [[ -z ${GLOO_SOCKET_IFNAME-} ]] && found=$(ip -o -4 address show to "$address" 2>/dev/null); then
         read -r _ GLOO_SOCKET_IFNAME _ <<<"$found"

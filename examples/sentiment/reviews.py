@@ -1,4 +1,4 @@
-"""Reviews and their labels: from a .tsv, from folders of .txt files, through `datasets`, or made here.
+"""Reviews and their labels: from a .tsv, from folders of .txt files, or made here.
 
 Those made here say something plainly, deny its opposite, or both: "The plot is a joy. The music is
 hardly dull." and "The plot is dull. The music is hardly a joy." Exchanging the two words exchanges the
@@ -9,12 +9,12 @@ only the order tells what is denied.
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from nmt.corpus.text_files import TextFile, describe_error, read_lines
+from nmt.corpus.text_files import TextFile, read_lines
 from nmt.system.errors import UserError
 
-HELD_OUT = 10  # without a test set, one review in so many is held out as one
+HELD_OUT = 10  # without a test set, every tenth review is held out as one
 SUBJECTS = "film,plot,story,acting,music,ending,cast,dialogue,humour,camera work".split(",")
 GOOD = "good,brilliant,funny,gripping,convincing,touching,fresh,clever,a joy,a masterpiece".split(
     ","
@@ -61,9 +61,7 @@ def read_corpus(place: str | None, seed: int) -> Corpus:
         return hold_out(list(read_tsv(path)), seed)
     if (path / "train" / "pos").is_dir():  # as IMDB's archive unpacks
         return Corpus(read_folder(path / "train"), read_folder(path / "test"))
-    if (path / "pos").is_dir():
-        return hold_out(read_folder(path), seed)
-    return load_dataset(place, seed)
+    return hold_out(read_folder(path), seed)
 
 
 def hold_out(reviews: list[Review], seed: int) -> Corpus:
@@ -88,37 +86,8 @@ def read_folder(folder: Path) -> list[Review]:
             text = " ".join(read_lines(TextFile(path)))
             reviews.append(Review(label, text.replace("<br />", " ")))
     if not reviews:
-        raise UserError(f"{folder}: has no pos/*.txt and neg/*.txt; give IMDB's folder, or a .tsv")
+        raise UserError(f"{folder}: has no pos/*.txt and neg/*.txt; give such a folder, or a .tsv")
     return reviews
-
-
-def load_dataset(name: str, seed: int) -> Corpus:
-    """Load a dataset of the hub, or a folder like one there, with the columns `label` and `text`."""
-    import datasets
-
-    try:
-        splits = datasets.load_dataset(name)
-        read = {split: list_rows(splits[split]) for split in ("train", "test") if split in splits}
-        train = read["train"]
-    except UserError:
-        raise
-    except Exception as error:  # whatever somebody's dataset can do wrong
-        raise UserError(
-            f"--data {name}: is no .tsv, has no folders pos and neg, and is no dataset with a split "
-            f"'train' and columns 'label' and 'text' ({describe_error(error)})"
-        ) from None
-    return Corpus(train, read["test"]) if "test" in read else hold_out(train, seed)
-
-
-def list_rows(rows: Any) -> list[Review]:
-    feature = rows.features["label"]
-    names = getattr(feature, "names", None)  # of a ClassLabel, whose rows are numbers
-    labels = []
-    for label in rows["label"]:
-        if label is None or label == -1:  # the hub's sign of a test set whose labels are kept back
-            raise UserError(f"--data: has rows without a label (label {label})")
-        labels.append(names[label] if names else str(label))
-    return [Review(*row) for row in zip(labels, rows["text"], strict=True)]
 
 
 def make_reviews(n: int, seed: int) -> list[Review]:

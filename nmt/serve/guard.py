@@ -39,12 +39,16 @@ class Guard:
     ) -> None:
         self.app, self.limits, self.hosts, self.metrics = app, limits, hosts, metrics
         self.n_unanswered = 0
+        self.is_stopping: Callable[[], bool] = lambda: False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the server's own start and end
             await self.app(scope, receive, send)
             return
         started_at = clock()
+        # If the body that came with this head is no HTTP, uvicorn has answered already and closes the
+        # connection next. After that nothing is sent; before it an answer would be an error.
+        await asyncio.sleep(0)
         app = self.refuse_request(scope) or self.app
         if scope["method"] == "HEAD":  # uvicorn sends the head alone
             scope = {**scope, "method": "GET"}
@@ -57,6 +61,9 @@ class Guard:
                 status = message["status"]
                 self.n_unanswered -= 1
                 message["headers"] = [*message["headers"], *HEADERS]
+                if self.is_stopping():
+                    # Else the client would send its next request into a connection that is closing.
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
@@ -104,6 +111,8 @@ class Guard:
                 # Else the rest of the body would keep the connection open.
                 closing = {"Connection": "close"}
                 raise HTTPException(408, "the request took too long", closing) from None
+            if message["type"] == "http.disconnect":
+                raise HTTPException(499, "the client left in the middle of its request")
             n_bytes += len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
             if n_bytes > self.limits.max_body:

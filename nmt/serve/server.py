@@ -61,8 +61,9 @@ def make_server(
     metrics = ServerMetrics()
     batcher = Batcher(limits.max_waiting, count_search_threads(models), metrics.observe_batch)
     service = Service(models, batcher, limits, keys, metrics)
+    app = make_app(service, hosts)
     config = uvicorn.Config(
-        make_app(service, hosts),
+        app,
         ws="none",
         lifespan="off",
         log_level="error",
@@ -74,6 +75,7 @@ def make_server(
         timeout_graceful_shutdown=DRAIN_S,
     )
     server = uvicorn.Server(config)
+    app.is_stopping = lambda: server.should_exit
     metrics.watch("nmt_waiting_lines", "Lines in the queue", lambda: batcher.n_waiting)
     metrics.watch(
         "nmt_connections", "Open connections", lambda: len(server.server_state.connections)

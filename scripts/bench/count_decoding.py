@@ -13,18 +13,16 @@ lengths is gone through step by step, in the shapes that the search would take, 
 import argparse
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from roofline import GPUS, LAUNCH_S, Gpu, product_s, traffic_s
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from roofline import GPUS, LAUNCH_S, Gpu, product_s, traffic_s  # noqa: E402
+from nmt.system.tables import Table
 
 N_VOCAB, BEAM, SENTENCES = 37_000, 4, 3_003
 # Sentences of the two counted steps: on a CPU more would go through their logits in blocks
@@ -159,18 +157,15 @@ def main() -> int:
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
-    names = ("A100", "H100", "H200")
-    print(
-        "| seconds | "
-        + " | ".join(["steps recorded", "steps not yet recorded", "recording", "all"])
-        + " |"
-    )
-    print("|---" * 5 + "|")
     counted: CountedSteps = {}
-    for name in names:
-        parts = decoding_s(GPUS[name], counted)
-        cells = " | ".join(f"{seconds:.2f}" for seconds in (*parts.values(), sum(parts.values())))
-        print(f"| {SENTENCES:,} sentences, beam {BEAM}, {name} | {cells} |")
+    rows = []
+    for name, gpu in GPUS.items():
+        parts = decoding_s(gpu, counted)
+        rows.append(
+            [name, *(f"{seconds:.2f}" for seconds in (*parts.values(), sum(parts.values())))]
+        )
+    head = ("seconds", "steps recorded", "steps not yet recorded", "recording", "all")
+    print(Table(head, rows).to_markdown())
     return 0
 
 

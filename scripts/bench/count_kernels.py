@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nmt.system.tables import Table
+
 N_VOCAB = 37_000
 LONGEST = 256
 MEAN_LENGTH = 28.3  # target pieces of a sentence of WMT14, its mark included
@@ -61,7 +63,7 @@ class _CountedError(Exception):
 
 
 def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ()) -> Counts:
-    """Trace and lower one micro-batch of a shipped config for so many ranks."""
+    """Trace and lower one micro-batch of a shipped config for this number of ranks."""
     import torch
 
     from nmt.config import load_config
@@ -214,7 +216,7 @@ class _counting:
 
 
 def _kernel_of(node: Any) -> Kernel | None:
-    """The kernel that a node of inductor's scheduler stands for; None if it launches nothing."""
+    """The kernel that a node of inductor's scheduler launches; None if it launches nothing."""
     from torch._inductor import scheduler
 
     if isinstance(node, scheduler.NopKernelSchedulerNode):
@@ -251,21 +253,34 @@ def load(path: Path) -> list[Counts]:
     return found
 
 
-def table(all_counts: list[Counts]) -> str:
-    lines = [
-        "| | tokens | launches | fused kernels | GB they move | products | other operations |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def make_table(all_counts: list[Counts]) -> Table:
+    rows = []
     for counts in all_counts:
         of_kind: Counter[str] = Counter()
         for kernel in counts.kernels:
             of_kind[kernel.kind] += kernel.count
         others = sum(n for kind, n in of_kind.items() if kind not in ("fused", "product"))
-        lines.append(
-            f"| {counts.size}, {counts.n_ranks} ranks | {counts.tokens:,} | {counts.launches():,} | "
-            f"{of_kind['fused']:,} | {counts.fused_bytes() / 1e9:.1f} | {of_kind['product']:,} | {others:,} |"
+        rows.append(
+            [
+                f"{counts.size}, {counts.n_ranks} ranks",
+                f"{counts.tokens:,}",
+                f"{counts.launches():,}",
+                f"{of_kind['fused']:,}",
+                f"{counts.fused_bytes() / 1e9:.1f}",
+                f"{of_kind['product']:,}",
+                f"{others:,}",
+            ]
         )
-    return "\n".join(lines)
+    head = (
+        "",
+        "tokens",
+        "launches",
+        "fused kernels",
+        "GB they move",
+        "products",
+        "other operations",
+    )
+    return Table(head, rows)
 
 
 def main() -> int:
@@ -293,7 +308,7 @@ def main() -> int:
     if args.json:
         rows = [json.dumps(asdict(counts)) for counts in all_counts]
         Path(args.json).write_text("[" + ",\n".join(rows) + "]\n")
-    print(table(all_counts))
+    print(make_table(all_counts).to_markdown())
     return 0
 
 

@@ -1,52 +1,44 @@
 """How fast, and in how much memory, does a corpus of WMT14's size become a store? Measured from outside.
 
     python scripts/bench/data.py                                    4,500,000 pairs through nmt-prepare, as a table
-    python scripts/bench/data.py --pairs 500000 --peers --peer-python peers/bin/python
-    python scripts/bench/data.py --pairs 500000 --kills 20
+    python scripts/bench/data.py --pairs 500000
 
 WMT14 itself is not needed: real sentences of other corpora are joined to its lengths, and some words are replaced by
 rare ones, so that lines, words and distinct words are about as many as there. The text is synthetic in size and means
-nothing: the figures are about speed, memory and restarts. Tables go to standard output, the rest to standard error.
+nothing: the figures are about speed and memory. Tables go to standard output, the rest to standard error.
 """
 
 import argparse
-import functools
 import json
 import lzma
 import os
-import platform
-import random
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from machine import describe_machine
 
 from nmt.commands.cli import run_command
-from nmt.corpus.encoder import CorpusEncoder
 from nmt.corpus.ledger import digest_store
-from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import read_json, verify, write_json
 from nmt.system.progress import Progress, clock, say
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
+from nmt.system.tables import Table
 
 SEED = 14
 BATCH = 50_000  # pairs made at a time
 RARE_WORDS = (0.47, 0.87)  # in a pair, on average, English and German
 RARE_TYPES = (4_000_000, 9_000_000)  # of which they are drawn: most occur once, some a few times
 SAMPLE_S = 0.5  # between two looks at the memory
-ROUNDS = 3
-PEER_LINES = 500_000
 STAGE = re.compile(r"^stage (.+): ([\d.]+) s$")
 
 
@@ -124,7 +116,7 @@ def _batches(
         cuts = np.searchsorted(np.cumsum(n_words[row]), np.cumsum(lengths))
         bounds = [0, *np.unique(cuts[(cuts > 0) & (cuts < len(row))]).tolist()][: n_pairs + 1]
         rare = [draw.poisson(rate, len(bounds) - 1) for rate in RARE_WORDS]
-        # A sentence that stands alone must differ from its like
+        # A line of one sentence must differ from others of the same sentence
         rare[1] = np.maximum(rare[1], np.diff(bounds) == 1)
         ranks = row.tolist()
         batch = [
@@ -213,12 +205,12 @@ class Run:
             self.lines.append(line.rstrip("\n"))
             say(f"  {self.lines[-1]}")
 
-    def finish(self, limit_s: float = float("inf")) -> bool:
-        """Wait until it ends by itself: True; or kill it with all its processes after `limit_s`: False."""
+    def finish(self) -> None:
+        """Wait until it ends, and watch its memory."""
         try:
-            while self.process.poll() is None and clock() - self.began < limit_s:
+            while self.process.poll() is None:
                 self.peak_bytes = max(self.peak_bytes, memory_of_session(self.process.pid))
-                time.sleep(max(min(SAMPLE_S, limit_s - (clock() - self.began)), 0.0))
+                time.sleep(SAMPLE_S)
             self.seconds = clock() - self.began
         finally:
             code = self.process.poll()
@@ -227,8 +219,7 @@ class Run:
             self.process.wait()
             self.reader.join()
         if code:
-            raise UserError(f"nmt-prepare left with exit code {code}; its last lines stand above")
-        return code == 0
+            raise UserError(f"nmt-prepare left with exit code {code}; its last lines are above")
 
 
 def memory_of_session(session: int) -> int:
@@ -266,14 +257,10 @@ def digest_of(store: Path) -> str:
     )
 
 
-def fresh(store: Path) -> Path:
+def measure(work: Path, corpus: Path, n_pairs: int) -> list[tuple[str, ...]]:
+    """Run nmt-prepare; return the rows of the table."""
+    store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
-    return store
-
-
-def measure(work: Path, corpus: Path, n_pairs: int) -> tuple[list[tuple[str, ...]], float, str]:
-    """The rows of the table, the wall time and the digest of the store."""
-    store = fresh(work / "store")
     run = Run(work, corpus, store)
     run.finish()
     size, digest = sum(file.stat().st_size for file in store.iterdir()), digest_of(store)
@@ -283,252 +270,17 @@ def measure(work: Path, corpus: Path, n_pairs: int) -> tuple[list[tuple[str, ...
             rows.append((stage[1], f"{stage[2]} s", f"{n_pairs / float(stage[2]):,.0f} pairs/s"))
     rows += [
         (
-            "**all**",
-            f"**{run.seconds:.1f} s**",
+            "all",
+            f"{run.seconds:.1f} s",
             f"{n_pairs:,} pairs, {n_pairs / run.seconds:,.0f}/s",
         ),
         ("peak memory, all processes", f"{run.peak_bytes / 2**20:,.0f} MiB", f"every {SAMPLE_S} s"),
-        ("store", f"{size / 2**20:,.0f} MiB", f"`{digest[:16]}`"),
+        ("store", f"{size / 2**20:,.0f} MiB", f"sha256 {digest[:16]}"),
     ]
-    return rows, run.seconds, digest
-
-
-def kill(
-    work: Path, corpus: Path, n_kills: int, seconds: float, digest: str
-) -> list[tuple[str, ...]]:
-    """Kill it at random moments and start it again; each time it comes to its end, the store must be the same."""
-    draw, store = random.Random(SEED), fresh(work / "store-killed")
-    done, digests, ended = 0, [], False
-    while done < n_kills or not ended:
-        ended = Run(work, corpus, store).finish(
-            draw.uniform(0, seconds) if done < n_kills else float("inf")
-        )
-        if ended:
-            digests.append(digest_of(store))
-            fresh(store)
-        done += not ended
-        say(f"{done} of {n_kills} kills, {len(digests)} complete stores")
-    return [
-        (
-            "kill -9 of all processes",
-            str(done),
-            f"at random moments of {seconds:.0f} s, seed {SEED}",
-        ),
-        (
-            "stores completed after them",
-            str(len(digests)),
-            f"{digests.count(digest)} with the digest of the undisturbed one",
-        ),
-    ]
-
-
-# ---- beside others ----------------------------------------------------------------------------------------------
-
-READ = """
-import sys, array
-source, target, model = sys.argv[1:4]
-lines = open(source, encoding="utf-8", newline="\\n").read().split("\\n")[:-1]
-blocks = [lines[i:i + 16384] for i in range(0, len(lines), 16384)]
-"""
-WRITE = """
-with open(target, "wb") as file:
-    for block in blocks:
-        for ids in encode(block):
-            file.write(array.array("H", ids).tobytes())
-"""
-OURS = (
-    READ
-    + """
-from functools import partial
-sys.path.insert(0, sys.argv[4])
-from data import encode_lines
-from nmt.system.pool import map_in_order
-with open(target, "wb") as file:
-    for ids in map_in_order(partial(encode_lines, model), blocks, 2):
-        file.write(ids)
-"""
-)
-MODULE = (
-    READ
-    + """
-import sentencepiece
-processor = sentencepiece.SentencePieceProcessor(model_file=model)
-def encode(block): return processor.encode(block, num_threads=2)
-"""
-    + WRITE
-)
-TOKENIZERS = (
-    READ
-    + """
-import os
-os.environ["RAYON_NUM_THREADS"] = "2"
-import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
-if os.path.exists(model):
-    tokenizer = tokenizers.Tokenizer.from_file(model)
-else:
-    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=37000, special_tokens=["<unk>"]))
-    tokenizer.save(model)
-def encode(block): return [found.ids for found in tokenizer.encode_batch(block)]
-"""
-    + WRITE
-)
-
-
-@functools.lru_cache(1)
-def encoder(model: str) -> CorpusEncoder:
-    return CorpusEncoder(Vocab.load(Path(model)))
-
-
-def encode_lines(model: str, lines: list[str]) -> bytes:
-    """Their ids end to end; runs in the workers of OURS."""
-    return encoder(model)([line.encode() for line in lines])[0].tobytes()
-
-
-def compare(work: Path, corpus: Path, python: str) -> str:
-    """The table of tools that turn a text file into a file of ids or pieces, timed as whole processes, in turn."""
-    text, out, ours = work / "peers.txt", work / "peers.out", work / "store" / "vocab.model"
-    with (
-        open(corpus / "train.en", "rb") as en,
-        open(corpus / "train.de", "rb") as de,
-        open(text, "wb") as file,
-    ):
-        for _, pair in zip(range(PEER_LINES // 2), zip(en, de, strict=True), strict=False):
-            file.writelines(pair)
-    with open(text, "rb") as file:
-        n_lines = sum(1 for _ in file)
-    commands = {
-        "nmt, CorpusEncoder, 2 workers": [
-            sys.executable,
-            "-c",
-            OURS,
-            str(text),
-            str(out),
-            str(ours),
-            str(Path(__file__).resolve().parent),
-        ]
-    }
-    rows: list[tuple[str, ...]] = []
-    if spm_encode := shutil.which("spm_encode"):
-        commands["SentencePiece, spm_encode"] = [
-            spm_encode,
-            f"--model={ours}",
-            "--output_format=id",
-            f"--input={text}",
-            f"--output={out}",
-        ]
-    else:
-        rows.append(("SentencePiece, spm_encode", "-", "not installed; its Python module instead"))
-        commands["SentencePiece, Python module, 2 threads"] = [
-            sys.executable,
-            "-c",
-            MODULE,
-            str(text),
-            str(out),
-            str(ours),
-        ]
-    if _has(python, "subword_nmt", rows):
-        codes, sample = work / "peers.codes", work / "peers.sample"
-        if not codes.is_file():
-            say("subword-nmt learns from 20,000 lines, once: minutes")
-            sample.write_bytes(b"\n".join(text.read_bytes().split(b"\n")[:20_000]) + b"\n")
-            _do(
-                [
-                    python,
-                    "-m",
-                    "subword_nmt.learn_bpe",
-                    "-s",
-                    "37000",
-                    "-i",
-                    str(sample),
-                    "-o",
-                    str(out),
-                ],
-                out,
-            )
-            out.rename(codes)
-        commands["subword-nmt apply-bpe, 2 workers"] = [
-            python,
-            "-m",
-            "subword_nmt.apply_bpe",
-            "-c",
-            str(codes),
-            "-i",
-            str(text),
-            "-o",
-            str(out),
-            "--num-workers",
-            "2",
-        ]
-    if _has(python, "tokenizers", rows):
-        name = "HF tokenizers, encode_batch, 2 threads"
-        commands[name] = [
-            python,
-            "-c",
-            TOKENIZERS,
-            str(text),
-            str(out),
-            str(work / "peers.tokenizer.json"),
-        ]
-        _do(commands[name], out)  # learns
-    rates: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(ROUNDS):
-        for name, command in commands.items():
-            began = clock()
-            _do(command, out)
-            rates[name].append(n_lines / (clock() - began))
-            say(f"{name}: {rates[name][-1]:,.0f} lines/s")
-    rows = [
-        (name, f"{statistics.median(found):,.0f}", f"{min(found):,.0f} - {max(found):,.0f}")
-        for name, found in rates.items()
-    ] + rows
-    return table(
-        (f"{n_lines:,} lines, file to file", f"lines/s, median of {ROUNDS}", "range"), rows
-    )
-
-
-def _has(python: str, module: str, rows: list[tuple[str, ...]]) -> bool:
-    is_there = (
-        subprocess.run(
-            [python, "-c", f"import {module}"], capture_output=True, check=False
-        ).returncode
-        == 0
-    )
-    if not is_there:
-        rows.append((module, "-", f"not installed in {python}; name another with --peer-python"))
-    return is_there
-
-
-def _do(command: list[str], makes: Path) -> None:
-    makes.unlink(missing_ok=True)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or not makes.is_file() or not makes.stat().st_size:
-        raise UserError(
-            f"{command[0]} failed: {(done.stderr.strip() or 'no output').splitlines()[-1]}"
-        )
+    return rows
 
 
 # ---- the report -------------------------------------------------------------------------------------------------
-
-
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
-    )
-
-
-def machine() -> str:
-    """The processor, its cores, and the versions that matter."""
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    versions = ", ".join(f"{name} {version(name)}" for name in ("nmt", "numpy", "sentencepiece"))
-    return (
-        f"{found[1] if found else platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB; "
-        f"Python {platform.python_version()}, {versions}"
-    )
 
 
 def work(args: argparse.Namespace) -> int:
@@ -538,18 +290,12 @@ def work(args: argparse.Namespace) -> int:
     corpus = folder / f"corpus-{args.pairs}"
     made = make_corpus(corpus, Path(args.data), args.pairs)
     print(
-        f"{made}.\nSynthetic in size: sentences of other corpora, joined, with rare words put in.\n\n{machine()}\n\n"
+        f"{made}.\nSynthetic in size: sentences of other corpora, joined, with rare words put in.\n\n"
+        f"{describe_machine('nmt', 'numpy', 'sentencepiece')}\n\n"
         f"    python {' '.join(sys.argv)}\n"
     )
-    rows, seconds, digest = measure(folder, corpus, args.pairs)
-    print(table(("nmt-prepare, 2 workers, 37,000 pieces", "", ""), rows), flush=True)
-    if args.kills:
-        print(
-            table(("restarts", "", ""), kill(folder, corpus, args.kills, seconds, digest)),
-            flush=True,
-        )
-    if args.peers:
-        print(compare(folder, corpus, args.peer_python))
+    rows = measure(folder, corpus, args.pairs)
+    print(Table(("nmt-prepare, 2 workers, 37,000 pieces", "", ""), rows).to_markdown())
     return 0
 
 
@@ -572,22 +318,6 @@ if __name__ == "__main__":
         default="build/bench-data",
         metavar="DIR",
         help="for corpus and store; the corpus is kept and used again (build/bench-data)",
-    )
-    parser.add_argument(
-        "--kills",
-        type=int,
-        default=0,
-        metavar="N",
-        help="then kill it so many times, start it again each time, and compare the stores",
-    )
-    parser.add_argument(
-        "--peers", action="store_true", help="then encode the first lines beside other tools"
-    )
-    parser.add_argument(
-        "--peer-python",
-        default=sys.executable,
-        metavar="PATH",
-        help="the Python that has subword-nmt and tokenizers",
     )
     arguments = parser.parse_args()
     sys.exit(run_command(lambda: work(arguments), "bench_data"))

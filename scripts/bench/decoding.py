@@ -1,4 +1,4 @@
-"""Compares the speed of search with that of CTranslate2 and transformers on the same model.
+"""Compares the speed of search with that of CTranslate2 on the same model.
 
     python scripts/bench/decoding.py --data multi30k    # random weights of base, lines of test.en
     python scripts/bench/decoding.py --data multi30k --checkpoint runs/m30/average --rounds 5
@@ -40,7 +40,6 @@ SYSTEMS = (
     "ours bf16",
     "ctranslate2 float32",
     "ctranslate2 int8",
-    "huggingface bfloat16",
 )
 
 
@@ -55,7 +54,7 @@ def prepare(
     from nmt.config import ModelConfig, RunConfig, VocabConfig, format_config
     from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
     from nmt.data.vocab import Vocab, Vocabulary
-    from nmt.export import ctranslate2, huggingface
+    from nmt.export import ctranslate2
     from nmt.model.transformer import Transformer
     from nmt.system.files import write_text
     from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
@@ -80,11 +79,9 @@ def prepare(
     save_file({name: p.detach() for name, p in model.named_parameters()}, folder / MODEL_FILE)
     for system in systems:
         engine, kind = system.split()
-        (folder / kind).mkdir(exist_ok=True)
         if engine == "ctranslate2":
+            (folder / kind).mkdir()
             ctranslate2.write_ctranslate2(folder / kind, model, vocab, config, kind)
-        elif engine == "huggingface":
-            huggingface.write_huggingface(folder / kind, model, vocab, config, kind)
 
 
 class Ours:
@@ -214,50 +211,11 @@ class CTranslate2:
         return [result.hypotheses[0] for result in results]
 
 
-class HuggingFace:
-    def __init__(self, folder: Path, kind: str) -> None:
-        from transformers import AutoModelForSeq2SeqLM
-
-        self.model = AutoModelForSeq2SeqLM.from_pretrained(folder / kind, dtype=kind).eval()
-
-    def translate(self, ids: list[list[int]], beam: int, is_forced: bool) -> list[list[int]]:
-        import torch
-
-        from nmt.data.vocab import EOS, PAD
-
-        # The longest first: sentences of a batch have similar lengths.
-        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-        found: list[list[int]] = [[] for _ in ids]
-        with torch.inference_mode():
-            for first in range(0, len(order), 128):
-                part = order[first : first + 128]
-                sources = [torch.tensor([*ids[i], EOS]) for i in part]
-                rows = torch.nn.utils.rnn.pad_sequence(
-                    sources, batch_first=True, padding_value=PAD
-                )  # (S, L)
-                lengths = {"max_new_tokens": rows.shape[1] + 50}
-                if is_forced:
-                    lengths = {"min_new_tokens": FORCED + 1, "max_new_tokens": FORCED + 1}
-                out = self.model.generate(
-                    input_ids=rows,
-                    attention_mask=(rows != PAD).long(),
-                    num_beams=beam,
-                    do_sample=False,
-                    length_penalty=0.6,
-                    **lengths,
-                )
-                for i, row in zip(part, out[:, 1:].tolist(), strict=True):
-                    found[i] = [piece for piece in row if piece not in (PAD, EOS)]
-        return found
-
-
-def make_speaker(folder: Path, system: str, threads: int) -> Ours | CTranslate2 | HuggingFace:
+def make_speaker(folder: Path, system: str, threads: int) -> Ours | CTranslate2:
     engine, kind = system.split()
     if engine == "ours":
         return Ours(folder, "bf16" if kind == "bf16" else "fp32")
-    if engine == "ctranslate2":
-        return CTranslate2(folder, kind, threads)
-    return HuggingFace(folder, kind)
+    return CTranslate2(folder, kind, threads)
 
 
 def serve(folder: Path, system: str, threads: int) -> None:

@@ -2,26 +2,27 @@
 
     python scripts/bench/first_gpu.py                  (or: make gpu)
     python scripts/bench/first_gpu.py --list
-    python scripts/bench/first_gpu.py --only attention loss --json found.json
+    python scripts/bench/first_gpu.py --only kernels dtypes --json found.json
     python scripts/bench/first_gpu.py --rehearse       on any CPU, tiny: proves this script, not a GPU
 
-The checks run in a process of their own, because a wrong kernel can hang or ruin everything that shares its process:
-after a crash the next check gets a new one. Standard output is Markdown for docs/benchmarks.md, written from the same
-figures as the JSON. The exit code is 1 if a check failed, and 2 if there is no GPU.
+Each check runs in a process of its own, because a wrong kernel can hang or ruin everything that shares its process.
+Standard output is Markdown for docs/benchmarks.md, written from the same figures as the JSON. The exit code is 1 if a
+check failed, and 2 if there is no GPU.
 """
 
 import argparse
-import importlib
 import json
 import os
-import select
+import pkgutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+from nmt.system.tables import Table
 
 SPEED_UNTIL_S = 600.0  # no speed check begins later than this
 START_S = 180.0  # that a process may take to import torch and find its GPU
@@ -36,16 +37,19 @@ class Check(NamedTuple):
     name: str
     title: str
     budget_s: float  # after which its process is killed
-    is_speed: bool = False  # in a new process, so that its memory is its own
-    may_interpret: bool = False  # whether TRITON_INTERPRET=1 is left to it
+    is_speed: bool = False
+
+    @property
+    def function(self) -> str:
+        """The name of what carries it out, of a bench and a sheet. Its file imports torch."""
+        file = "gpu_speed" if self.is_speed else "gpu_checks"
+        return f"{file}.check_{self.name.replace('-', '_')}"
 
 
-# Correctness comes first: the speed of a wrong result is of no interest. What matters most of speed
-# comes first too.
+# Correctness comes first: the speed of a wrong result is of no interest. The most important speeds come first too.
 CHECKS = (
     Check("environment", "What there is", 60),
-    Check("attention", "Attention against float64 written out", 120, may_interpret=True),
-    Check("loss", "Loss kernel against float64 written out", 90, may_interpret=True),
+    Check("kernels", "Kernels of attention and loss against float64 written out", 240),
     Check("micro-batch", "Loss and gradients of one micro-batch against the CPU", 180),
     Check("dtypes", "What is bf16 under bf16", 60),
     Check("updates", "Some updates against the CPU", 240),
@@ -53,106 +57,66 @@ CHECKS = (
     Check("compilations", "Compilations over micro-batches of all lengths", 120),
     Check("ranks", "Many ranks against one process, and a rank that fails", 240),
     Check("continuation", "Ten updates, a stop and ten more against twenty", 240),
-    Check("base", "Training speed, base, attention by our kernels", 240, is_speed=True),
-    Check("big", "Training speed, big, attention by our kernels", 240, is_speed=True),
+    Check("base", "Training speed, base", 240, is_speed=True),
+    Check("big", "Training speed, big", 240, is_speed=True),
     Check("decoding", "Decoding 3,003 sentences, base, beam 4", 180, is_speed=True),
     Check("base-ranks", "Training speed, base, all GPUs", 240, is_speed=True),
     Check("big-ranks", "Training speed, big, all GPUs", 240, is_speed=True),
 )
-NAMES = tuple(check.name for check in CHECKS)
+BY_NAME = {check.name: check for check in CHECKS}
+Perform = Callable[[Check, bool], dict[str, Any]]  # of a check, and whether it is a rehearsal
 
 
-# ---- the process that computes -----------------------------------------------------------------------------------
+# ---- a process that computes -------------------------------------------------------------------------------------
 
 
-class Performer(Protocol):
-    """Who carries out checks, and tells of what machine."""
-
-    machine: dict[str, Any]
-
-    def perform(self, check: Check) -> dict[str, Any]: ...
-    def close(self) -> None: ...
+class ProcessFailure(Exception):
+    """The process hangs or has failed; the text says which."""
 
 
-Start = Callable[[Check, bool], Performer]
+def ask(command: Sequence[str], environment: dict[str, str], seconds: float) -> dict[str, Any]:
+    """Run a process that answers with JSON; after `seconds` kill it and what it started."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=environment, start_new_session=True
+    )
+    try:
+        text, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise ProcessFailure(f"no answer within {seconds:.0f} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    code = process.returncode
+    if code:
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        raise ProcessFailure(f"its process ended {how}")
+    answer: dict[str, Any] = json.loads(text)
+    return answer
 
 
-class WorkerGone(Exception):
-    """The process hangs or has ended; the text says which."""
-
-
-class Worker:
-    """A process that has imported torch and carries out one check after the other."""
-
-    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            self.machine = self.read(START_S)
-        except WorkerGone:
-            self.close()
-            raise
-
-    def perform(self, check: Check) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(check.name.encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # reading tells how it ended
-        return self.read(check.budget_s)
-
-    def read(self, seconds: float) -> dict[str, Any]:
-        """The next answer, a line of JSON."""
-        assert self.process.stdout is not None
-        is_ready, _, _ = select.select([self.process.stdout], [], [], seconds)
-        if not is_ready:
-            raise WorkerGone(f"no answer within {seconds:.0f} s")
-        line = self.process.stdout.readline()
-        if not line.endswith(b"\n"):
-            code = self.process.wait()
-            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            raise WorkerGone(f"its process ended {how}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-
-def start_worker(check: Check, is_rehearsal: bool) -> Worker:
+def ask_worker(name: str, seconds: float, is_rehearsal: bool) -> dict[str, Any]:
+    """Have a process of this script answer for a check, or for "machine"."""
     environment = dict(os.environ)
-    if not check.may_interpret:
-        # A whole model in the interpreter would take hours
-        environment.pop("TRITON_INTERPRET", None)
+    environment.pop("TRITON_INTERPRET", None)  # a whole model in the interpreter would take hours
+    command = [sys.executable, __file__, "--worker", name]
     if is_rehearsal:
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, __file__, "--worker"]
-    if is_rehearsal:
         command.append("--rehearse")
-    return Worker(command, environment)
+    return ask(command, environment, START_S + seconds)
 
 
-def check_functions() -> dict[str, Callable[..., None]]:
-    """What carries out each check."""
-    checks, speed = importlib.import_module("gpu_checks"), importlib.import_module("gpu_speed")
-    return {**checks.FUNCTIONS, **speed.FUNCTIONS}
+def perform_apart(check: Check, is_rehearsal: bool) -> dict[str, Any]:
+    try:
+        return ask_worker(check.name, check.budget_s, is_rehearsal)
+    except ProcessFailure as error:
+        return make_empty_answer(CRASHED, str(error))
 
 
-def answer_checks(is_rehearsal: bool) -> int:
-    """What the worker does: read names of checks, answer each with a line of JSON."""
+def answer_as_worker(name: str, is_rehearsal: bool) -> None:
+    """Carry out one check, or describe the machine, and print the answer."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not come between the answers
+    os.dup2(2, 1)  # whatever a library prints must not come into the answer
 
     from nmt.system.runtime import tune_process
 
@@ -160,94 +124,50 @@ def answer_checks(is_rehearsal: bool) -> int:
 
     import gpu_checks
 
-    functions = check_functions()
     bench = gpu_checks.make_bench(is_rehearsal)
-    print(json.dumps(gpu_checks.describe_machine(bench)), file=answers, flush=True)
-    for line in sys.stdin:
-        answer = gpu_checks.perform(functions[line.strip()], bench)
-        print(json.dumps(answer), file=answers, flush=True)
-    return 0
+    if name == "machine":
+        answer = gpu_checks.describe_machine(bench)
+    else:
+        function = pkgutil.resolve_name(BY_NAME[name].function)
+        answer = gpu_checks.perform(function, bench)
+    print(json.dumps(answer), file=answers, flush=True)
 
 
 # ---- one check after the other -----------------------------------------------------------------------------------
 
 
-def told(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def empty_answer(verdict: str, reason: str) -> dict[str, Any]:
-    return {
-        "verdict": verdict,
-        "reason": reason,
-        "rows": [],
-        "tables": [],
-        "notes": [],
-        "figures": {},
-    }
+def make_empty_answer(verdict: str, reason: str) -> dict[str, Any]:
+    return {"verdict": verdict, "reason": reason, "rows": [], "tables": [], "notes": []}
 
 
 def run_checks(
     checks: Sequence[Check],
-    first: Performer,
-    start: Start,
+    perform: Perform,
     is_rehearsal: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[dict[str, Any]]:
     """Carry out all checks, whatever becomes of each."""
     began = clock()
-    performer: Performer | None = first
-    last = checks[0]
-    try:
-        for number, check in enumerate(checks, 1):
-            head = f"[{number}/{len(checks)}] {check.name}"
-            named = {"name": check.name, "title": check.title}
-            if check.is_speed and clock() - began > SPEED_UNTIL_S:
-                told(f"{head}: left out")
-                late = (
-                    f"{SPEED_UNTIL_S / 60:.0f} minutes were over; --only {check.name} measures it"
-                )
-                yield {**named, **empty_answer(LEFT_OUT, late), "seconds": 0.0}
-                continue
-            told(f"{head}: {check.title}, at most {check.budget_s:.0f} s")
-            check_began = clock()
-            is_apart = check.is_speed and not is_rehearsal  # a rehearsal measures no memory
-            is_other = (
-                "TRITON_INTERPRET" in os.environ and check.may_interpret != last.may_interpret
-            )
-            must_be_new = number > 1 and (is_apart or is_other)
-            try:
-                if performer is not None and must_be_new:
-                    performer.close()
-                    performer = None
-                if performer is None:
-                    performer = start(check, is_rehearsal)
-                answer = performer.perform(check)
-            except WorkerGone as error:
-                answer = empty_answer(CRASHED, str(error))
-            if answer["verdict"] == CRASHED and performer is not None:
-                performer.close()  # a GPU is not to be trusted after an error in the same process
-                performer = None
-            last = check
-            seconds = round(clock() - check_began, 1)
-            reason = f": {answer['reason']}" if answer["reason"] else ""
-            told(f"{head}: {answer['verdict']} in {seconds} s{reason}")
-            yield {**named, **answer, "seconds": seconds}
-    finally:
-        if performer is not None:
-            performer.close()
-
-
-def is_good(results: Sequence[dict[str, Any]]) -> bool:
-    return not any(result["verdict"] in (FAILED, CRASHED) for result in results)
+    for number, check in enumerate(checks, 1):
+        head = f"[{number}/{len(checks)}] {check.name}"
+        check_began = clock()
+        if check.is_speed and check_began - began > SPEED_UNTIL_S:
+            late = f"{SPEED_UNTIL_S / 60:.0f} minutes were over; --only {check.name} measures it"
+            answer = make_empty_answer(LEFT_OUT, late)
+        else:
+            say(f"{head}: {check.title}, at most {check.budget_s:.0f} s")
+            answer = perform(check, is_rehearsal)
+        seconds = round(clock() - check_began, 1)
+        reason = f": {answer['reason']}" if answer["reason"] else ""
+        say(f"{head}: {answer['verdict']} in {seconds} s{reason}")
+        yield {"name": check.name, "title": check.title, **answer, "seconds": seconds}
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *rows]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
 
 
 def page(found: dict[str, Any]) -> str:
@@ -260,14 +180,15 @@ def page(found: dict[str, Any]) -> str:
         "",
         f"{found['date']}; {found['machine']['versions']}.",
         "",
+        "### Verdicts",
+        "",
     ]
-    lines += ["### Verdicts", ""]
     verdicts = []
     for check in found["checks"]:
-        is_bad = check["verdict"] in (FAILED, CRASHED)
-        verdict = f"**{check['verdict']}**" if is_bad else check["verdict"]
-        verdicts.append([check["name"], verdict, f"{check['seconds']:.1f}", check["reason"]])
-    lines += table(["check", "verdict", "seconds", "why"], verdicts)
+        verdicts.append(
+            [check["name"], check["verdict"], f"{check['seconds']:.1f}", check["reason"]]
+        )
+    lines.append(Table(["check", "verdict", "seconds", "why"], verdicts).to_markdown())
     for check in found["checks"]:
         lines += section(check)
     return "\n".join(lines) + "\n"
@@ -279,11 +200,10 @@ def section(check: dict[str, Any]) -> list[str]:
     if check["rows"]:
         rows = []
         for row in check["rows"]:
-            holds = "yes" if row["holds"] else "**no**"
-            rows.append([row["what"], row["found"], row["asked"], holds])
-        lines += ["", *table(["", "found", "asked", "holds"], rows)]
+            rows.append([row["what"], row["found"], row["asked"], "yes" if row["holds"] else "NO"])
+        lines += ["", Table(["", "found", "asked", "holds"], rows).to_markdown()]
     for one in check["tables"]:
-        lines += ["", *table(one["header"], one["rows"])]
+        lines += ["", Table(one["header"], one["rows"]).to_markdown()]
     for note in check["notes"]:
         lines += ["", note]
     return ["", f"### {check['title']}", *lines] if lines else []
@@ -300,28 +220,28 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="name the checks and leave")
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", choices=NAMES, help="carry out these checks alone"
+        "--only", nargs="+", metavar="NAME", choices=BY_NAME, help="carry out these checks alone"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the same as JSON too")
     parser.add_argument(
         "--rehearse",
         action="store_true",
-        help="the same on a CPU with tiny sizes, which proves this script and nothing about a GPU; "
-        "with TRITON_INTERPRET=1 the kernels are interpreted",
+        help="the same on a CPU with tiny sizes, which proves this script and nothing about a GPU",
     )
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None, start: Start = start_worker) -> int:
+def main(argv: Sequence[str] | None = None, perform: Perform = perform_apart) -> int:
     args = parse(argv)
     if args.list:
         for check in CHECKS:
             print(f"{check.name:18}{check.title}")
         return 0
-    if args.worker:
-        return answer_checks(args.rehearse)
+    if args.worker is not None:
+        answer_as_worker(args.worker, args.rehearse)
+        return 0
     if args.rank is not None:
         from gpu_speed import work_as_rank
 
@@ -329,39 +249,36 @@ def main(argv: Sequence[str] | None = None, start: Start = start_worker) -> int:
         return 0
 
     # is there a GPU?
-    checks = [check for check in CHECKS if args.only is None or check.name in args.only]
     try:
-        first = start(checks[0], args.rehearse)
-    except WorkerGone as error:
-        told(f"first_gpu: error: torch cannot be started here: {error}")
+        machine = ask_worker("machine", 0.0, args.rehearse)
+    except ProcessFailure as error:
+        say(f"first_gpu: error: torch cannot be started here: {error}")
         return 2
-    if not args.rehearse and not first.machine["n_gpus"]:
-        first.close()
-        told(
-            f"first_gpu: error: no GPU that torch can use ({first.machine['versions']}); install the torch built for "
+    if not args.rehearse and not machine["n_gpus"]:
+        say(
+            f"first_gpu: error: no GPU that torch can use ({machine['versions']}); install the torch built for "
             "your driver (pytorch.org), or give --rehearse to try this script on the CPU"
         )
         return 2
 
     # all checks
-    results = list(run_checks(checks, first, start, args.rehearse))
+    checks = [check for check in CHECKS if args.only is None or check.name in args.only]
+    results = list(run_checks(checks, perform, args.rehearse))
+    bad = [result["name"] for result in results if result["verdict"] in (FAILED, CRASHED)]
     given = sys.argv[1:] if argv is None else argv
     found = {
         "is_rehearsal": args.rehearse,
-        "is_good": is_good(results),
+        "is_good": not bad,
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["python scripts/bench/first_gpu.py", *given]),
-        "machine": first.machine,
+        "machine": machine,
         "checks": results,
     }
-
-    # what came of them
     print(page(found), end="", flush=True)
     if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    bad = [result["name"] for result in results if result["verdict"] in (FAILED, CRASHED)]
-    told(f"failed: {', '.join(bad)}" if bad else "nothing failed")
-    return 0 if found["is_good"] else 1
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    say(f"failed: {', '.join(bad)}" if bad else "nothing failed")
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

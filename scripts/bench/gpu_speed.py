@@ -1,19 +1,15 @@
-"""How fast is a GPU? The checks of first_gpu.py that measure: training, the choice of an attention,
-and decoding.
+"""How fast is a GPU? The checks of first_gpu.py that measure: training and decoding.
 
 Training runs the loader and `run_update` of nmt-train on made data, base and big as in the paper,
-25,000 tokens a side in each update. Speeds stand beside the ceiling of this GPU's own matrix
-products, measured in the same minute, and beside what a roofline predicts. Whatever is measured
+25,000 tokens a side in each update. Speeds are compared with the ceiling of this GPU's own matrix
+products, measured in the same minute, and with what a roofline predicts. Whatever is measured
 must also be right: losses finite, translations complete.
 """
 
-import functools
 import gc
-import importlib
 import json
 import statistics
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -29,6 +25,7 @@ from gpu_checks import (
     shape_for,
     update_and_fail,
 )
+from roofline import predict
 
 from nmt.config import DecodingConfig, RunConfig, load_config
 from nmt.data.loader import Loader
@@ -37,10 +34,10 @@ from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
-from nmt.system.progress import clock, say
+from nmt.system.memory import is_out_of_memory
+from nmt.system.progress import clock
 from nmt.system.ranks import World, join_world
 from nmt.train.loss import Objective
-from nmt.train.memory_probe import is_out_of_memory
 from nmt.train.optimizer import Adam, make_optimizer
 from nmt.train.parallel import Replica, is_compiled, make_replica
 from nmt.train.update import run_update
@@ -232,26 +229,9 @@ def time_training(bench: Bench, size: str, world: World) -> Speed:
     )
 
 
-def predicted(bench: Bench, size: str, n_ranks: int) -> float | None:
-    """What the roofline says, in target tokens a second; None where it is missing or knows no such
-    GPU.
-    """
-    name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "CPU"
-    try:
-        answer: float | None = importlib.import_module("roofline").predict(size, name, n_ranks)
-    except (
-        ImportError,
-        LookupError,
-        OSError,
-        ValueError,
-    ) as error:  # it must not cost what was measured
-        say(f"no prediction: {error}")
-        return None
-    return answer
-
-
 def write_speed(bench: Bench, sheet: Sheet, size: str, n_ranks: int, speed: Speed) -> None:
-    roof = predicted(bench, size, n_ranks)
+    name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "CPU"
+    roof = predict(size, name, n_ranks)
     of_roof = "no prediction"
     if roof:
         of_roof = f"{speed.tgt_tokens_per_s / roof:.0%} of {roof:,.0f}"
@@ -296,16 +276,10 @@ def write_speed(bench: Bench, sheet: Sheet, size: str, n_ranks: int, speed: Spee
     sheet.require("all losses are finite", speed.is_finite, True)
     if bench.is_cuda:
         sheet.require("as one CUDA graph", speed.has_graph, True)
-    sheet.figures |= {
-        "size": size,
-        "GPUs": n_ranks,
-        "roofline": roof,
-        **asdict(speed),
-    }
 
 
 def gigabytes(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.2f} GB" if n_bytes else "not told on a CPU"
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes else "not measured"
 
 
 def check_training_speed(bench: Bench, sheet: Sheet, size: str) -> None:
@@ -324,6 +298,22 @@ def check_speed_of_ranks(bench: Bench, sheet: Sheet, size: str) -> None:
             raise RuntimeError(f"torchrun left with exit code {code}; it says why above")
         speed = Speed(**json.loads((folder / "speed.json").read_text()))
     write_speed(bench, sheet, size, bench.n_ranks, speed)
+
+
+def check_base(bench: Bench, sheet: Sheet) -> None:
+    check_training_speed(bench, sheet, "base")
+
+
+def check_big(bench: Bench, sheet: Sheet) -> None:
+    check_training_speed(bench, sheet, "big")
+
+
+def check_base_ranks(bench: Bench, sheet: Sheet) -> None:
+    check_speed_of_ranks(bench, sheet, "base")
+
+
+def check_big_ranks(bench: Bench, sheet: Sheet) -> None:
+    check_speed_of_ranks(bench, sheet, "big")
 
 
 def time_as_rank(bench: Bench, world: World, folder: Path, size: str) -> None:
@@ -399,12 +389,6 @@ def check_decoding(bench: Bench, sheet: Sheet) -> None:
         ],
     )
     sheet.note(f"Beam {config.beam}, bf16, batches as large as memory holds, ids to ids.")
-    sheet.figures |= {
-        "sentences": n_sentences,
-        "pieces": n_pieces,
-        "seconds": seconds,
-        "peak": peak,
-    }
 
 
 def news_sources(n: int, recipe: Recipe) -> list[list[int]]:
@@ -427,11 +411,3 @@ def decode(
         for number, best in zip(batch, bests, strict=True):
             found[number] = best[0].ids
     return found
-
-
-FUNCTIONS: dict[str, Callable[[Bench, Sheet], None]] = {
-    "decoding": check_decoding,
-}
-for _size in ("base", "big"):
-    FUNCTIONS[_size] = functools.partial(check_training_speed, size=_size)
-    FUNCTIONS[f"{_size}-ranks"] = functools.partial(check_speed_of_ranks, size=_size)

@@ -3,10 +3,10 @@ one JSON object.
 
     PEERS/bin/python scripts/bench/peers.py JOB.json
 
-Loops over torch.nn.Transformer and Hugging Face's Marian; the own commands of eole, OpenNMT-py and
-JoeyNMT. An update lasts from the end of one step of torch's Adam to the end of the next, whatever
-happens in between; its tokens are the labels that the loss counts. Nothing of nmt is imported, so
-any Python with torch will do.
+Loops over torch.nn.Transformer and Hugging Face's Marian, and eole's own command. An update lasts
+from the end of one step of torch's Adam to the end of the next, whatever happens in between; its
+tokens are the labels that the loss counts. Nothing of nmt is imported, so any Python with torch will
+do.
 """
 
 import json
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
 
 import torch
 import torch.nn.functional as F
@@ -97,8 +96,13 @@ class Meter:
 # ---- loops of our own writing -----------------------------------------------------------------------------------
 
 
-class Plain(nn.Module):
-    """torch.nn.Transformer with the rest that it needs: embeddings, sinusoids, the tied projection."""
+class Loop(nn.Module):
+    """torch.nn.Transformer with the rest that it needs: embeddings, sinusoids, the tied projection.
+
+    Dropout is only where the paper has it, so not on attention weights or inside feed-forward layers.
+    On a CPU attention is by plain products, because the fused kernel's backward pass is slow on short
+    sentences.
+    """
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -113,6 +117,11 @@ class Plain(nn.Module):
             job.dropout,
             batch_first=True,
         )
+        for module in self.transformer.modules():
+            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+                module.dropout.p = 0.0
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
         self.project = nn.Linear(job.d_model, job.n_vocab, bias=False)
         self.project.weight = self.embedding.weight
         self.dropout = nn.Dropout(job.dropout)
@@ -127,34 +136,17 @@ class Plain(nn.Module):
 
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
-        hidden = self.transformer(
-            self.embed(src),
-            self.embed(tgt),
-            tgt_mask=future,
-            tgt_is_causal=True,
-            src_key_padding_mask=src == PAD,
-            tgt_key_padding_mask=tgt == PAD,
-            memory_key_padding_mask=src == PAD,
-        )
-        return self.project(hidden)
-
-
-class Lean(Plain):
-    """The same without its two costs: dropout only where the paper has it, so none on attention
-    weights and inside feed-forward; and on CPU attention by plain products, for the fused kernel is
-    slow backwards on short sentences."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
-        for module in self.transformer.modules():
-            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-                module.dropout.p = 0.0
-            if isinstance(module, nn.MultiheadAttention):
-                module.dropout = 0.0
-
-    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         with nullcontext() if src.is_cuda else sdpa_kernel(SDPBackend.MATH):
-            return super().forward(src, tgt)
+            hidden = self.transformer(
+                self.embed(src),
+                self.embed(tgt),
+                tgt_mask=future,
+                tgt_is_causal=True,
+                src_key_padding_mask=src == PAD,
+                tgt_key_padding_mask=tgt == PAD,
+                memory_key_padding_mask=src == PAD,
+            )
+        return self.project(hidden)
 
 
 class Marian(nn.Module):
@@ -227,7 +219,7 @@ def padded(rows: list[list[int]]) -> Tensor:
     )
 
 
-def loop(job: Job, meter: Meter, make: Callable[[Job], nn.Module]) -> None:
+def train(job: Job, meter: Meter, make: Callable[[Job], nn.Module]) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = make(job).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
@@ -247,31 +239,14 @@ def loop(job: Job, meter: Meter, make: Callable[[Job], nn.Module]) -> None:
         optimizer.step()
 
 
-# ---- toolkits, through their own commands -----------------------------------------------------------------------
+# ---- eole, through its own command ------------------------------------------------------------------------------
 
 
-def command(job: Job, config: dict[str, Any], *arguments: str) -> None:
-    """Write the config (JSON is YAML) and put the command line where the toolkit looks for it."""
-    path = Path(job.scratch) / f"{job.system}.yaml"
-    path.write_text(json.dumps(config, indent=1), encoding="utf-8")
-    sys.argv = [job.system, *(str(path) if part == "CONFIG" else part for part in arguments)]
-
-
-def opennmt(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What eole and OpenNMT-py have in common: the data, and the training. Their batches are so
-    many padded tokens of the longer side with both marks, so more than `tokens` are asked for."""
-    data = {
-        "data": {"all": {"path_src": f"{job.text}/train.src", "path_tgt": f"{job.text}/train.tgt"}},
-        "src_vocab": f"{job.text}/vocab.txt",
-        "tgt_vocab": f"{job.text}/vocab.txt",
-        "share_vocab": True,
-        "src_vocab_size": job.n_vocab + 1,  # with marks that the text lacks
-        "tgt_vocab_size": job.n_vocab + 1,
-        "seed": job.seed,
-        "report_every": 100,
-    }
-    return data, {
+def eole(job: Job, meter: Meter) -> None:
+    meter.watch_losses()
+    training = {
         "batch_type": "tokens",
+        # Padded tokens of the longer side with both marks, so more than `tokens` are asked for
         "batch_size": round(job.tokens * 1.09),
         "normalization": "tokens",
         "dropout": [job.dropout],
@@ -289,13 +264,6 @@ def opennmt(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
         "save_checkpoint_steps": 0,
         "world_size": 1,
         "gpu_ranks": [0] if torch.cuda.is_available() else [],
-    }
-
-
-def eole(job: Job, meter: Meter) -> None:
-    meter.watch_losses()
-    data, training = opennmt(job)
-    training |= {
         "compute_dtype": job.precision,
         "model_path": f"{job.scratch}/model",
         "log_attention_entropy": False,
@@ -314,119 +282,37 @@ def eole(job: Job, meter: Meter) -> None:
             "position_encoding_type": "SinusoidalInterleaved",
         },
     }
-    command(job, data | {"training": training, "model": model}, "train", "-config", "CONFIG")
-    import_module("eole.bin.main").main()
-
-
-def opennmt_py(job: Job, meter: Meter) -> None:
-    meter.watch_losses()
-    data, training = opennmt(job)
-    model = {
-        "encoder_type": "transformer",
-        "decoder_type": "transformer",
-        "layers": job.n_layers,
-        "hidden_size": job.d_model,
-        "word_vec_size": job.d_model,
-        "heads": job.n_heads,
-        "transformer_ff": job.d_ff,
-        "position_encoding": True,
-        "share_embeddings": True,
-        "share_decoder_embeddings": True,
-        "param_init": 0,
-        "param_init_glorot": True,
-        "save_model": f"{job.scratch}/model",
-    }  # never written
-    command(job, data | training | model, "-config", "CONFIG")
-    import_module("onmt.bin.train").main()
-
-
-def joeynmt(job: Job, meter: Meter) -> None:
-    manager = import_module("joeynmt.training").TrainManager
-    train_step = manager._train_step
-
-    def counted(trainer: Any, batch: Any) -> Any:
-        meter.pending += batch.ntokens
-        return train_step(trainer, batch)
-
-    manager._train_step = counted
-    manager._save_checkpoint = lambda *_: None  # it would write one on the way out
-    side = {"level": "word", "voc_file": f"{job.text}/vocab.txt", "tokenizer_type": None}
-    part = {
-        "type": "transformer",
-        "num_layers": job.n_layers,
-        "num_heads": job.n_heads,
-        "hidden_size": job.d_model,
-        "ff_size": job.d_ff,
-        "dropout": job.dropout,
-        "layer_norm": "post",
-        "embeddings": {"embedding_dim": job.d_model, "scale": True, "dropout": job.dropout},
+    config = {
+        "data": {"all": {"path_src": f"{job.text}/train.src", "path_tgt": f"{job.text}/train.tgt"}},
+        "src_vocab": f"{job.text}/vocab.txt",
+        "tgt_vocab": f"{job.text}/vocab.txt",
+        "share_vocab": True,
+        "src_vocab_size": job.n_vocab + 1,  # with marks that the text lacks
+        "tgt_vocab_size": job.n_vocab + 1,
+        "seed": job.seed,
+        "report_every": 100,
+        "training": training,
+        "model": model,
     }
-    command(
-        job,
-        {
-            "name": "bench",
-            "random_seed": job.seed,
-            "joeynmt_version": version("joeynmt"),
-            "model_dir": f"{job.scratch}/model",
-            "use_cuda": True,
-            "data": {
-                "train": f"{job.text}/train",
-                "dev": f"{job.text}/valid",
-                "dataset_type": "plain",
-                "src": {"lang": "src", **side},
-                "trg": {"lang": "tgt", **side},
-            },
-            "testing": {"batch_size": 64, "batch_type": "sentence"},
-            "training": {
-                "optimizer": "adam",
-                "adam_betas": [0.9, 0.98],
-                "scheduling": "noam",
-                "batch_type": "token",
-                "batch_size": round(job.tokens * 2.2),  # padded, and it mixes lengths
-                "normalization": "tokens",
-                "label_smoothing": job.smoothing,
-                "epochs": 1000,
-                "overwrite": True,
-                "validation_freq": 1_000_000,
-                "logging_freq": 1_000_000,
-            },
-            "model": {
-                "tied_embeddings": True,
-                "tied_softmax": True,
-                "initializer": "xavier_uniform",
-                "embed_initializer": "xavier_uniform",
-                "encoder": part,
-                "decoder": part,
-            },
-        },
-        "train",
-        "CONFIG",
-        "--skip-test",
-    )
-    import_module("joeynmt.__main__").main()
+    path = Path(job.scratch) / "eole.yaml"
+    path.write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
+    sys.argv = ["eole", "train", "-config", str(path)]
+    import_module("eole.bin.main").main()
 
 
 # And the package whose version is reported
 SYSTEMS: dict[str, tuple[str, Callable[[Job, Meter], None]]] = {
-    "plain": ("torch", lambda job, meter: loop(job, meter, Plain)),
-    "lean": ("torch", lambda job, meter: loop(job, meter, Lean)),
-    "marian": ("transformers", lambda job, meter: loop(job, meter, Marian)),
+    "loop": ("torch", lambda job, meter: train(job, meter, Loop)),
+    "marian": ("transformers", lambda job, meter: train(job, meter, Marian)),
     "eole": ("eole", eole),
-    "opennmt": ("OpenNMT-py", opennmt_py),
-    "joeynmt": ("joeynmt", joeynmt),
 }
-
-
-def open_answer() -> TextIO:
-    """Return stdout for the answer alone: what a toolkit prints goes to stderr from now on."""
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return answer
 
 
 def main(path: str) -> None:
     job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
-    answer = open_answer()
+    # stdout is for the answer alone: what eole prints goes to stderr from now on
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
     package, work = SYSTEMS[job.system]

@@ -16,9 +16,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+from count_kernels import MEAN_LENGTH, Counts, load
 
-from count_kernels import MEAN_LENGTH, Counts, load  # noqa: E402
+from nmt.system.tables import Table
 
 COUNTS = Path(__file__).parent / "kernels.json"
 UPDATE_TOKENS = 25_000  # target tokens
@@ -45,13 +45,23 @@ GPUS = {
     "H200": Gpu(132, 790e12, 4.1e12, 5.5e12, 370e9),
 }
 
+PARTS = (
+    "products",
+    "fused",
+    "attention",
+    "loss rows",
+    "gradients",
+    "launches",
+    "optimizer",
+    "sum over ranks",
+)
+
 # Tiles of a product, and the share of the best rate that they reach.
 TILES = ((128, 256, 1.0), (128, 128, 0.93), (64, 128, 0.75))
 SPLITS = (1, 2, 4, 8, 16)  # of the inner size
 
 # The attention kernels: rows of a tile and of the other side at a time, and seconds for a program
-# and for each block. Guesses from registers and occupancy (docs/benchmarks.md): nobody has timed
-# them.
+# and for each block. Guesses from registers and occupancy (docs/benchmarks.md), never timed.
 TILE, BLOCK = 64, 32
 FORWARD = (2.0e-6, 0.75e-6, 4)  # seconds, seconds a block, programs that a processor holds
 OF_QUERIES = (2.0e-6, 1.5e-6, 3)
@@ -111,19 +121,7 @@ def attention_s(counts: Counts, is_backward: bool, gpu: Gpu) -> float:
 
 def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
     """Milliseconds of the parts of an update, one micro-batch on each rank."""
-    parts = dict.fromkeys(
-        (
-            "products",
-            "fused",
-            "attention",
-            "loss rows",
-            "gradients",
-            "launches",
-            "optimizer",
-            "sum over ranks",
-        ),
-        0.0,
-    )
+    parts = dict.fromkeys(PARTS, 0.0)
     for kernel in counts.kernels:
         if kernel.product is not None:
             parts["products"] += kernel.count * product_s(*kernel.product, gpu)
@@ -162,29 +160,29 @@ def predict(size: str, gpu_name: str, n_ranks: int) -> float | None:
     return None
 
 
-def table(all_counts: list[Counts]) -> str:
-    parts = list(update_ms(all_counts[0], GPUS["H100"]))
-    lines = [
-        "| ms of an update | launches | " + " | ".join(parts) + " | total | target tokens/s |",
-        "|---" * (len(parts) + 4) + "|",
-    ]
+def make_table(all_counts: list[Counts]) -> Table:
+    rows = []
     for name in ("H100", "H200"):
         for counts in all_counts:
             took = update_ms(counts, GPUS[name])
-            cells = " | ".join(f"{ms:.1f}" for ms in took.values())
-            rate = target_tokens_per_s(counts, GPUS[name])
-            lines.append(
-                f"| {counts.size}, {counts.n_ranks} x {name} | {counts.launches() + counts.n_tensors:,} | "
-                f"{cells} | {sum(took.values()):.1f} | {rate / 1e6:.2f}M |"
+            rows.append(
+                [
+                    f"{counts.size}, {counts.n_ranks} x {name}",
+                    f"{counts.launches() + counts.n_tensors:,}",
+                    *(f"{ms:.1f}" for ms in took.values()),
+                    f"{sum(took.values()):.1f}",
+                    f"{target_tokens_per_s(counts, GPUS[name]) / 1e6:.2f}M",
+                ]
             )
-    return "\n".join(lines)
+    head = ("ms of an update", "launches (number)", *PARTS, "total", "target tokens/s")
+    return Table(head, rows)
 
 
 def main() -> int:
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
-    print(table(load(COUNTS)))
+    print(make_table(load(COUNTS)).to_markdown())
     return 0
 
 

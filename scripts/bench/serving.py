@@ -1,19 +1,12 @@
 """Measures translation servers side by side: sentences a second and latency, by number of clients.
 
-    python scripts/bench/train.py --make-peers build/peers
-    python scripts/bench/serving.py runs/m/average --text multi30k/test.en --peers build/peers \\
-        --work build/serving --make-eole
-    python scripts/bench/serving.py runs/m/average --text multi30k/test.en --peers build/peers \\
-        --work build/serving
+    python scripts/bench/serving.py runs/m/average --text multi30k/test.en --work build/serving
 
-nmt-serve with both engines, eole's own server, and CTranslate2 behind FastAPI (plain_server.py), in
-fp32, with one beam and one number of threads. Clients send one sentence at a time and the next when
-the answer is there. One server runs at a time, all in each round, so that a machine that drifts
-drifts for all; the figures are medians over rounds. Clients share the machine with the server.
-
-eole's decoder has no post-norm layers, so it cannot load the weights of our models; --make-eole has it
-train a model of the same size on the same text and pieces. Outputs of about the same length make
-about the same work, so the words of an answer are printed too.
+nmt-serve with both engines, and CTranslate2 behind FastAPI (plain_server.py), in fp32, with one beam
+and one number of threads. Clients send one sentence at a time and the next when the answer is there.
+One server runs at a time, all in each round, so that a machine that drifts drifts for all; the figures
+are medians over rounds. Clients share the machine with the server. Outputs of about the same length
+make about the same work, so the words of an answer are printed too.
 """
 
 import argparse
@@ -35,24 +28,24 @@ from itertools import cycle
 from pathlib import Path
 from statistics import fmean, median
 
-import yaml
-from train import describe_machine
+from machine import describe_machine
 
 from nmt.checkpoint import Checkpoint, open_checkpoint
 from nmt.commands.cli import run_command
 from nmt.export.export import export
 from nmt.system.errors import UserError
 from nmt.system.progress import say
+from nmt.system.tables import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
 START_S, ANSWER_S = 120, 60
+PACKAGES = ("torch", "ctranslate2", "uvicorn", "fastapi")
 SYSTEMS = {
     "nmt": "nmt-serve",
     "nmt-ct2": "nmt-serve --engine ctranslate2",
     "ct2-inter": "CTranslate2 behind FastAPI, a request on each core",
     "ct2-intra": "CTranslate2 behind FastAPI, all cores for a request",
-    "eole": "eole serve",
 }
 
 
@@ -62,14 +55,12 @@ class Server:
 
     name: str
     command: list[str]
-    route: str
-    question: str  # JSON, with %s in the place of the sentence
-    environment: dict[str, str]
+    languages: dict[str, str]  # that a question names
 
     def make_request(self, sentence: str) -> bytes:
-        body = self.question.replace("%s", json.dumps(sentence)).encode()
+        body = json.dumps({"q": sentence} | self.languages).encode()
         head = (
-            f"POST {self.route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
@@ -91,7 +82,6 @@ class ServingBench:
         self.args = args
         self.work = Path(args.work).resolve()
         self.checkpoint: Checkpoint = open_checkpoint(Path(args.checkpoint))
-        self.python = str(Path(args.peers).resolve() / "bin" / "python")
         lines = Path(args.text).read_text(encoding="utf-8").split("\n")
         self.sentences = [line for line in lines if line.strip()]
         random.Random(1).shuffle(self.sentences)
@@ -110,35 +100,20 @@ class ServingBench:
     def describe_server(self, name: str, port: int) -> Server:
         config, threads = self.checkpoint.config, self.args.threads
         beam, alpha = config.decoding.beam, config.decoding.length_penalty
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-        if name.startswith("nmt"):
-            command = [sys.executable, "-m", "nmt.commands.serve", "--port", str(port)]
-            command += ["device=cpu", f"decoding.beam={beam}"]
-            if name == "nmt":
-                command.append(str(self.checkpoint.path))
-            else:
-                command += ["--engine", "ctranslate2", str(self.export_folder)]
-            environment["PYTHONPATH"] = str(ROOT)
-            question = json.dumps({"q": "%s", "source": config.data.src, "target": config.data.tgt})
-            return Server(name, command, "/translate", question.replace('"%s"', "%s"), environment)
+        if not name.startswith("nmt"):
+            inter, intra = (threads, 1) if name == "ct2-inter" else (1, threads)
+            command = [sys.executable, str(Path(__file__).with_name("plain_server.py"))]
+            command += [str(self.export_folder), *map(str, (port, inter, intra, beam, alpha))]
+            return Server(name, command, {})
 
-        environment.pop("PYTHONPATH", None)
-        if name == "eole":
-            path = self.work / "eole-server.yaml"
-            command = [self.python, "-m", "eole.bin.main", "serve", "--config", str(path)]
-            command += ["--host", HOST, "--port", str(port)]
-            settings = {"beam_size": beam, "batch_size": 64, "batch_type": "sents"}
-            served = {"id": "m", "path": str(self.work / "eole"), "preload": True}
-            served["config"] = settings | {
-                "compute_dtype": "fp32",
-            }
-            path.write_text(yaml.safe_dump({"models_root": str(self.work), "models": [served]}))
-            return Server(name, command, "/infer", '{"model": "m", "inputs": %s}', environment)
-
-        inter, intra = (threads, 1) if name == "ct2-inter" else (1, threads)
-        command = [self.python, str(ROOT / "scripts" / "bench" / "plain_server.py")]
-        command += [str(self.export_folder), *map(str, (port, inter, intra, beam, alpha))]
-        return Server(name, command, "/translate", '{"q": %s}', environment)
+        command = [sys.executable, "-m", "nmt.commands.serve", "--port", str(port)]
+        command += ["device=cpu", f"decoding.beam={beam}"]
+        if name == "nmt":
+            command.append(str(self.checkpoint.path))
+        else:
+            command += ["--engine", "ctranslate2", str(self.export_folder)]
+        languages = {"source": config.data.src, "target": config.data.tgt}
+        return Server(name, command, languages)
 
     def measure(self) -> dict[tuple[str, int], Measured]:
         found = {
@@ -150,7 +125,8 @@ class ServingBench:
             for name in self.args.systems:
                 port = find_free_port()
                 server = self.describe_server(name, port)
-                with run_server_process(server, port, self.work / f"{name}.log") as pid:
+                log = self.work / f"{name}.log"
+                with run_server_process(server, port, self.args.threads, log) as pid:
                     for n_clients in self.args.clients:
                         load = Load(server, port, self.sentences, self.args)
                         before = read_core_seconds(pid)
@@ -163,86 +139,6 @@ class ServingBench:
                         )
         return found
 
-    def make_eole(self) -> None:
-        """Have eole train a model of this size on the first corpus of ours, with our pieces."""
-        config, vocab = self.checkpoint.config, self.checkpoint.vocab.src
-        corpus = config.data.train[0]
-        folder = self.work / "eole-training"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "spm.model").write_bytes(vocab.model)
-        pieces = "".join(f"{piece}\t1\n" for piece in vocab.pieces(range(4, vocab.size)))
-        (folder / "vocab.txt").write_text(pieces, encoding="utf-8")
-        root = Path(config.data.root)
-        model = str(folder / "spm.model")
-        cut = {"src_seq_length": 100, "tgt_seq_length": 100}
-        transforms = ["sentencepiece", "filtertoolong"]
-        shape = config.model
-        settings = {
-            "data": {
-                "all": {
-                    "path_src": str(root / str(corpus.src)),
-                    "path_tgt": str(root / str(corpus.tgt)),
-                    "transforms": transforms,
-                }
-            },
-            "transforms": transforms,
-            "transforms_configs": {
-                "sentencepiece": {"src_subword_model": model, "tgt_subword_model": model},
-                "filtertoolong": cut,
-            },
-            "src_vocab": str(folder / "vocab.txt"),
-            "tgt_vocab": str(folder / "vocab.txt"),
-            "share_vocab": True,
-            "src_vocab_size": vocab.size,
-            "tgt_vocab_size": vocab.size,
-            "seed": 1,
-            "overwrite": True,
-            "report_every": 50,
-            "training": {
-                "batch_type": "tokens",
-                "batch_size": 4096,
-                "normalization": "tokens",
-                "dropout": [0.1],
-                "attention_dropout": [0.0],
-                "label_smoothing": 0.1,
-                "optim": "adam",
-                "adam_beta2": 0.98,
-                "learning_rate": 0.7,
-                "decay_method": "noam",
-                "warmup_steps": 100,
-                "max_grad_norm": 0,
-                "num_workers": 0,
-                "train_steps": self.args.eole_updates,
-                "valid_steps": 1_000_000,
-                "save_checkpoint_steps": self.args.eole_updates,
-                "world_size": 1,
-                "gpu_ranks": [],
-                "compute_dtype": "fp32",
-                "model_path": str(self.work / "eole"),
-                "log_attention_entropy": False,
-                "param_init_method": "xavier_uniform",
-            },
-            "model": {
-                "architecture": "transformer",
-                "layers": shape.n_layers,
-                "hidden_size": shape.d_model,
-                "heads": shape.n_heads,
-                "transformer_ff": shape.d_ff,
-                "share_embeddings": True,
-                "share_decoder_embeddings": True,
-                "embeddings": {
-                    "word_vec_size": shape.d_model,
-                    "position_encoding_type": "SinusoidalInterleaved",
-                },
-            },
-        }
-        path = folder / "train.yaml"
-        path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        command = [self.python, "-m", "eole.bin.main", "train", "-config", str(path)]
-        if subprocess.run(command, env=environment, check=False).returncode:
-            raise UserError("eole could not train; what it printed tells why")
-
 
 # ---- a server process ------------------------------------------------------------------------------
 
@@ -254,12 +150,13 @@ def find_free_port() -> int:
 
 
 @contextmanager
-def run_server_process(server: Server, port: int, log: Path) -> Iterator[int]:
+def run_server_process(server: Server, port: int, threads: int, log: Path) -> Iterator[int]:
     """Start a server, wait until it translates, and end it. Yields its process's number."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     with open(log, "wb") as file:
         process = subprocess.Popen(
             server.command,
-            env=server.environment,
+            env=environment,
             stdout=file,
             stderr=file,
             stdin=subprocess.DEVNULL,
@@ -287,7 +184,7 @@ def wait_until_it_answers(
 ) -> None:
     body = server.make_request("A house.").partition(b"\r\n\r\n")[2]
     request = urllib.request.Request(
-        f"http://localhost:{port}{server.route}", body, {"Content-Type": "application/json"}
+        f"http://localhost:{port}/translate", body, {"Content-Type": "application/json"}
     )
     end = time.monotonic() + START_S
     while time.monotonic() < end and process.poll() is None:
@@ -336,7 +233,7 @@ class Load:
                 self.n_done += 1
             if self.begin <= answered:
                 self.latencies.append(answered - asked)
-                self.n_words += count_words(body)
+                self.n_words += len(json.loads(body)["translatedText"].split())
         writer.close()
 
     async def _read_answer(self, reader: asyncio.StreamReader) -> bytes:
@@ -358,46 +255,34 @@ class Load:
         measured.core.append(core_seconds / self.n_all)
 
 
-def count_words(body: bytes) -> int:
-    answer = json.loads(body)
-    text = answer["predictions"][0][0] if "predictions" in answer else answer["translatedText"]
-    return len(text.split())
-
-
 # ---- what is printed -------------------------------------------------------------------------------
 
 
 def print_table(bench: ServingBench, found: dict[tuple[str, int], Measured]) -> None:
     args, shape = bench.args, bench.checkpoint.config.model
     print(
-        f"{describe_machine()}, {os.cpu_count()} cores\n\n    python {args.line}\n\n"
+        f"{describe_machine(*PACKAGES)}\n\n    python {args.line}\n\n"
         f"d_model {shape.d_model}, {shape.encoder_depth} + {shape.decoder_depth} layers, beam "
         f"{bench.checkpoint.config.decoding.beam}, fp32, {args.threads} threads; {args.rounds} rounds in turn of "
         f"{args.seconds:g} s: medians, and the range of sentences/s.\n"
         "core: the computing time of the server for a sentence. words: of an answer.\n"
     )
-    print("| server | clients | sentences/s | range | p50, ms | p95, ms | core, ms | words |")
-    print("|---|---|---|---|---|---|---|---|")
+    rows = []
     for (name, n_clients), one in found.items():
-        print(
-            f"| {SYSTEMS[name]} | {n_clients} | {median(one.rates):,.1f} | {min(one.rates):,.1f} to "
-            f"{max(one.rates):,.1f} | {1000 * median(one.p50):,.1f} | {1000 * median(one.p95):,.1f} | "
-            f"{1000 * median(one.core):,.1f} | {fmean(one.words):.1f} |"
+        rows.append(
+            [
+                SYSTEMS[name],
+                str(n_clients),
+                f"{median(one.rates):,.1f}",
+                f"{min(one.rates):,.1f} to {max(one.rates):,.1f}",
+                f"{1000 * median(one.p50):,.1f}",
+                f"{1000 * median(one.p95):,.1f}",
+                f"{1000 * median(one.core):,.1f}",
+                f"{fmean(one.words):.1f}",
+            ]
         )
-    print(f"\n{read_versions(sys.executable, ('torch', 'ctranslate2', 'uvicorn', 'fastapi'))}")
-    peers = read_versions(bench.python, ("torch", "eole", "ctranslate2", "uvicorn", "fastapi"))
-    print(f"Peers: {peers}")
-
-
-def read_versions(python: str, packages: tuple[str, ...]) -> str:
-    program = (
-        "import sys; from importlib.metadata import version\n"
-        "print(', '.join(f'{name} {version(name)}' for name in sys.argv[1:]))"
-    )
-    done = subprocess.run(
-        [python, "-c", program, *packages], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    head = ("server", "clients", "sentences/s", "range", "p50, ms", "p95, ms", "core, ms", "words")
+    print(Table(head, rows).to_markdown())
 
 
 def parse_line(line: list[str]) -> argparse.Namespace:
@@ -406,16 +291,13 @@ def parse_line(line: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("checkpoint")
     parser.add_argument("--text", required=True, help="source sentences, one a line")
-    parser.add_argument("--peers", required=True, help="what train.py --make-peers made")
-    parser.add_argument("--work", required=True, help="a folder for exports, eole's model and logs")
+    parser.add_argument("--work", required=True, help="a folder for the export and logs")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--warm-up", type=float, default=1.5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--make-eole", action="store_true", help="train eole's model, and end")
-    parser.add_argument("--eole-updates", type=int, default=300)
     args = parser.parse_args(line[1:])
     args.line = " ".join(line)
     return args
@@ -425,11 +307,6 @@ def main(line: list[str]) -> int:
     args = parse_line(line)
     bench = ServingBench(args)
     bench.prepare_export()
-    if args.make_eole:
-        bench.make_eole()
-        return 0
-    if "eole" in args.systems and not (bench.work / "eole").exists():
-        raise UserError(f"{bench.work}: has no model of eole; make one with --make-eole")
     print_table(bench, bench.measure())
     return 0
 

@@ -1,7 +1,7 @@
 """Compares the speed of training with that of other trainers, and prints Markdown.
 
-    python scripts/bench/train.py --data-root corpora/multi30k    # loops over torch.nn.Transformer
-    python scripts/bench/train.py --make-peers build/peers        # install eole, OpenNMT-py, JoeyNMT
+    python scripts/bench/train.py --data-root corpora/multi30k    # a loop over torch.nn.Transformer
+    python scripts/bench/train.py --make-peers build/peers        # install eole and transformers
     python scripts/bench/train.py --data-root corpora/multi30k --peer-python build/peers/bin/python
 
 All have the same pieces, sizes, dropout, label smoothing, Adam and threads. The figures are target
@@ -13,8 +13,6 @@ the machine can do is measured before and after each process.
 import argparse
 import json
 import os
-import platform
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,6 +22,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
+from machine import describe_machine
 
 from nmt.commands.cli import add_overrides, run_command
 from nmt.config import load_config
@@ -33,6 +32,7 @@ from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.system.errors import UserError
 from nmt.system.progress import clock, say
 from nmt.system.runtime import tune_process
+from nmt.system.tables import Table
 
 STEP_SCRIPT = Path(__file__).resolve().with_name("step.py")
 PEERS_SCRIPT = Path(__file__).resolve().with_name("peers.py")
@@ -43,22 +43,15 @@ TIMEOUT_S = 1800  # of a process
 SIZES = {"base": (512, 2048, 8, 6), "small": (256, 1024, 4, 3), "tiny": (32, 64, 2, 1)}
 SYSTEMS = {
     "ours": "nmt, this checkout: labels of the update",
-    "plain": "a loop over torch.nn.Transformer: labels that are not padding",
-    "lean": "plain with dropout only where the paper has it, attention by plain products on CPU",
+    "loop": "a loop over torch.nn.Transformer: labels that are not padding",
     "marian": "a loop over Hugging Face's MarianMTModel, eager attention on CPU: labels that are not padding",
-    "eole": "`eole train`: labels that its nn.CrossEntropyLoss counts",
-    "opennmt": "`onmt_train`: labels that its nn.CrossEntropyLoss counts",
-    "joeynmt": "`joeynmt train`: ntokens of its batches",
+    "eole": "its command `train`: labels that its nn.CrossEntropyLoss counts",
 }
-OWN = ("ours", "plain", "lean")  # need nothing that is not installed
-NO_BF16 = ("opennmt", "joeynmt")  # they lack it on CPU
-NAMES = [
-    *(f"{system}-bf16" for system in SYSTEMS if system not in NO_BF16),
-    *(f"{system}-fp32" for system in SYSTEMS),
-]
+OWN = ("ours", "loop")  # need nothing that is not installed
+NAMES = [f"{system}-{precision}" for precision in ("bf16", "fp32") for system in SYSTEMS]
 QUICK = {
     "sizes": ["tiny"],
-    "systems": ["ours-bf16", "plain-bf16", "ours-fp32", "lean-fp32"],
+    "systems": ["ours-bf16", "loop-bf16", "ours-fp32", "loop-fp32"],
     "config": "demo.yaml",
     "tokens": 300,
     "updates": 3,
@@ -70,13 +63,12 @@ MALLOC = {
     "MALLOC_TOP_PAD_": str(256 << 20),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-# What the last three require includes an older torch, and much that training does not need, so
-# their requirements are listed here.
+# What eole requires includes much that training does not need, so its requirements are listed here.
 INSTALL = (
     "torch numpy transformers==5.23.0 sentencepiece sacrebleu pyyaml configargparse safetensors "
     "rich six pyonmttok pandas rapidfuzz pyahocorasick subword-nmt tensorboard pydantic ctranslate2 "
     "aiohttp importlib_metadata matplotlib spacy fasttext-wheel datasets fastapi uvicorn",
-    "--no-deps eole==0.6.4 OpenNMT-py==3.5.1 joeynmt==2.3.0",
+    "--no-deps eole==0.6.4",
 )
 
 
@@ -99,18 +91,13 @@ class Measurements:
 
 
 def parse_answer(answer: str, precision: str, ceiling: float) -> Result:
-    """Read the last line of what a process printed."""
-    try:
-        values = json.loads(answer.strip().splitlines()[-1])
-        tokens, seconds = values["tgt_tokens"], values["seconds"]
-        rates = [n / s for n, s in zip(tokens, seconds, strict=True)]
-        if values["precision"] != precision:
-            raise ValueError(f"it ran in {values['precision']}")
-        return Result(rates, fmean(tokens), values["peak_rss_mb"], values["versions"], ceiling)
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"not the answer of a {precision} process: {answer.strip()[-200:]!r}; {error!r}"
-        ) from None
+    """Read what a process printed."""
+    values = json.loads(answer)
+    if values["precision"] != precision:
+        raise UserError(f"asked for {precision}, it ran in {values['precision']}")
+    tokens, seconds = values["tgt_tokens"], values["seconds"]
+    rates = [n / s for n, s in zip(tokens, seconds, strict=True)]
+    return Result(rates, fmean(tokens), values["peak_rss_mb"], values["versions"], ceiling)
 
 
 # ---- the work, the machine, the processes --------------------------------------------------------
@@ -193,30 +180,6 @@ def average_ceiling(precision: str, measured: Sequence[dict[str, float]]) -> flo
     return fmean(fastest)
 
 
-def run_logged(
-    name: str, command: list[str], env: dict[str, str], log: Path, timeout_s: float
-) -> str:
-    """Run one process from start to end, and return what it printed; a log has its stderr."""
-    try:
-        with open(log, "wb") as file:
-            done = subprocess.run(
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                check=True,
-                timeout=timeout_s,
-            )
-    except subprocess.SubprocessError as error:
-        # The error tells what ran, the last line of the log why it failed.
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last = lines[-1][:200] if lines else ""
-        raise UserError(f"{name}: {error}; {last!r}, see {log}") from None
-    return done.stdout
-
-
 class Bench:
     """What all processes share: the store, the text made of it, the environment they start in."""
 
@@ -225,7 +188,7 @@ class Bench:
         # Before tune_process() adds to it
         self.env = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
         tune_process()
-        store = args.store or str(self.work / f"store-{Path(args.config).stem}")
+        store = str(self.work / f"store-{Path(args.config).stem}")
         self.overrides = [f"data.store={json.dumps(store)}", *args.overrides]
         if args.data_root:
             self.overrides.insert(0, f"data.root={json.dumps(args.data_root)}")
@@ -281,9 +244,21 @@ class Bench:
         system, precision = name.split("-")
         log = self.work / f"{name}-{size}.log"
         env = self.env if system == "ours" else self.env | MALLOC
-        return run_logged(
-            f"{name}, {size}", self.make_command(system, precision, size), env, log, TIMEOUT_S
-        )
+        try:
+            with open(log, "wb") as file:
+                done = subprocess.run(
+                    self.make_command(system, precision, size),
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    text=True,
+                    check=True,
+                    timeout=TIMEOUT_S,
+                )
+        except subprocess.SubprocessError as error:
+            raise UserError(f"{name}, {size}: {error}; see {log}") from None
+        return done.stdout
 
     def measure(self) -> Measurements:
         """Run each system at each size, round after round; a system that fails runs no more."""
@@ -338,11 +313,6 @@ def make_row(
     )
 
 
-def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
 def work(args: argparse.Namespace) -> int:
     if args.make_peers:
         return make_peers(Path(args.make_peers))
@@ -350,7 +320,7 @@ def work(args: argparse.Namespace) -> int:
     bench = Bench(args)
     found = bench.measure()
     print(
-        f"{describe_machine()}, {os.cpu_count()} cores\n\n    python {args.line}\n\n"
+        f"{describe_machine()}\n\n    python {args.line}\n\n"
         f"{args.threads} threads, {args.rounds} rounds in turn: "
         "the median (range) of their medians over updates.\n"
     )
@@ -358,7 +328,7 @@ def work(args: argparse.Namespace) -> int:
         print_size(size, bench, found)
     print_ceilings(found)
     print_versions(found)
-    wait = bench.env.get("OMP_WAIT_POLICY", "unset (ours spins but shortly)")
+    wait = bench.env.get("OMP_WAIT_POLICY", "unset (ours spins only briefly)")
     malloc = " ".join(f"{key}={value}" for key, value in MALLOC.items())
     print(
         f"All have OMP_NUM_THREADS={args.threads}, OMP_WAIT_POLICY {wait}. "
@@ -367,17 +337,6 @@ def work(args: argparse.Namespace) -> int:
     for line in found.failures:
         print(f"\nFailed: {line}")
     return 1 if found.failures else 0
-
-
-def describe_machine() -> str:
-    import torch
-
-    cpu_info = Path("/proc/cpuinfo").read_text()
-    match = re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)
-    cpu = match[1] if match else platform.machine()
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, {cpu}"
-    return cpu
 
 
 def print_size(size: str, bench: Bench, found: Measurements) -> None:
@@ -403,7 +362,7 @@ def print_size(size: str, bench: Bench, found: Measurements) -> None:
         "updates",
         "memory",
     )
-    print(format_table(head, rows))
+    print(Table(head, rows).to_markdown() + "\n")
 
 
 def print_ceilings(found: Measurements) -> None:
@@ -411,7 +370,8 @@ def print_ceilings(found: Measurements) -> None:
     for path in found.ceilings[0]:
         rates = [ceilings[path] for ceilings in found.ceilings]
         rows.append((path, format_spread(rates, ",.0f")))
-    print(format_table(("ceiling: one large product", "GFLOP/s, between all processes"), rows))
+    head = ("ceiling: one large product", "GFLOP/s, between all processes")
+    print(Table(head, rows).to_markdown() + "\n")
 
 
 def print_versions(found: Measurements) -> None:
@@ -422,7 +382,8 @@ def print_versions(found: Measurements) -> None:
     for system, packages in versions.items():
         listed = ", ".join(f"{package} {version}" for package, version in packages.items())
         rows.append((system, SYSTEMS[system], listed))
-    print(format_table(("system", "what runs: what counts its target tokens", "versions"), rows))
+    head = ("system", "what runs: what counts its target tokens", "versions")
+    print(Table(head, rows).to_markdown() + "\n")
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -438,9 +399,6 @@ def check_arguments(args: argparse.Namespace) -> None:
                 f"--systems {name}: --peer-python {args.peer_python} is not a program; "
                 "make one with --make-peers"
             )
-    for key in ("tokens", "updates", "rounds", "threads", "seconds"):
-        if not vars(args)[key] > 0:
-            raise UserError(f"--{key} {vars(args)[key]}: give more than 0")
 
 
 def make_peers(folder: Path) -> int:
@@ -488,11 +446,6 @@ def main(line: list[str]) -> int:
         "--config", default="multi30k.yaml", metavar="FILE", help="of the data (multi30k.yaml)"
     )
     parser.add_argument("--data-root", metavar="DIR", help="the config's data.root")
-    parser.add_argument(
-        "--store",
-        metavar="DIR",
-        help="prepared with that config, or made there (WORK/store-CONFIG)",
-    )
     parser.add_argument(
         "--work", default="build/bench-train", metavar="DIR", help="(build/bench-train)"
     )

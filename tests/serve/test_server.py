@@ -1,8 +1,10 @@
 """Connections and the end of a server, over real sockets: what clients do wrong, and who waits for whom."""
 
+import logging
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.running_server import LINES, RunningServer, run_in_thread, share_models  # noqa: F401
@@ -61,6 +63,44 @@ def test_a_body_that_drips_is_ended(server: RunningServer) -> None:
             connection.sendall(b" ")
             time.sleep(0.05)
     assert time.monotonic() - started_at < 5
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What uvicorn logs, which it keeps from the root logger."""
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_failure(
+    server: RunningServer, log: pytest.LogCaptureFixture
+) -> None:
+    connect(server, HEAD + b"Content-Length: 100\r\n\r\n{").close()
+    metrics = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    until(lambda: b'status="499"' in read_all(connect(server, metrics)))
+    assert log.records == []
+
+
+def test_a_body_that_is_no_http_is_no_failure_of_what_answers_without_it(
+    server: RunningServer, log: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST /none HTTP/1.1\r\nHost: evil.example\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert read_all(connect(server, head + b"zz\r\n")).startswith(b"HTTP/1.1 400")
+    time.sleep(0.1)
+    assert log.records == []
+
+
+def test_a_stopping_server_says_that_no_more_requests_may_come(models: ServedModels) -> None:
+    with run_in_thread(models) as server:
+        connection = connect(server, HEAD + b"Content-Length: 2\r\n\r\n{")
+        app: Any = server.server.uvicorn.config.app
+        until(lambda: app.n_unanswered == 1)
+        server.server.uvicorn.should_exit = True
+        connection.sendall(b"}")
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 4") and b"connection: close" in answer
 
 
 @pytest.mark.parametrize(
