@@ -16,10 +16,10 @@ from nmt.config import RunConfig, TrainingConfig, list_differences, parse_record
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     has_plain_file,
-    is_mount_or_cwd,
     list_own_names,
     lock,
     make_folder,
+    make_workplace,
     write_bytes,
 )
 from nmt.system.progress import say
@@ -236,14 +236,12 @@ def _fetch_whole(remote: Remote, name: str, path: Path) -> bool:
 
 def _fetch_store(remote: Remote, store: Path) -> None:
     """Fetch the store if nothing is in its place; nmt-prepare judges what is."""
-    is_fixed_store = is_mount_or_cwd(store)
     if os.path.lexists(store) and (not store.is_dir() or list_own_names(store)):
         return
     if remote.read(f"{STORE_PLACE}/{MANIFEST_FILE}") is None:
         return
-    make_folder(store if is_fixed_store else store.parent)
-    # the lock of nmt-prepare
-    with lock(store, "fetching", None if is_fixed_store else f".{store.name}.lock"):
+    make_workplace(store)
+    with lock(store, "fetching", None if store.is_dir() else f".{store.name}.lock"):
         say(f"fetching the store from {remote.url}")
         _fetch_whole(remote, STORE_PLACE, store)
 
