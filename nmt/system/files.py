@@ -300,12 +300,10 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     is_there = _is_folder(path)
     hidden = path / FILLED_FOLDER if is_there else path.with_name(f".{path.name}.tmp")
     try:
-        remove_entry(hidden)  # left by a killed process
-        hidden.mkdir(parents=True)
-        fill(hidden)
-        seal(hidden)
+        _fill_folder(hidden, fill)
         if is_there:
             move_sealed_files(hidden, path)
+            remove_entry(hidden)
         else:
             if path.is_symlink() or path.is_file():
                 path.unlink()
@@ -315,8 +313,17 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         # a write that fails, because the disk is full, does not know of which file
         error.filename = error.filename or str(path)
         raise
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _fill_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    remove_entry(folder)  # left by a killed process
+    folder.mkdir(parents=True)
+    try:
+        fill(folder)
+        seal(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def move_sealed_files(folder: Path, path: Path) -> None:
@@ -344,8 +351,8 @@ def _move_files(folder: Path, path: Path) -> None:
 
 
 def finish_move(path: Path) -> None:
-    """Finish the work of a process that was killed while it moved files into the folder `path`: all
-    of them are there or still in FILLED_FOLDER, and nothing else is.
+    """Finish the work of a process that was killed or interrupted while it moved files into the
+    folder `path`: all of them are there or still in FILLED_FOLDER, and nothing else is.
     """
     filled = path / FILLED_FOLDER
     if not _is_folder(filled):
