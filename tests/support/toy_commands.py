@@ -106,7 +106,7 @@ class Bench:
         case: str,
         work: Path,
         redirection: str = "",
-        streams: Mapping[str, int | None] = MappingProxyType({}),
+        streams: Mapping[str, int] = MappingProxyType({}),
         prefix: Sequence[str] = (),
         changes: Mapping[str, str | None] = MappingProxyType({}),
     ) -> Outcome:
@@ -132,12 +132,9 @@ class Bench:
                 env={key: value for key, value in variables.items() if value is not None},
                 cwd=current,
                 timeout=WAIT_S,
-                **{
-                    "stdin": stdin,
-                    "stdout": subprocess.PIPE,
-                    "stderr": subprocess.DEVNULL,
-                    **streams,
-                },
+                stdin=stdin,
+                stdout=streams.get("stdout", subprocess.PIPE),
+                stderr=streams.get("stderr", subprocess.DEVNULL),
             )
         assert record(self.folder) == given
         assert list(current.iterdir()) == []
