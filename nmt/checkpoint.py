@@ -145,9 +145,8 @@ class Snapshot:
     """The tensors of a checkpoint by name, none of them sharded."""
 
     weights: dict[str, Tensor]  # or their moving averages
-    moments: dict[
-        str, Tensor
-    ]  # of Adam, by the weight's name; also the weights if those are averages
+    # of Adam, by the weight's name; also the weights if those are averages
+    moments: dict[str, Tensor]
 
     @property
     def size(self) -> int:
@@ -248,24 +247,20 @@ def open_for_average(path: Path) -> Checkpoint:
         path = open_checkpoint(path).path
     if path.is_symlink():
         path = path.resolve()  # `best` and `last` may move before the weights are read
-    checkpoint = _open_unverified(path)
+    checkpoint = open_unverified(path)
     verify(path, only=(*COMMON_FILES, *checkpoint.vocab.files))
     return checkpoint
 
 
-def open_verified_by_main(run: RunFolder, step: int) -> Checkpoint:
-    """Open a checkpoint that the main rank has just verified, without hashing its files again."""
-    return _open_unverified(run.checkpoint(step))
-
-
 def _open_verified(path: Path) -> Checkpoint:
-    checkpoint = _open_unverified(path)
+    checkpoint = open_unverified(path)
     verify(path)  # last, because hashing takes about a second per gigabyte or two
     return checkpoint
 
 
-def _open_unverified(path: Path) -> Checkpoint:
-    """Open a checkpoint after checking everything that can be checked without reading tensor data.
+def open_unverified(path: Path) -> Checkpoint:
+    """Open a checkpoint after checking everything that can be checked without reading tensor data,
+    such as one that the main rank has just verified.
 
     That is file sizes, the small files, and whether the tensors' names, shapes and dtypes match the
     config.
@@ -291,7 +286,7 @@ def _open_unverified(path: Path) -> Checkpoint:
             )
     verify(path, common_files, only=[name for name in common_files if name in MAX_BYTES])
     origin = read_origin(path)
-    config = _read_config(path / CONFIG_FILE)
+    config = load_recorded_config(path / CONFIG_FILE)
     vocab = load_vocab(path)
     if config.vocab.joint != (vocab.src is vocab.tgt):
         raise UserError(
@@ -311,14 +306,6 @@ def _check_place(path: Path) -> None:
     """Refuse one of a run's checkpoints that is a link to a folder elsewhere."""
     if path.parent.name == "checkpoints":
         check_own_folder(path, inside=path.parent.parent)
-
-
-def _read_config(path: Path) -> RunConfig:
-    try:
-        return load_recorded_config(path)
-    except UserError as error:
-        # A value in a damaged or hostile file may be very long.
-        raise UserError(str(error)[: len(str(path)) + 300]) from None
 
 
 def read_origin(folder: Path) -> Origin:
@@ -498,8 +485,6 @@ def load_optimizer(
 
 @torch.no_grad()
 def _copy_tensors(path: Path, targets: dict[str, Tensor]) -> None:
-    shapes = [(name, list(target.shape)) for name, target in targets.items()]
-    _check_tensors(path, shapes)
     with open_tensors(path, "pt") as file:
         for name, target in targets.items():
             copy_into_shards(target, file.get_tensor(name))

@@ -26,7 +26,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import list_differences
 from nmt.system.errors import UserError
-from nmt.system.files import finish_move, make_workplace, write_folder
+from nmt.system.files import make_workplace, write_folder
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import track
 from nmt.system.run_folder import MODEL_FILE, RunFolder, find_vocab_files
@@ -102,7 +102,6 @@ def average_checkpoints(
     """
     out = out.resolve()
     _check_place(out)
-    finish_move(out)
     _check_output(out, is_forced, paths)
     make_workplace(out)
     mean = combine(open_all(paths), weights)

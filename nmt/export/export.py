@@ -22,7 +22,7 @@ from nmt.export.huggingface import HUGGING_FACE
 from nmt.export.parity import Agreement, OwnEngine, compare_engines, describe_bound
 from nmt.export.safetensors import SAFETENSORS
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import finish_move, write_folder, write_json, write_text
+from nmt.system.files import write_folder, write_json, write_text
 from nmt.system.output_folder import check_replaceable
 from nmt.system.run_folder import CARD_FILE, CONFIG_FILE, EXPORT_FILE, MODEL_FILE
 from nmt.translate.translator import Translator, make_translator
@@ -59,7 +59,6 @@ def export(
         raise UserError(
             f"{out}: is a path that is not UTF-8, and engines open no other; choose another -o DIR"
         ) from None
-    finish_move(out)
     check_output = partial(
         check_replaceable, out, "an export", _is_export, is_forced, [checkpoint.path]
     )

@@ -35,7 +35,7 @@ MAX_JSON_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
-FILLED_FOLDER = ".new"  # in a fixed folder: what its new content is written into
+FILLED_FOLDER = ".new"  # in a folder that is replaced: what its new content is written into
 VOLUME_FOLDER = "lost+found"  # in a volume of ext4, from the start
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
@@ -74,22 +74,16 @@ def check_plain_file(path: Path) -> None:
     """Raise UserError if something other than a plain file has a name that nmt chose. A library that
     opens files by their path gets it only after this.
     """
-    what = describe_irregular(path)
-    if what:
-        raise UserError(f"{path}: is {what}; remove it, or put a plain file there")
-
-
-def describe_irregular(path: Path) -> str | None:
-    """Describe `path` if it is not a plain file; return None if it is one, or does not exist."""
     try:
         mode = path.lstat().st_mode
         if stat.S_ISREG(mode):
-            return None
-        if stat.S_ISLNK(mode):
-            return f"a link to {_read_link(path)}"
-    except OSError:
-        return None
-    return "a folder, not a file" if stat.S_ISDIR(mode) else "not a plain file"
+            return
+        what = f"a link to {_read_link(path)}" if stat.S_ISLNK(mode) else "not a plain file"
+    except OSError:  # it does not exist
+        return
+    if stat.S_ISDIR(mode):
+        what = "a folder, not a file"
+    raise UserError(f"{path}: is {what}; remove it, or put a plain file there")
 
 
 def _read_link(path: Path) -> str:
@@ -218,7 +212,7 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
     """Replace the file `path`, atomically, by what is written; after an error nothing has changed. A
     link is replaced itself, and where it leads nothing changes.
     """
-    if path.is_dir() and not path.is_symlink():
+    if _is_folder(path):
         raise UserError(f"{path}: is a folder, not a file; remove it or choose another path")
     # The file's own name may be as long as names can be, so the temporary one is a digest of it.
     name = hashlib.sha256(path.name.encode(errors="surrogateescape")).hexdigest()[:16]
@@ -234,10 +228,8 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             os.replace(temporary, path)
     except OSError as error:
-        error.filename, error.filename2 = (
-            str(path),
-            None,
-        )  # the temporary name means nothing to a user
+        error.filename = str(path)  # the temporary name means nothing to a user
+        error.filename2 = None
         raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -271,20 +263,6 @@ def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def read_file_size(path: Path) -> int:
-    """Return the size of a file of a sealed folder; refuse a link, which leads elsewhere."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        raise UserError(f"{path}: is missing, so the folder is damaged; use another copy") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); use another copy") from None
-    what = describe_irregular(path)
-    if what:
-        raise UserError(f"{path}: is {what}, so the folder is damaged; use another copy")
-    return status.st_size
-
-
 def read_file_stamp(path: Path) -> list[int]:
     """Return numbers that differ once the file is changed or replaced, without reading it."""
     status = path.stat()
@@ -303,82 +281,53 @@ def point_link(link: Path, target: str) -> None:
 # ---- sealed folders ---------------------------------------------------------------------------------------------
 
 
-def is_mount_or_cwd(folder: Path) -> bool:
-    """Whether no other folder can be put in the place of this one: something is mounted there, such
-    as a Docker volume, or it is the current folder.
-    """
-    if folder.is_symlink() or not folder.is_dir():
-        return False
-    folder = folder.resolve()
-    with contextlib.suppress(FileNotFoundError):  # the current folder was removed
-        if Path.cwd().is_relative_to(folder):
-            return True
-    try:
-        mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except OSError:  # not Linux
-        return os.path.ismount(folder)
-    # `ismount` does not notice a folder that is mounted from the same disk.
-    name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % ord(found[0]), os.fsencode(folder))
-    return any(mount.split()[4] == name for mount in mounts)
-
-
 def make_workplace(path: Path) -> None:
     """Make the folder in which `write_folder` will work, and fail now if it cannot."""
-    make_folder(path if is_mount_or_cwd(path) else path.parent)
+    make_folder(path if _is_folder(path) else path.parent)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make the folder `path` appear complete: `fill` writes into a temporary one, which is sealed
-    and renamed. A fixed folder stays, and only its files are replaced.
+    """Make the folder `path` appear complete: `fill` writes into a hidden one, which is sealed and
+    renamed.
+
+    A folder that exists stays, because it may be mounted or the current one: the hidden one lies
+    inside it, and its files are moved out.
     """
+    is_there = _is_folder(path)
+    hidden = path / FILLED_FOLDER if is_there else path.with_name(f".{path.name}.tmp")
     try:
-        if is_mount_or_cwd(path):
-            _refill_folder(path, fill)
+        _fill_folder(hidden, fill)
+        if is_there:
+            move_sealed_files(hidden, path)
+            remove_entry(hidden)
         else:
-            _exchange_folder(path, fill)
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            os.rename(hidden, path)
+            sync_to_disk(path.parent)
     except OSError as error:
         # a write that fails, because the disk is full, does not know of which file
         error.filename = error.filename or str(path)
         raise
 
 
-def _exchange_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    old = path.with_name(f".{path.name}.old")
-    # if a killed process was between the two renames below
-    if old.is_dir() and not old.is_symlink() and not os.path.lexists(path):
-        os.rename(old, path)
-    remove_entry(temporary)
-    temporary.mkdir(parents=True)
+def _fill_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    remove_entry(folder)  # left by a killed process
+    folder.mkdir(parents=True)
     try:
-        fill(temporary)
-        seal(temporary)
-        if os.path.lexists(path):  # replaced only now that its successor is complete
-            remove_entry(old)
-            os.rename(path, old)
-            os.rename(temporary, path)
-            remove_entry(old)
-        else:
-            os.rename(temporary, path)
-        sync_to_disk(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _refill_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    temporary = path / FILLED_FOLDER
-    remove_entry(temporary)  # left by a killed process
-    temporary.mkdir()
-    try:
-        fill(temporary)
-        seal(temporary)
-        move_sealed_files(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        fill(folder)
+        seal(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def move_sealed_files(folder: Path, path: Path) -> None:
-    """Move the files of a sealed folder into the fixed folder `path`.
+    """Move the files of a sealed folder into the folder `path`.
 
     The old manifest goes first and the new one comes last: what has none counts as absent. Files
     that neither names are somebody else's and stay.
@@ -392,21 +341,21 @@ def move_sealed_files(folder: Path, path: Path) -> None:
 
 
 def _move_files(folder: Path, path: Path) -> None:
-    names = [file.name for file in folder.iterdir() if file.name != MANIFEST_FILE]
-    for name in (*names, MANIFEST_FILE):
-        if name == MANIFEST_FILE:
-            sync_to_disk(path)
+    names = {file.name for file in folder.iterdir()} - {MANIFEST_FILE}
+    for name in names:
         remove_entry(path / name)
         os.rename(folder / name, path / name)
+    sync_to_disk(path)
+    os.rename(folder / MANIFEST_FILE, path / MANIFEST_FILE)
     sync_to_disk(path)
 
 
 def finish_move(path: Path) -> None:
-    """Finish the work of a process that was killed while it moved its files into the fixed folder
-    `path`: all of them are there or still in FILLED_FOLDER, and nothing else is.
+    """Finish the work of a process that was killed or interrupted while it moved files into the
+    folder `path`: all of them are there or still in FILLED_FOLDER, and nothing else is.
     """
     filled = path / FILLED_FOLDER
-    if filled.is_symlink() or not filled.is_dir():
+    if not _is_folder(filled):
         return
     with contextlib.suppress(UserError):  # not sealed, so nothing was moved
         if list_own_names(path) <= read_manifest(filled).keys():
@@ -417,8 +366,7 @@ def finish_move(path: Path) -> None:
 def list_own_names(folder: Path) -> set[str]:
     """List what is in a folder but for what killed processes leave and what a new volume holds."""
     left_out = {FILLED_FOLDER}
-    volume_folder = folder / VOLUME_FOLDER
-    if volume_folder.is_dir() and not volume_folder.is_symlink() and is_mount_or_cwd(folder):
+    if os.path.ismount(folder):
         left_out.add(VOLUME_FOLDER)
     names = {path.name for path in folder.iterdir()} - left_out
     return {name for name in names if not is_abandoned_name(name)}
@@ -470,6 +418,16 @@ def _is_entry(entry: Any) -> bool:
     return isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) is not None
 
 
+def _read_size(path: Path) -> int:
+    check_plain_file(path)
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        raise UserError(f"{path}: is missing, so the folder is damaged; use another copy") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); use another copy") from None
+
+
 def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None = None) -> None:
     """Raise a `UserError` that names the first file which is missing or differs from the manifest.
 
@@ -483,7 +441,7 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
                 f"{folder}: is incomplete: its {MANIFEST_FILE} does not list {name}; use another copy"
             )
     for name, entry in entries.items():
-        size = read_file_size(folder / name)
+        size = _read_size(folder / name)
         if size != entry["size"]:
             raise UserError(
                 f"{folder / name}: is damaged ({size:,} bytes, not {entry['size']:,} as in {MANIFEST_FILE}); "
@@ -515,7 +473,7 @@ def remove_entry(path: Path) -> None:
     """Remove what has this name, if anything has: a folder with its content, but of a link nothing
     but the link.
     """
-    if path.is_dir() and not path.is_symlink():
+    if _is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -524,10 +482,7 @@ def remove_entry(path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Clear away what killed processes left in `folder`; the caller holds its lock."""
     for path in folder.glob(".*"):
-        whole = path.with_name(path.stem[1:])
-        if path.suffix == ".old" and not whole.exists():
-            os.rename(path, whole)  # its successor was never renamed into place
-        elif path.suffix in (".tmp", ".gone", ".old"):
+        if path.suffix in (".tmp", ".gone", ".old"):  # earlier versions left the last
             remove_entry(path)
 
 
@@ -542,16 +497,13 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
     the end.
     """
     path = folder.with_name(file_name) if file_name else folder / ".lock"
-    with open_plain_file(path, "a+b") as file:  # never replaced: a lock belongs to the file
-        _take_lock(file, folder)
+    with _open_locked(path, folder) as file:  # never replaced: a lock belongs to the file
         # who holds it, for the message that others get
-        if file.writable():
-            file.seek(0)
-            file.truncate()
-            started = time.strftime("%Y-%m-%d %H:%M:%S")
-            holder = f"{doing} on {socket.gethostname()}, pid {os.getpid()}, since {started}"
-            file.write(holder.encode())
-            file.flush()
+        file.truncate(0)
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = f"{doing} on {socket.gethostname()}, pid {os.getpid()}, since {started}"
+        file.write(holder.encode())
+        file.flush()
         try:
             yield
         finally:
@@ -559,17 +511,21 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
                 path.unlink(missing_ok=True)
 
 
-def _take_lock(file: BinaryIO, folder: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Its holder may have removed the file since we opened it, and another may hold a new one.
-        if not os.fstat(file.fileno()).st_nlink:
-            raise BlockingIOError(errno.EAGAIN, "changed hands")
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        file.seek(0)
-        holder = file.read(1000).decode(errors="replace").strip() or "another process"
-        raise FolderInUse(
-            f"{folder}: is in use by {holder}; wait for it or choose another folder"
-        ) from None
+def _open_locked(path: Path, folder: Path) -> BinaryIO:
+    while True:
+        file = open_plain_file(path, "a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            with file:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+                file.seek(0)
+                holder = file.read(1000).decode(errors="replace").strip() or "another process"
+            raise FolderInUse(
+                f"{folder}: is in use by {holder}; wait for it or choose another folder"
+            ) from None
+        # Its last holder may have removed the file since we opened it, and another may hold a new one.
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()

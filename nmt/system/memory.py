@@ -41,13 +41,6 @@ def find_memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimit
     return min(limits, key=lambda limit: limit.n_bytes)
 
 
-def find_free_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Return the bytes that new processes can have now: what others hold is not free."""
-    limit = find_memory_limit(proc, cgroups)
-    sizes = _read_machine_sizes(proc / "meminfo") if sys.platform == "linux" else {}
-    return min(limit.n_bytes, sizes.get("MemAvailable", limit.n_bytes))
-
-
 def _read_machine_sizes(meminfo: Path) -> dict[str, int]:
     """Read lines such as `MemTotal:  65536 kB`, in bytes."""
     sizes = {}

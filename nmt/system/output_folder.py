@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, list_own_names, read_bytes, read_manifest
+from nmt.system.files import digest_file, finish_move, list_own_names, read_bytes, read_manifest
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
 SIGNATURE = "<!-- Written by nmt; once edited, it is left alone. sha256 of all above: {} -->\n"
@@ -43,11 +43,11 @@ def check_replaceable(
     """Refuse to replace the folder `out`, unless it is empty, `is_forced`, or what the same command
     wrote.
 
-    `is_own` judges the names in a folder's manifest. Nobody can force the replacement of what is
-    being read.
+    `is_own` judges the names in a folder's manifest. --force never replaces an input.
     """
     if not os.path.lexists(out):
         return
+    finish_move(out)
     refusal = UserError(
         f"{out}: exists and contains something other than {kind}; choose another -o DIR, or replace it "
         "with --force; nothing was changed"

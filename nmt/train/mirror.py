@@ -15,10 +15,10 @@ from nmt.config import RunConfig, TrainingConfig, list_differences, parse_record
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     has_plain_file,
-    is_mount_or_cwd,
     list_own_names,
     lock,
     make_folder,
+    make_workplace,
     write_bytes,
 )
 from nmt.system.progress import say
@@ -229,9 +229,8 @@ def _fetch_store(remote: Remote, store: Path) -> None:
         return
     if remote.read(f"{STORE_PLACE}/{MANIFEST_FILE}") is None:
         return
-    is_fixed = is_mount_or_cwd(store)
-    make_folder(store if is_fixed else store.parent)
-    with lock(store, "fetching", None if is_fixed else f".{store.name}.lock"):  # of nmt-prepare
+    make_workplace(store)
+    with lock(store, "fetching", None if store.is_dir() else f".{store.name}.lock"):
         say(f"fetching the store from {remote.url}")
         _fetch_whole(remote, STORE_PLACE, store)
 

@@ -138,7 +138,7 @@ def _restore(setup: Setup) -> TrainState:
             if average is not None:
                 average.restart()
         return TrainState()
-    found = found or checkpoint.open_verified_by_main(run, step)
+    found = found or checkpoint.open_unverified(run.checkpoint(step))
     if found.vocab.digest != setup.vocab.digest:
         raise UserError(
             f"{config.data.store}: its BPE model differs from the one in {found.path}; "

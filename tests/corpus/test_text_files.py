@@ -171,7 +171,7 @@ def test_a_packed_member_is_unpacked_and_a_leading_dot_does_not_matter(
     )
 
 
-@pytest.mark.parametrize("suffix", [".tgz", ".tar.xz", ".tar.zst"])
+@pytest.mark.parametrize("suffix", [".tgz", ".tar.xz", ".tbz2"])
 def test_damage_behind_the_member_is_found_too(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     packed = bytearray(pack(tar({"a": b"a\n", "b": random.Random(0).randbytes(300_000)}), suffix))

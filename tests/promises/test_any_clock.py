@@ -107,7 +107,7 @@ def save_at(run: RunFolder, step: int, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("name", "n", "share"), [("base", 5, 0.055), ("base-enfr", 5, 0.055), ("big", 20, 0.038)]
 )
-@pytest.mark.parametrize("update_s", [0.01, 0.4, 4.0])
+@pytest.mark.parametrize("update_s", [0.01, 4.0])
 def test_the_papers_runs_average_the_same_share_at_any_speed(
     update_s: float, name: str, n: int, share: float, tmp_path: Path
 ) -> None:

@@ -1,5 +1,5 @@
 """Each command with each standard stream in each state: closed, full, a device of another kind, a
-pipe whose other side has left, a terminal that is one column wide.
+pipe whose other side has left.
 
 Messages may be lost, work may not: whatever becomes of standard error, the exit code, standard
 output and the results on disk are those of an undisturbed run, and no message is ever on standard
@@ -7,9 +7,9 @@ output. Only the reader of standard output may leave quietly. What the command i
 the folder that it runs in stay as they are.
 
 One stream is disturbed at a time, because each is treated by code of its own (system/streams.py);
-all three together are tried for one state. test_places.py has disks and homes, and
-test_damaged.py what else may have the name of a file. `make test` starts some cases as a
-shell does, NMT_SOAK=1 tries all in forks.
+all three together are tried for one state. test_streams.py has terminals, test_places.py disks and
+homes, and test_damaged.py what else may have the name of a file. `make test` tries some cases,
+NMT_SOAK=1 tries all.
 """
 
 import contextlib
@@ -17,30 +17,32 @@ import io
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.shell_process import STREAMS
-from support.soaking import IS_SOAK
+from support.soaking import counted
 from support.toy_commands import CASES, NOTHING, Bench, Outcome, make_bench
 
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate
 from nmt.system.streams import ReaderLeft
 
-STDERR_STATES = ("closed", "full", "read-only", "broken", "leaves", "terminal")
-STDOUT_STATES = ("closed", "full", "broken", "terminal")
-STDIN_STATES = ("closed", "ended", "write-only", "terminal")
+# How a shell makes the state; "broken" is a pipe whose reader has left.
+STDERR_STATES = {
+    "closed": "2>&-",
+    "full": "2>/dev/full",
+    "read-only": "2</dev/null",
+    "broken": "",
+    "leaves": "2> >(head -c 1 >/dev/null)",
+}
+STDOUT_STATES = {"closed": ">&-", "full": ">/dev/full", "broken": ""}
+STDIN_STATES = {"closed": "<&-", "ended": "</dev/null", "write-only": "0>/dev/null"}
 
 
-def list_in_soak(states: Sequence[str]) -> list[Any]:
-    """List every command with every state, in `make test` one test that is skipped."""
-    if IS_SOAK:
-        return list(itertools.product(CASES, states))
-    skipped = pytest.mark.skip(reason="NMT_SOAK=1 tries all commands and states")
-    return [pytest.param("", "", marks=skipped)]
+def list_cases(states: dict[str, str], *usual: tuple[str, str]) -> list[tuple[str, str]]:
+    """Every command with every state; without NMT_SOAK=1 the usual ones."""
+    return counted(list(usual), list(itertools.product(CASES, states)))
 
 
 @pytest.fixture(scope="module")
@@ -48,65 +50,52 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return make_bench(tmp_path_factory.mktemp("edges"))
 
 
-@pytest.mark.parametrize(
-    ("case", "redirection"),
-    [("train", ""), ("average", "2>&-"), ("translate", "2>/dev/full")],
-)
-def test_a_shell_loses_no_work_with_standard_error(
-    case: str, redirection: str, bench: Bench, tmp_path: Path
-) -> None:
-    read_end, broken_pipe = os.pipe()
+@pytest.fixture
+def broken_pipe() -> Iterator[int]:
+    read_end, write_end = os.pipe()
     os.close(read_end)
-    outcome = bench.start(case, tmp_path / "work", redirection, stderr=broken_pipe)
-    os.close(broken_pipe)
+    yield write_end
+    os.close(write_end)
+
+
+@pytest.mark.parametrize(
+    ("case", "state"),
+    list_cases(STDERR_STATES, ("average", "closed"), ("translate", "broken")),
+)
+def test_no_work_is_lost_with_standard_error(
+    case: str, state: str, bench: Bench, tmp_path: Path, broken_pipe: int
+) -> None:
+    streams = {"stderr": broken_pipe}
+    outcome = bench.start(case, tmp_path / "work", STDERR_STATES[state], streams)
     assert outcome == bench.expect(case)
 
 
-def test_a_mistake_keeps_its_exit_code_in_a_shell(tmp_path: Path) -> None:
-    wrong = Bench(tmp_path / "none", {"prepare": NOTHING})
-    wrong.folder.mkdir()
-    (wrong.folder / "in").touch()
-    assert wrong.start("prepare", tmp_path / "work", "2>/dev/full") == NOTHING
-
-
-@pytest.mark.parametrize(("case", "state"), list_in_soak(STDERR_STATES))
-def test_no_work_is_lost_with_standard_error(
-    case: str, state: str, bench: Bench, tmp_path: Path
+@pytest.mark.parametrize(("case", "state"), list_cases(STDERR_STATES, ("prepare", "full")))
+def test_a_mistake_keeps_its_exit_code(
+    case: str, state: str, tmp_path: Path, broken_pipe: int
 ) -> None:
-    assert bench.run(case, tmp_path / "work", {"stderr": state}) == bench.expect(case)
-
-
-@pytest.mark.parametrize(("case", "state"), list_in_soak(STDERR_STATES))
-def test_a_mistake_keeps_its_exit_code(case: str, state: str, tmp_path: Path) -> None:
     wrong = Bench(tmp_path / "none", {case: NOTHING})
     wrong.folder.mkdir()
-    assert wrong.run(case, tmp_path / "work", {"stderr": state}) == NOTHING
+    (wrong.folder / "in").touch()
+    streams = {"stderr": broken_pipe}
+    assert wrong.start(case, tmp_path / "work", STDERR_STATES[state], streams) == NOTHING
 
 
 WRITERS = ("eval", "stream", "converse", "inspect")
 
 
-def expect_of_stdout(state: str, case: str, undisturbed: Outcome) -> Outcome:
-    if state == "terminal":
-        return undisturbed
+@pytest.mark.parametrize(("case", "state"), list_cases(STDOUT_STATES))
+def test_only_the_reader_of_standard_output_may_leave(
+    case: str, state: str, bench: Bench, tmp_path: Path, broken_pipe: int
+) -> None:
     code = 0
     if state == "full" and case in WRITERS:
         code = 1
     if state == "closed" and case in ("stream", "converse"):
         code = 2  # there is nowhere to write to
-    return Outcome(code, b"", undisturbed.results)
-
-
-@pytest.mark.parametrize(("case", "state"), list_in_soak(STDOUT_STATES))
-def test_only_the_reader_of_standard_output_may_leave(
-    case: str, state: str, bench: Bench, tmp_path: Path
-) -> None:
-    outcome = bench.run(case, tmp_path / "work", {"stdout": state})
-    expected = expect_of_stdout(state, case, bench.expect(case))
-    if case == "inspect" and state == "terminal":  # as wide as the terminal
-        assert outcome.code == 0 and outcome.stdout
-    else:
-        assert outcome == expected
+    streams = {"stdout": broken_pipe}
+    outcome = bench.start(case, tmp_path / "work", STDOUT_STATES[state], streams)
+    assert outcome == Outcome(code, b"", bench.expect(case).results)
 
 
 class LeftOutput(io.StringIO):
@@ -121,25 +110,22 @@ def test_an_evaluation_is_kept_where_nobody_reads_it(bench: Bench, tmp_path: Pat
     assert (tmp_path / "out.txt").read_text().count("\n") == 20
 
 
-CODES_OF_READERS = {
-    "stream": {"closed": 2, "ended": 0, "write-only": 2},
-    "converse": {"closed": 2, "ended": 0, "write-only": 2},
-}
+CODES_OF_READERS = {"closed": 2, "ended": 0, "write-only": 2}
 
 
-@pytest.mark.parametrize(("case", "state"), list_in_soak(STDIN_STATES))
+@pytest.mark.parametrize(("case", "state"), list_cases(STDIN_STATES))
 def test_standard_input(case: str, state: str, bench: Bench, tmp_path: Path) -> None:
-    outcome = bench.run(case, tmp_path / "work", {"stdin": state})
-    if case in CODES_OF_READERS and state != "terminal":
-        assert outcome == Outcome(CODES_OF_READERS[case][state], b"", {})
+    outcome = bench.start(case, tmp_path / "work", STDIN_STATES[state])
+    if case in ("stream", "converse"):
+        assert outcome == Outcome(CODES_OF_READERS[state], b"", {})
     else:
         assert outcome == bench.expect(case)
 
 
-@pytest.mark.parametrize(("case", "state"), list_in_soak(("closed",)))
-def test_all_streams_at_once(case: str, state: str, bench: Bench, tmp_path: Path) -> None:
-    outcome = bench.run(case, tmp_path / "work", dict.fromkeys(STREAMS, state))
-    code = 2 if case in CODES_OF_READERS else 0
+@pytest.mark.parametrize("case", counted([], CASES))
+def test_all_streams_closed(case: str, bench: Bench, tmp_path: Path) -> None:
+    outcome = bench.start(case, tmp_path / "work", "<&- >&- 2>&-")
+    code = 2 if case in ("stream", "converse") else 0
     assert outcome == Outcome(code, b"", bench.expect(case).results)
 
 

@@ -13,7 +13,7 @@ import shutil
 import xml.etree.ElementTree
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -25,7 +25,6 @@ import pytest
 from pyarrow import parquet
 from support.fuzzing import (
     TEXTS,
-    TOKENS,
     Target,
     Tree,
     dump_json,
@@ -45,62 +44,49 @@ from support.soaking import IS_SOAK
 from support.untrained import make_checkpoint, make_vocab
 
 from nmt.average.select import read_validations
-from nmt.checkpoint import TrainState, open_checkpoint, open_tensors, read_origin
+from nmt.checkpoint import TrainState, open_tensors, read_origin
 from nmt.config import (
     CorpusConfig,
     DataConfig,
     OptimizerConfig,
     RunConfig,
-    VocabConfig,
     format_config,
     load_config,
     load_recorded_config,
     to_plain_values,
 )
 from nmt.corpus.inspection import StoreReport, format_report
-from nmt.corpus.ledger import check_same, read_ledger
+from nmt.corpus.ledger import read_ledger
 from nmt.corpus.reader import read_blocks
-from nmt.corpus.stages import DONE_FILE, Collected, read_stage_result
-from nmt.corpus.text_files import TextFile, read_lines
 from nmt.data.bpe_dropout import MergeTable
 from nmt.data.store import Side, SideWriter, open_store
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import read_results
 from nmt.report.facts import RunFacts, list_sampled_attention
 from nmt.report.page import render_page
-from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.files import verify
-from nmt.system.records import RecordReader
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
 from nmt.train.metrics_log import read_events
 from nmt.train.on_track import LearningCheck
-from nmt.train.shutdown import StatusFile
-from nmt.translate.lines import open_input
 
 # Cases in `make soak`, in proportion to the speed of the reader.
 SOAK_CASES = {
-    "yaml": 100_000,
+    "yaml": 150_000,
     "config": 15_000,
-    "manifest": 100_000,
+    "manifest": 150_000,
     "tensors": 40_000,
-    "checkpoint": 4_000,
     "state": 120_000,
     "tsv": 80_000,
     "jsonl": 80_000,
     "tmx": 40_000,
     "parquet": 40_000,
     "packed": 60_000,
-    "lines": 60_000,
-    "scored text": 30_000,
     "store": 50_000,
     "results": 60_000,
     "metrics": 40_000,
-    "status": 40_000,
     "ledger": 40_000,
-    "sources": 11_000,
-    "finished stage": 60_000,
     "vocabulary": 40_000,
 }
 QUICK_CASES = 300
@@ -171,17 +157,6 @@ def read_state(folder: Path, data: bytes) -> None:
     read_origin(folder)
 
 
-def read_checkpoint(folder: Path, data: bytes) -> None:
-    """The first byte says which file of the checkpoint the others are."""
-    names = ("config.yaml", "state.json", "model.safetensors")
-    checkpoint = folder / "checkpoint"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    shutil.copytree(folder / "whole", checkpoint)
-    write(checkpoint / names[data[0] % len(names)], data[1:])
-    seal_quickly(checkpoint)
-    open_checkpoint(checkpoint)
-
-
 # ---- corpora ----------------------------------------------------------------------------------------------------
 
 
@@ -212,30 +187,14 @@ def make_tsv_line(rng: Random) -> bytes:
     return "\t".join(cells).encode("utf-8", "surrogatepass")
 
 
-TMX_PARTS = "a;&#228;;&lt;;\n ;<ph>x</ph>;<hi>y</hi>;<tu>;</tu>;<seg>;</seg>;&b;;<!-- c -->".split(
-    ";"
-)
-TMX_HEADS = [
-    "",
-    '<?xml version="1.0"?>',
-    '<!DOCTYPE t [<!ENTITY b "ha">]>',
-    '<!DOCTYPE t SYSTEM "x">',
-]
-
-
-def make_tmx(rng: Random) -> bytes:
-    """Units that are well-formed more often than not; half of the files are damaged further."""
-    units = []
-    for _ in range(rng.randrange(4)):
-        sides = []
-        for language in rng.choices(["en", "de", "EN-us", "fr", ""], k=rng.randrange(4)):
-            n_odd = rng.choice([0, 0, 0, 1])
-            parts = ["text", *rng.choices(TMX_PARTS, k=n_odd)]
-            sides.append(f'<tuv xml:lang="{language}"><seg>{"".join(parts)}</seg></tuv>')
-        units.append(f"<tu>{''.join(sides)}</tu>")
-    text = f"{rng.choice(TMX_HEADS)}<tmx>{''.join(units)}</tmx>"
-    data = text.encode(rng.choice(["utf-8", "utf-8", "utf-16"]))
-    return mutate_often(data, rng) if rng.random() < 0.5 else data
+TMX = """<?xml version="1.0"?><tmx>
+<tu><tuv xml:lang="en"><seg>a &#228; &lt;<ph>x</ph></seg></tuv>
+<tuv xml:lang="DE-at"><seg>b <hi>y</hi><!-- c --></seg></tuv></tu>
+<tu><tuv xml:lang="en"><seg>text</seg></tuv><tuv xml:lang="fr"><seg/></tuv></tu>
+<tu><tuv xml:lang="de"><seg>zwei\nZeilen</seg></tuv><tuv xml:lang="en"><seg>two</seg></tuv></tu>
+</tmx>"""
+ENTITY = '<!DOCTYPE t [<!ENTITY b "ha">]>'
+TMX_FILES = [TMX.encode(), TMX.encode("utf-16"), TMX.replace("<tmx>", f"{ENTITY}<tmx>&b;").encode()]
 
 
 def make_jsonl_line(rng: Random) -> bytes:
@@ -246,12 +205,10 @@ def make_jsonl_line(rng: Random) -> bytes:
 def list_parquet_files() -> list[bytes]:
     texts = ["a dog", "", "große", None, "x" * 300]
     types: list[dict[str, Any]] = [
-        {"en": texts, "de": texts[::-1]},
+        {"en": texts, "de": pa.array(texts).dictionary_encode()},
         {"translation": [{"en": "a", "de": "b"}, None, {"en": None, "de": "c"}]},
         {"en": [1, 2, None], "de": [b"\xff", b"a", None], "other": [1.5, None, 2.5]},
         {"src": [["a"], [], None], "tgt": [{"x": 1}, None, {"x": 2}]},
-        {"en": pa.array(texts).dictionary_encode(), "de": pa.array(texts, pa.large_string())},
-        {"en": [], "de": []},
     ]
     files = []
     for columns in types:
@@ -262,25 +219,30 @@ def list_parquet_files() -> list[bytes]:
     return files
 
 
-def make_packed(rng: Random) -> bytes:
-    """The first byte says how it is packed."""
-    which = rng.randrange(len(PACKINGS))
-    make_text = vary_lines(lambda rng: rng.choice([b"a dog", b"\xff", b"", *TOKENS[:40]]))
-    content = make_text(rng)
-    packing = PACKINGS[which]
-    if packing in ARCHIVES:
-        members = {rng.choice(["x.en", "./x.en", "x.de", *ASCII_NAMES]): content for _ in range(3)}
-        packed = pack_archive(members | {"x.de": b"ein Hund\n"}, packing)
-    else:
-        packed = pack(content, packing)
-        if rng.random() < 0.2:
-            packed += pack(b"more\n", packing)
-    return bytes([which]) + (mutate_often(packed, rng) if rng.random() < 0.8 else packed)
-
-
 PACKINGS = [".gz", ".xz", ".zst", ".bz2", ".tgz", ".tar", ".zip"]
 ARCHIVES = PACKINGS[4:]
-ASCII_NAMES = ["../x.en", "/x.en", "x" * 200, "x.en/", "\x1b[31m"]
+
+
+def list_packed_files() -> list[bytes]:
+    """The first byte says how it is packed."""
+    first, more = b"a dog\n", b"\xff\n\n"
+    content = first + more
+    members = {
+        "./x.en": content,
+        "../x.en": content,
+        "\x1b[31m": content,
+        "x.de": b"ein Hund\n" * 3,
+    }
+    files = []
+    for i, packing in enumerate(PACKINGS):
+        is_archive = packing in ARCHIVES
+        packed = (
+            pack_archive(members, packing)
+            if is_archive
+            else pack(first, packing) + pack(more, packing)
+        )
+        files.append(bytes([i]) + packed)
+    return files
 
 
 def read_packed(folder: Path, data: bytes) -> None:
@@ -290,25 +252,6 @@ def read_packed(folder: Path, data: bytes) -> None:
     else:
         corpus = CorpusConfig(src=f"x.en{packing}", tgt="x.de")
     read_corpus(corpus)(folder, content)
-
-
-def read_input(folder: Path, data: bytes) -> None:
-    """Every line of an input is a line, whatever its bytes; and as a file of translations."""
-    path = write(folder / "in", data)
-    n = data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
-    with open_input(str(path)) as reader:
-        assert sum(len(chunk.lines) for chunk in reader.read_chunks()) == n
-    assert sum(1 for _ in read_lines(TextFile(path))) == n
-
-
-def read_scored(folder: Path, data: bytes) -> None:
-    """Translations and references, in the halves of the lines."""
-    lines = data.decode(errors="surrogateescape").split("\n")
-    half = len(lines) // 2
-    problems = find_problems(
-        Text("out.txt", lines[:half], "de"), Text("ref.de", lines[half : 2 * half], "de")
-    )
-    assert all(problem.message for problem in problems)
 
 
 # ---- stores -----------------------------------------------------------------------------------------------------
@@ -438,35 +381,12 @@ METRICS: list[Tree] = [
 ]
 
 
-def read_status(folder: Path, data: bytes) -> None:
-    run = RunFolder(folder)
-    write(run.status, data)
-    assert StatusFile(run, 5).has_failed in (True, False)
-
-
 def read_store_ledger(folder: Path, data: bytes) -> None:
     """What nmt-prepare --inspect shows of it."""
     write(folder / "ledger.json", data)
     ledger = read_ledger(folder)
     format_report(StoreReport(str(folder), ledger, {}, []), width=80)
     json.dumps(ledger.to_plain())
-
-
-def read_sources(folder: Path, data: bytes) -> None:
-    """The first byte says whether the rest is the ledger or the stamps of a store that is there."""
-    names = ("ledger.json", ".sources.json")
-    store = folder / "store"
-    for name in names:
-        write(store / name, (folder / name).read_bytes())
-    write(store / names[data[0] % 2], data[1:])
-    settings = json.loads((folder / "ledger.json").read_bytes())["settings"]
-    data_config = RecordReader(str).read(DataConfig, settings["data"])
-    check_same(store, replace(data_config, root=str(folder)), VocabConfig(size=80))
-
-
-def read_done_file(folder: Path, data: bytes) -> None:
-    write(folder / DONE_FILE, data)
-    read_stage_result(folder, Collected)
 
 
 def read_vocabulary(folder: Path, data: bytes) -> None:
@@ -477,16 +397,6 @@ def read_vocabulary(folder: Path, data: bytes) -> None:
     vocab.pieces(range(vocab.size))
 
 
-def vary_either(*makers: Callable[[Random], bytes]) -> Callable[[Random], bytes]:
-    """Cases of several files; the first byte says of which."""
-
-    def make(rng: Random) -> bytes:
-        which = rng.randrange(len(makers))
-        return bytes([which]) + makers[which](rng)
-
-    return make
-
-
 # ---- the hunt ---------------------------------------------------------------------------------------------------
 
 
@@ -494,25 +404,10 @@ def list_targets(seeds: Path) -> dict[str, Target]:
     model = (seeds / "checkpoint" / "model.safetensors").read_bytes()
     entry = {"sha256": sha256(b"abc").hexdigest(), "size": 3}
     manifest = {"a": entry, "b": entry}
-    config = parse_yaml((seeds / "checkpoint" / "config.yaml").read_text(), "").values
     state = json.loads((seeds / "checkpoint" / "state.json").read_bytes())
     vocabulary = (seeds / "checkpoint" / "vocab.model").read_bytes()
     ledger = json.loads((seeds / "store" / "ledger.json").read_bytes())
     ledger |= {"command": "nmt-prepare", "versions": {"nmt": "0.1.0"}}  # the same everywhere
-    sources = {name: [f"/corpora/{name}", 10, 20, 30, 40] for name in ("train.en", "train.de")}
-    report = {"lines": 9, "kept": [6], "tokens": [0, 0], "held_out": {"dev": [0, 0, 0]}}
-    report |= {"dropped": {"empty": 3}, "samples": {"empty": [["a", ""]]}}
-    done = {"report": report, "files": []}
-
-    def copy_whole(folder: Path) -> None:
-        shutil.copytree(seeds / "checkpoint", folder / "whole")
-
-    def copy_store(folder: Path) -> None:
-        shutil.copytree(seeds / "store", folder / "store")
-        write(folder / "ledger.json", json.dumps(ledger).encode())
-        write(folder / ".sources.json", json.dumps(sources).encode())
-        for name in ("train.en", "train.de", "valid.en", "valid.de"):
-            shutil.copy(seeds / name, folder)
 
     def write_members(folder: Path) -> None:
         for name in manifest:
@@ -521,42 +416,25 @@ def list_targets(seeds: Path) -> dict[str, Target]:
     def write_target_side(folder: Path) -> None:
         write(folder / "x.de", b"ein Hund\n" * 3)
 
-    text = vary_lines(lambda rng: rng.choice([*TEXTS, "a dog"]).encode("utf-8", "surrogatepass"))
     targets = [
         Target("yaml", vary_yaml(list_configs()[1:]), read_yaml),
         Target("config", vary_yaml(list_configs()), read_config),
         Target("manifest", vary_json([manifest, {}]), read_sealed, write_members),
         Target("tensors", vary_safetensors([model]), read_tensors),
-        Target(
-            "checkpoint",
-            vary_either(vary_yaml([config]), vary_json([state]), vary_safetensors([model])),
-            read_checkpoint,
-            copy_whole,
-        ),
         Target("state", vary_json([state, asdict(TrainState())]), read_state),
         Target("tsv", vary_lines(make_tsv_line), read_corpus(CorpusConfig(file="x.tsv"))),
         Target("jsonl", vary_lines(make_jsonl_line), read_corpus(CorpusConfig(file="x.jsonl"))),
-        Target("tmx", make_tmx, read_corpus(CorpusConfig(file="x.tmx"))),
+        Target("tmx", vary_bytes(TMX_FILES), read_corpus(CorpusConfig(file="x.tmx"))),
         Target(
             "parquet",
             vary_bytes(list_parquet_files()),
             read_corpus(CorpusConfig(file="x.parquet")),
         ),
-        Target("packed", make_packed, read_packed, write_target_side),
-        Target("lines", text, read_input),
-        Target("scored text", text, read_scored, names_file=False),
+        Target("packed", vary_bytes(list_packed_files()), read_packed, write_target_side),
         Target("store", make_array, read_store, make_store),
         Target("results", vary_json([RESULTS, []]), read_scores),
         Target("metrics", vary_lines(make_metrics_line), read_run_metrics),
-        Target("status", vary_json([{"state": "failed", "step": 3, "pid": 1}]), read_status),
         Target("ledger", vary_json([ledger]), read_store_ledger),
-        Target(
-            "sources",
-            vary_either(vary_json([ledger]), vary_json([sources])),
-            read_sources,
-            copy_store,
-        ),
-        Target("finished stage", vary_json([done]), read_done_file, names_file=False),
         Target("vocabulary", vary_bytes([vocabulary]), read_vocabulary),
     ]
     return {target.name: target for target in targets}

@@ -8,25 +8,26 @@ and takes minutes: `make soak` runs it.
 
 import contextlib
 import itertools
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from support.soaking import IS_SOAK
+from support.soaking import IS_SOAK, check_same, steps_logged
+from support.waiting import until
 
 from nmt.commands.train import main
+from nmt.system.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
+WEIGHTS = "checkpoints/last/model.safetensors"
 IP = shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 # So that two test runs at once seldom choose the same
 NUMBERS = itertools.count(os.getpid() % 50 * 5)
@@ -88,27 +89,12 @@ class Pair:
     def start(self, host: int, *arguments: str) -> subprocess.Popen[bytes]:
         assert IP is not None
         launch = str(ROOT / "scripts" / "launch.sh")
-        command = [
-            IP,
-            "netns",
-            "exec",
-            self.name(host),
-            launch,
-            "--gpus",
-            "1",
-            "--hosts",
-            "2",
-            "--host-rank",
-            str(host),
-            "--main-host",
-            self.address(0),
-            "--",
-            *arguments,
-        ]
+        command = [IP, "netns", "exec", self.name(host), launch]
+        command += f"--gpus 1 --hosts 2 --host-rank {host} --main-host {self.address(0)}".split()
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with open(self.folder / f"host{host}.log", "ab") as log:
             process = subprocess.Popen(
-                command,
+                [*command, "--", *arguments],
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": path},
@@ -153,13 +139,6 @@ def hosts(tmp_path: Path) -> Iterator[Pair]:
         pair.end()
 
 
-def until(holds: Callable[[], bool], seconds: float, pair: Pair) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"waited in vain for {seconds} s\n{pair.told()}"
-        time.sleep(0.1)
-
-
 def train(pair: Pair, *arguments: str) -> None:
     """On both, to the end."""
     processes = [pair.start(host, *arguments) for host in (0, 1)]
@@ -167,36 +146,12 @@ def train(pair: Pair, *arguments: str) -> None:
     assert codes == [0, 0], pair.told()
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    folder = run / "checkpoints" / "last"
-    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
-
-
-def losses(run: Path) -> list[tuple[int, float, float]]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [(line["step"], line["loss"], line["nll"]) for line in lines if line["kind"] == "train"]
-
-
-def last_step(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return int(json.loads(lines[-1])["step"]) if lines else 0
-
-
 def test_two_hosts_train_what_one_does(hosts: Pair, toy: Path, tmp_path: Path) -> None:
     assert main(["--config", str(toy), f"out={tmp_path}/one"]) == 0
     train(hosts, "--config", str(toy), f"out={tmp_path}/two")
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    assert one.keys() == two.keys()
-    far = {name: float((one[name] - two[name]).abs().max() / one[name].abs().max()) for name in one}
-    assert max(far.values()) <= 1e-5, far
-    for (step, loss, nll), (step_of_two, loss_of_two, nll_of_two) in zip(
-        losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True
-    ):
-        assert step == step_of_two
-        assert (loss, nll) == pytest.approx((loss_of_two, nll_of_two), abs=1e-5 + 1e-9), (
-            "the log rounds to 1e-5"
-        )
+    one, two = (load_file(tmp_path / name / WEIGHTS) for name in ("one", "two"))
+    for name, tensor in one.items():
+        assert float((tensor - two[name]).abs().max() / tensor.abs().max()) <= 1e-5, name
 
 
 LONG = ("training.steps=400", "training.checkpoint_every=20", "training.log_every=5")
@@ -209,14 +164,6 @@ def undisturbed(pair: Pair, toy: Path, run: Path) -> tuple[str, ...]:
     return arguments
 
 
-def assert_same(a: Path, b: Path) -> None:
-    """To the last bit."""
-    of_a, of_b = weights(a), weights(b)
-    assert of_a.keys() == of_b.keys()
-    assert [name for name in of_a if not torch.equal(of_a[name], of_b[name])] == []
-    assert losses(a) == losses(b) and len(losses(a)) == 81
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("seconds", "retries"), [(20, 15), (100, 15), (60, 5)])
 def test_a_cable_that_is_pulled_and_plugged_in_again(
@@ -224,30 +171,23 @@ def test_a_cable_that_is_pulled_and_plugged_in_again(
 ) -> None:
     """Nobody does anything but plug it in. With 15 retries, as usual, TCP waits for the cable; with
     5 it gives up after some 15 seconds, all ranks die, and the hosts join anew."""
+    set_retries = f"sysctl -q -w net.ipv4.tcp_retries2={retries}".split()
     for host in (0, 1):
-        ip(
-            "netns",
-            "exec",
-            hosts.name(host),
-            "sysctl",
-            "-q",
-            "-w",
-            f"net.ipv4.tcp_retries2={retries}",
-        )
+        ip("netns", "exec", hosts.name(host), *set_retries)
     arguments = undisturbed(hosts, toy, tmp_path / "calm")
     run = tmp_path / "cut"
     processes = [hosts.start(host, *arguments, f"out={run}") for host in (0, 1)]
-    until(lambda: last_step(run) >= 150, 100, hosts)
+    until(lambda: steps_logged(RunFolder(run)) >= 150, 100)
     hosts.pull()
     time.sleep(seconds)
-    stood = last_step(run)
+    stood = steps_logged(RunFolder(run))
     assert 150 <= stood < 400, "it waits for the other"
     hosts.plug()
-    until(lambda: all(process.poll() is not None for process in processes), 300, hosts)
+    until(lambda: all(process.poll() is not None for process in processes), 300)
     assert [process.returncode for process in processes] == [0, 0], hosts.told()
     is_continued = "continuing after update" in (tmp_path / "host0.log").read_text()
     assert is_continued == (retries == 5), "TCP bridged the gap, or the checkpoint did"
-    assert_same(tmp_path / "calm", run)
+    check_same(RunFolder(run), RunFolder(tmp_path / "calm"))
 
 
 @pytest.mark.timeout(600)
@@ -260,17 +200,17 @@ def test_a_host_that_lost_its_power_is_started_again(
     arguments = undisturbed(hosts, toy, tmp_path / "calm")
     run = tmp_path / "cut"
     first, second = (hosts.start(host, *arguments, f"out={run}") for host in (0, 1))
-    until(lambda: last_step(run) >= 150, 100, hosts)
+    until(lambda: steps_logged(RunFolder(run)) >= 150, 100)
     hosts.pull()
     hosts.kill(1)
     second.wait(timeout=20)
     time.sleep(20)
-    assert first.poll() is None and last_step(run) < 400
+    assert first.poll() is None and steps_logged(RunFolder(run)) < 400
     ip("netns", "del", hosts.name(1))  # its connections stay open in limbo, and never say so
     ip("-n", hosts.name(0), "link", "del", "cable")
     ip("netns", "add", hosts.name(1))
     hosts.connect()
     third = hosts.start(1, *arguments, f"out={run}")
-    until(lambda: first.poll() is not None and third.poll() is not None, 300, hosts)
+    until(lambda: first.poll() is not None and third.poll() is not None, 300)
     assert (first.returncode, third.returncode) == (0, 0), hosts.told()
-    assert_same(tmp_path / "calm", run)
+    check_same(RunFolder(run), RunFolder(tmp_path / "calm"))

@@ -105,7 +105,7 @@ def compare(
 
 
 def test_one_two_four_and_one_again(ground: Ground) -> None:
-    n = counted(5, 12)  # updates between two changes
+    n = counted(3, 12)  # updates between two changes
     whole = trained(ground, "one", [(1, 4 * n)])
     assert {update["blanks"] for update in whole.values()} == {0}
     assert len({content for update in whole.values() for content in pairs(update).values()}) > 8 * n

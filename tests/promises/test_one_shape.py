@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.soaking import counted
 
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import BatchShape
@@ -24,7 +25,7 @@ from nmt.system.ranks import World
 UPDATE = 25_000
 CONFIG = TrainingConfig(src_tokens=UPDATE, tgt_tokens=UPDATE)
 RANKS = (1, 3, 16)
-N_EPOCHS = 8
+N_EPOCHS = counted(3, 8)
 CPU = torch.device("cpu")
 
 

@@ -104,8 +104,8 @@ def test_a_home_costs_time_at_most(
 PAGE = 4096
 N_PAGES = 256  # of the small disk
 WRITING_CASES = [*MAINS, "export huggingface", "export ctranslate2"]
-# test_checkpoint_writer.py fills the disk of a training, test_full_disks.py that of every export.
-USUAL_CASES = ["prepare", "average", "eval", "translate"]
+# test_checkpoint_writer.py fills the disk of a training.
+USUAL_CASES = ["prepare", "average", "eval", "translate", "export"]
 
 
 class Roomy:
@@ -185,6 +185,12 @@ def test_a_full_disk(
     else:
         pytest.fail("the disk was never large enough")
     assert n_failures and record(bench.folder) == given
+
+    # what was there stays
+    if case.startswith(("average", "export")):
+        small_disk.fill(2 * PAGE)
+        assert run_here(bench, case, work, capsys) == Outcome(1, b"", whole.results)
+        check_complete_or_absent(work, whole, translated)
 
 
 # ---- mount points -----------------------------------------------------------------------------------------------

@@ -7,18 +7,13 @@ The ranks are real, under a real torchrun, which turns every exit code into 1 an
 one as root cause.
 """
 
-import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from support.soaking import RANK, SEPARATE, counted
+from support.soaking import Torchrun, counted
 from support.waiting import is_alive, until
 
 from nmt.commands.cli import run_command
@@ -70,44 +65,20 @@ ERRORS = [
 def test_a_rank_that_fails_leaves_at_once(
     toy: Path, tmp_path: Path, error: str, code: int, told: str
 ) -> None:
-    program, errors = tmp_path / "rank.py", tmp_path / "torchrun.err"
+    program = tmp_path / "rank.py"
     program.write_text(PROGRAM)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--standalone",
-        str(program),
-        error,
-        str(tmp_path),
-        "--config",
-        str(toy),
-    ]
-    environment = {name: value for name, value in os.environ.items() if name not in RANK}
-    with open(errors, "wb") as file:
-        process = subprocess.Popen(
-            command,
-            stderr=file,
-            start_new_session=True,
-            env=environment | SEPARATE | {"OMP_NUM_THREADS": "1"},
-        )
+    argv = [error, str(tmp_path), "--config", str(toy)]
+    start = Torchrun(tmp_path / "ranks", argv, program=[str(program)])
     try:
         failing = tmp_path / "failing"
-        until(lambda: failing.exists() or process.poll() is not None, 60)
-        assert failing.exists(), errors.read_text()
+        start.until(failing.exists)
         pid, started_at = int(failing.read_text()), time.monotonic()
         until(lambda: not is_alive(pid), EXIT_S)
-        left_s = time.monotonic() - started_at
-        assert process.wait(timeout=20) == 1
-        print(
-            f"\n{error}: the rank left after {left_s:.2f} s, torchrun after {time.monotonic() - started_at:.2f} s"
-        )
+        print(f"\n{error}: the rank left after {time.monotonic() - started_at:.2f} s")
+        assert start.process.wait(timeout=20) == 1
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    text = errors.read_text()
+        start.end()
+    text = start.told()
     first = text.partition("Root Cause")[2]
     assert told in text and re.search(rf"rank +: 1 .*\n +exitcode +: {code} ", first), text
     assert not (tmp_path / "hangs").exists()

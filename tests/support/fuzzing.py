@@ -273,7 +273,6 @@ class Target:
     make: Callable[[Random], bytes]
     read: Callable[[Path, bytes], object]  # in a folder of its own, the content of a file
     prepare: Callable[[Path], object] = lambda folder: None
-    names_file: bool = True  # whether each refusal must name a file of the folder
 
 
 @dataclass
@@ -313,7 +312,7 @@ def find_fault(target: Target, data: bytes, folder: Path) -> str | None:
         return None
     if escape_line(refusal) != refusal or len(refusal) > MAX_MESSAGE:
         return f"refused with {len(refusal)} characters: {ascii(refusal)[:300]}"
-    if target.names_file and str(folder) not in refusal:
+    if str(folder) not in refusal:
         return f"refused without the file: {ascii(refusal)[:300]}"
     return ""
 

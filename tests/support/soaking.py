@@ -502,12 +502,17 @@ class Start:
 
 
 class Torchrun:
-    """One start of nmt-train by a real torchrun. All its processes bear a mark in their
+    """One start of nmt-train, or another program, by a real torchrun. All its processes bear a mark in their
     environment.
     """
 
     def __init__(
-        self, folder: Path, argv: Sequence[str], size: int = 2, options: Sequence[str] = ()
+        self,
+        folder: Path,
+        argv: Sequence[str],
+        size: int = 2,
+        options: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "nmt.commands.train"),
     ) -> None:
         self.mark = f"NMT_SOAK_MARK={random.SystemRandom().getrandbits(64):x}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -523,8 +528,7 @@ class Torchrun:
             "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
             "--shutdown-timeout=60",
             *options,
-            "-m",
-            "nmt.commands.train",
+            *program,
             *argv,
         ]
         with open(self.errors, "wb") as errors:

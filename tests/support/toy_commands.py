@@ -23,7 +23,6 @@ from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from support.canary import record
-from support.shell_process import WAIT_S, ShellProcess
 from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.untrained import make_checkpoint, make_vocab
 
@@ -40,6 +39,7 @@ MAINS: dict[str, Callable[[list[str]], int]] = {
 COMMANDS = {"stream": "translate", "converse": "translate", "inspect": "prepare"}
 CASES = [*MAINS, *COMMANDS]
 DIGESTED = (".npy", ".model", ".txt")
+WAIT_S = 100
 LINES = b"red dog\n\xff\xfe cat\n\nblue cat\n" * 3
 
 
@@ -101,36 +101,19 @@ class Bench:
                 self.undisturbed[case] = Outcome(code, untimed(data.getvalue()), results(work))
         return self.undisturbed[case]
 
-    def run(self, case: str, work: Path, states: dict[str, str]) -> Outcome:
-        """Run a command with some of its streams in some states, and see that nothing else changes."""
-        streams, results_folder = work / "streams", work / "results"
-        (streams / "current").mkdir(parents=True)
-        results_folder.mkdir()
-        (streams / "stdin").write_bytes(LINES)
-        self.expect(case)
-        given = record(self.folder)
-        process = ShellProcess(
-            COMMANDS.get(case, case), self.argv(case, results_folder), streams, states
-        )
-        code = process.run()
-        assert record(self.folder) == given
-        assert list((streams / "current").iterdir()) == []
-        stdout = streams / "stdout"
-        data = stdout.read_bytes() if stdout.exists() else b""
-        return Outcome(code, untimed(data), results(results_folder))
-
     def start(
         self,
         case: str,
         work: Path,
         redirection: str = "",
-        stderr: int = subprocess.DEVNULL,
+        streams: Mapping[str, int] = MappingProxyType({}),
         prefix: Sequence[str] = (),
         changes: Mapping[str, str | None] = MappingProxyType({}),
     ) -> Outcome:
         """Start a command as a shell does, and see that nothing but its results is made.
 
-        `prefix` is what starts it as another user, `changes` are those of the environment.
+        `redirection` is the shell's, `streams` are descriptors to start with, `prefix` is what
+        starts it as another user, `changes` are those of the environment.
         """
         current, results_folder = work / "current", work / "results"
         for folder in (work, current, results_folder):
@@ -146,16 +129,16 @@ class Bench:
         with open(self.folder / "in", "rb") as stdin:
             process = subprocess.run(
                 [*prefix, "bash", "-c", f'exec "$@" {redirection}', "bash", *command],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
                 env={key: value for key, value in variables.items() if value is not None},
                 cwd=current,
                 timeout=WAIT_S,
+                stdin=stdin,
+                stdout=streams.get("stdout", subprocess.PIPE),
+                stderr=streams.get("stderr", subprocess.DEVNULL),
             )
         assert record(self.folder) == given
         assert list(current.iterdir()) == []
-        return Outcome(process.returncode, untimed(process.stdout), results(results_folder))
+        return Outcome(process.returncode, untimed(process.stdout or b""), results(results_folder))
 
 
 def untimed(report: bytes) -> bytes:

@@ -144,9 +144,9 @@ def test_a_write_replaces_what_is_there_and_not_what_it_leads_to(tmp_path: Path,
 def test_a_link_in_place_of_a_temporary_name_leads_nowhere(tmp_path: Path) -> None:
     path = tmp_path / "step-1"
     put("link", tmp_path / ".step-1.tmp")
-    (tmp_path / ".step-1.old").symlink_to("outside")
-    for content in ("one", "two"):
-        write_folder(path, filler(content))
+    write_folder(path, filler("one"))
+    (path / ".new").symlink_to("../outside")
+    write_folder(path, filler("two"))
     assert (path / "weights").read_text() == "two" and not path.is_symlink()
     check_outside(path)
     assert sorted(os.listdir(tmp_path)) == ["outside", "step-1"]
@@ -420,6 +420,25 @@ def test_a_lock_refuses_the_second_by_name_and_dies_with_its_holder(tmp_path: Pa
         )
     with lock(tmp_path, "again"):
         assert (tmp_path / ".lock").read_text().startswith("again on ")
+
+
+def test_a_lock_file_that_its_last_holder_removes_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / ".run.lock", fcntl.flock
+    removals = [path.unlink]
+
+    def remove_and_lock(*args: int) -> None:
+        if removals:
+            removals.pop()()
+        flock(*args)
+
+    monkeypatch.setattr(fcntl, "flock", remove_and_lock)
+    with lock(tmp_path / "run", "training", path.name):
+        assert path.exists()  # otherwise another could take it
+        with pytest.raises(UserError, match="in use by training"):
+            lock(tmp_path / "run", "averaging", path.name).__enter__()
+    assert not path.exists()
 
 
 @pytest.mark.timeout(20)
