@@ -92,7 +92,9 @@ class Preparation:
             for path in folder.iterdir():
                 sync_to_disk(path)
             write_json(folder / DONE_FILE, asdict(result))  # type: ignore[call-overload]
-            say(f"stage {name}: {clock() - started_at:.1f} s")
+            seconds = clock() - started_at
+            if seconds >= 1:
+                say(f"stage {name}: {seconds:.1f} s")
         return folder, result
 
 

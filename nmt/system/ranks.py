@@ -8,6 +8,7 @@ hours while rank 0 works for all.
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,6 +29,7 @@ from nmt.system.runtime import (
 
 Found = TypeVar("Found")
 
+REPORT_S = 0.5  # in which rank 0 says what went wrong
 # After how much silence a host is given up; Linux would wait for 15 minutes or forever.
 SILENCE_S = 120
 # In an update all ranks do the same work. Their first updates may be minutes apart, because each
@@ -91,6 +93,9 @@ class World:
         if error is not None:
             raise error
         if code:
+            time.sleep(
+                REPORT_S
+            )  # torchrun ends all ranks once one has failed, and rank 0 has yet to say why
             raise SystemExit(code)
         return found
 
