@@ -17,6 +17,9 @@ for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
 
 
+OFF = "decoding.compile=off"  # compiling would take longer than all else
+
+
 @pytest.fixture(scope="module", name="checkpoint")
 def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve")
@@ -24,7 +27,7 @@ def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_process_answers_until_sigterm(checkpoint: Path, tmp_path: Path) -> None:
-    with start_server(tmp_path, str(checkpoint), f"small={checkpoint}") as (process, port):
+    with start_server(tmp_path, str(checkpoint), f"small={checkpoint}", OFF) as (process, port):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         body = json.dumps({"q": ["red dog"], "model": "small"})
         connection.request("POST", "/v1/translate", body, {"Content-Type": "application/json"})
@@ -52,7 +55,7 @@ def test_bad_options(options: list[str], words: str, capsys: pytest.CaptureFixtu
 
 
 def test_two_models_of_one_name(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(checkpoint), str(checkpoint), "--port", "0"]) == 2
+    assert main([str(checkpoint), str(checkpoint), OFF, "--port", "0"]) == 2
     assert "two models are called en-de; give one another name" in capsys.readouterr().err
 
 

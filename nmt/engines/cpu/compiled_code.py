@@ -5,9 +5,11 @@ numba itself notices a change only in the file of the function that is called, n
 functions that this one calls.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,20 @@ def find_code_folder(*files: str) -> Path | None:
     for file in files:
         digest.update(Path(file).read_bytes())
     return Path(folder) / digest.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def hold_code_folder(*files: str) -> Iterator[None]:
+    """Let one process at a time compile `files`; those that have waited load what it compiled."""
+    folder = find_code_folder(*files)
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "ab") as file:
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def make_compiler(

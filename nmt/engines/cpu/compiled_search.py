@@ -20,7 +20,7 @@ from torch import Tensor
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import BOS, EOS, PAD
-from nmt.engines.cpu.compiled_code import find_code_folder, make_compiler
+from nmt.engines.cpu.compiled_code import find_code_folder, hold_code_folder, make_compiler
 from nmt.engines.cpu.compiled_layers import (
     ACTIVATIONS,
     LAYER_FILES,
@@ -546,7 +546,8 @@ def find_fault_of_compiler(is_bf16: bool) -> str | None:
         with torch.random.fork_rng(devices=[]):
             tiny = Transformer(ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1), EOS + 1)
         rules = make_rules(DecodingConfig(max_extra=1))
-        search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
+        with hold_code_folder(*SEARCH_FILES):
+            search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
     except Exception as error:  # numba raises all kinds, for example on damaged files
         return f"{type(error).__name__}: {error}"
     return None
