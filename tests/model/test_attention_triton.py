@@ -20,6 +20,7 @@ from support.interpreted import (
     run_interpreted,
 )
 from support.packed_pairs import relation, side
+from support.soaking import counted
 from torch import Tensor
 
 from nmt.data.batch import Packed
@@ -41,12 +42,10 @@ CASES = [
 @needs_interpreter
 @pytest.mark.timeout(330)
 def test_in_the_interpreter() -> None:
-    """These kernels, those of the loss, and the graph of both: a second process would take seconds
-    to start.
-    """
+    """These kernels and those of the loss; in make soak the graph of both too."""
     train = Path(__file__).parents[1] / "train"
     graph = f"{train}/test_fast_paths.py::test_what_a_gpu_runs_is_one_graph"
-    run_interpreted(__file__, f"{train}/test_loss_triton.py", graph)
+    run_interpreted(__file__, f"{train}/test_loss_triton.py", *counted([], [graph]))
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, may: Tensor) -> Tensor:

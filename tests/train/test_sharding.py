@@ -63,6 +63,7 @@ def test_a_run_continues_in_shares_and_without(ground: Ground, whole: RunFolder)
     check_close(run, whole)
 
 
+@pytest.mark.skipif(not IS_SOAK, reason="takes ten seconds: NMT_SOAK=1")
 def test_shares_are_exact_when_continued(ground: Ground) -> None:
     settings = (*CALM, *EXTRAS, SHARD)
     straight = ground.finish("straight", *settings, "training.steps=12", size=2)
