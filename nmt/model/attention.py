@@ -10,7 +10,7 @@ Decoding steps have their own attention, over a cache (`cache.py`). No kernel dr
 so with `model.attention_dropout` a GPU trains through the padded products too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -48,6 +48,7 @@ class PaddedGroups:
 
     def __init__(self, packed: Packed, groups: list[Tensor], widths: list[int]) -> None:
         self.packed, self.widths = packed, widths
+        self.sizes = [group.numel() * width for group, width in zip(groups, widths, strict=True)]
         self.live: list[Tensor] = []  # per group, (S, L): whether the position has a token
         # Per group, (S, L): the packed row of the token, 0 where there is none
         self.tokens: list[Tensor] = []
@@ -57,14 +58,14 @@ class PaddedGroups:
         self.strides = torch.zeros_like(self.starts)
         self.indices: dict[tuple[int, ...], Tensor] = {}
         first = 0
-        for group, width in zip(groups, widths, strict=True):
+        for group, width, size in zip(groups, widths, self.sizes, strict=True):
             places = torch.arange(width, device=group.device)
             live = places < packed.lengths[group, None]
             self.live.append(live)
             self.tokens.append(torch.where(live, packed.offsets[group, None] + places, 0))
             self.starts[group] = first + width * torch.arange(group.numel(), device=group.device)
             self.strides[group] = width
-            first += group.numel() * width
+            first += size
         self.starts[-1] = first  # the dead tail reads the row of zeros after the last cell
 
     def pad(self, x: Tensor, group: int) -> Tensor:
@@ -83,8 +84,17 @@ class PaddedGroups:
         rows = x.as_strided(((n - 1) * rows_per_token + heads, size), (size, 1))
         return rows.index_select(0, index).view(-1, self.widths[group], size)
 
-    def unpad(self, cells: Sequence[Tensor], heads: int) -> Tensor:
-        """Pack the cells of all groups, each (S * H, L, D): (T, H, D), zeros in the dead tail."""
+    def new_cells(self, like: Tensor, heads: int, size: int) -> list[Tensor]:
+        """Allocate the cells of all groups, each (S * H, L, D), in one storage that ends with a row
+        of zeros.
+        """
+        cells = like.new_empty(sum(self.sizes) * heads + 1, size)
+        cells[-1] = 0.0
+        parts = cells.split([*(n * heads for n in self.sizes), 1])
+        return [part.view(-1, width, size) for part, width in zip(parts, self.widths, strict=False)]
+
+    def unpad(self, cells: list[Tensor], heads: int) -> Tensor:
+        """Pack cells that `new_cells` allocated: (T, H, D), zeros in the dead tail."""
         index = self.indices.get((heads,))
         if index is None:
             packed, head = self.packed, torch.arange(heads, device=self.starts.device)
@@ -92,7 +102,7 @@ class PaddedGroups:
             places = start * heads + stride * head + packed.positions[:, None]  # (T, H)
             index = self.indices[heads,] = places.flatten()
         size = cells[0].shape[2]
-        rows = torch.cat([*(x.reshape(-1, size) for x in cells), cells[0].new_zeros(1, size)])
+        rows = cells[0].as_strided((sum(self.sizes) * heads + 1, size), (size, 1))
         return rows.index_select(0, index).view(-1, heads, size)
 
 
@@ -211,37 +221,75 @@ class AttentionMask:
         return not self.is_on_cpu or bool(((keys.lengths == 0) & (queries.lengths > 0)).any())
 
 
-class _Pad(torch.autograd.Function):
-    """Packed heads (T, H, D) -> the cells of each group, (S * H, L, D)."""
+class _PaddedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        collected: list[Tensor] | None,
+        dropout: float,
+    ) -> Tensor:
+        heads, scale = q.shape[1], q.shape[2] ** -0.5
+        outputs = mask.queries.new_cells(v, heads, v.shape[2])
+        saved = []
+        drawn = []
+        for group, bias in enumerate(mask.score_biases):
+            q_cells = mask.queries.pad(q, group)  # (S * H, Lq, K)
+            k_cells = mask.keys.pad(k, group)  # (S * H, Lk, K)
+            v_cells = mask.keys.pad(v, group)  # (S * H, Lk, V)
+            scores = torch.bmm(q_cells, k_cells.transpose(1, 2))
+            scores = scores.view(bias.shape[0], heads, -1, bias.shape[3])  # (S, H, Lq, Lk)
+            # fp32 or better, because the bias is fp32
+            weights = torch.add(bias, scores, alpha=scale).softmax(-1)
+            if mask.has_empty_rows:
+                weights.mul_(bias == 0)
+            if collected is not None:
+                collected.append(weights)
+            weights = weights.to(q.dtype).view(-1, *weights.shape[2:])
+            kept = weights
+            if dropout:
+                drawn.append(draw_dropout(weights, dropout))
+                kept = weights * drawn[group]
+            torch.bmm(kept, v_cells, out=outputs[group])
+            saved += [q_cells, k_cells, v_cells, weights, outputs[group]]
+        ctx.save_for_backward(*saved, *drawn)
+        ctx.mask, ctx.heads, ctx.scale = mask, heads, scale
+        return mask.queries.unpad(outputs, heads)
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, groups: PaddedGroups) -> tuple[Tensor, ...]:
-        ctx.groups, ctx.heads = groups, x.shape[1]
-        return tuple(groups.pad(x, group) for group in range(len(groups.live)))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.groups.unpad(grads, ctx.heads), None
-
-
-class _Unpad(torch.autograd.Function):
-    """The cells of each group, (S * H, L, D) -> packed heads (T, H, D)."""
-
-    @staticmethod
-    def forward(ctx: Any, groups: PaddedGroups, heads: int, *cells: Tensor) -> Tensor:
-        ctx.groups = groups
-        return groups.unpad(cells, heads)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grads = []
-        for group, live in enumerate(ctx.groups.live):
-            cells = ctx.groups.pad(grad, group)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+        mask, heads, saved = ctx.mask, ctx.heads, ctx.saved_tensors
+        d_q = mask.queries.new_cells(grad, heads, saved[0].shape[2])
+        d_k = mask.keys.new_cells(grad, heads, saved[0].shape[2])
+        d_v = mask.keys.new_cells(grad, heads, saved[2].shape[2])
+        drawn = saved[5 * len(mask.queries.live) :]  # empty without dropout
+        for group, live in enumerate(mask.queries.live):
+            q_cells, k_cells, v_cells, weights, output = saved[5 * group : 5 * group + 5]
+            d_output = mask.queries.pad(grad, group)
             # cells without a token were padded with the gradient of row 0
-            is_live = live[:, None, :, None].to(grad.dtype)  # (S, 1, L, 1)
-            cells.view(len(live), -1, *cells.shape[1:]).mul_(is_live)
-            grads.append(cells)
-        return None, None, *grads
+            is_live = live[:, None, :, None].to(grad.dtype)  # (S, 1, Lq, 1)
+            d_output.view(live.shape[0], heads, live.shape[1], -1).mul_(is_live)
+            kept = weights * drawn[group] if drawn else weights
+            torch.bmm(kept.transpose(1, 2), d_output, out=d_v[group])
+            d_scores = torch.bmm(d_output, v_cells.transpose(1, 2))  # (S * H, Lq, Lk)
+            if drawn:
+                d_scores.mul_(drawn[group])
+            # through the softmax: weights * (d_weights - sum of weights * d_weights)
+            d_scores.sub_((d_output * output).sum(-1, keepdim=True)).mul_(weights)
+            d_scores.mul_(ctx.scale)
+            torch.bmm(d_scores, k_cells, out=d_q[group])
+            torch.bmm(d_scores.transpose(1, 2), q_cells, out=d_k[group])
+        return (
+            mask.queries.unpad(d_q, heads),
+            mask.keys.unpad(d_k, heads),
+            mask.keys.unpad(d_v, heads),
+            None,
+            None,
+            None,
+        )
 
 
 @not_traced
@@ -253,22 +301,7 @@ def _attend_padded(
     collected: list[Tensor] | None,
     dropout: float,
 ) -> Tensor:
-    heads, outputs = q.shape[1], []
-    cells = (_Pad.apply(q, mask.queries), _Pad.apply(k, mask.keys), _Pad.apply(v, mask.keys))
-    for bias, q_cells, k_cells, v_cells in zip(mask.score_biases, *cells, strict=True):
-        scores = torch.bmm(q_cells, k_cells.transpose(1, 2))
-        scores = scores.view(len(bias), heads, *scores.shape[1:])  # (S, H, Lq, Lk)
-        # fp32 or better, because the bias is fp32
-        weights = torch.add(bias, scores, alpha=q.shape[2] ** -0.5).softmax(-1)
-        if mask.has_empty_rows:
-            weights = weights * (bias == 0)
-        if collected is not None:
-            collected.append(weights.detach())
-        weights = weights.to(q.dtype).flatten(0, 1)
-        if dropout:
-            weights = weights * draw_dropout(weights, dropout)
-        outputs.append(torch.bmm(weights, v_cells))
-    return _Unpad.apply(mask.queries, heads, *outputs)
+    return _PaddedAttention.apply(q, k, v, mask, collected, dropout)
 
 
 @not_traced
@@ -280,7 +313,7 @@ def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tens
     can_compile = is_training and is_short and q.dtype == v.dtype
     attend_compiled = load_compiled(q.dtype) if can_compile else None
     if attend_compiled is None:
-        return _attend_padded(q, k, v, mask, None, 0.0)
+        return _PaddedAttention.apply(q, k, v, mask, None, 0.0)
     return attend_compiled(q, k, v, queries, keys, mask.n_ahead, mask.window)
 
 
@@ -291,15 +324,18 @@ def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
         return None
     try:
         from nmt.engines.cpu.compiled_attention import attend_compiled
-
+    except ModuleNotFoundError as error:
+        if error.name == "numba":
+            say("numba is not installed, so attention is not compiled: training is slower")
+        return None
+    try:
         x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
         one_piece = pack([[0]])
         attend_compiled(x, x, x, one_piece, one_piece, None, None).sum().backward()
         return attend_compiled
-    except Exception as error:  # numba is missing, or fails
-        if not str(getattr(error, "name", "")).startswith("nmt.engines"):
-            reason = f"{type(error).__name__}: {error}"
-            say(f"warning: numba cannot compile attention ({reason}); training goes on more slowly")
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        say(f"warning: numba cannot compile attention ({reason}); training goes on more slowly")
         return None
 
 
@@ -318,16 +354,16 @@ def attend(
     must then have a single group. Each weight is dropped with probability `dropout`, but not those
     that are appended.
     """
-    if weights is None and not dropout:
-        if mask.is_on_cpu:
-            return _attend_on_cpu(q, k, v, mask)
-        if supports_triton(q, v):
-            return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals)
-    collected: list[Tensor] | None = None if weights is None else []
+    queries, keys = mask.packed
+    if weights is None and not dropout and not mask.is_on_cpu and supports_triton(q, v):
+        return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals)
+    if weights is None and not dropout and mask.is_on_cpu:
+        return _attend_on_cpu(q, k, v, mask)
+    if weights is None:
+        return _attend_padded(q, k, v, mask, None, dropout)
+    collected: list[Tensor] = []
     output = _attend_padded(q, k, v, mask, collected, dropout)
-    if weights is not None and collected is not None:
-        queries, keys = mask.packed
-        weights.append(collected[0][:, :, : queries.longest, : keys.longest])
+    weights.append(collected[0][:, :, : queries.longest, : keys.longest])
     return output
 
 
