@@ -37,6 +37,7 @@ FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
 FILLED_FOLDER = ".new"  # in a fixed folder: what its new content is written into
 VOLUME_FOLDER = "lost+found"  # in a volume of ext4, from the start
+LOCK_FILE = ".lock"  # stays in the folder that it locks
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
@@ -393,8 +394,10 @@ def finish_move(path: Path) -> None:
 
 
 def list_own_names(folder: Path) -> set[str]:
-    """List what is in a folder but for what killed processes leave and what a new volume holds."""
-    left_out = {FILLED_FOLDER}
+    """List what is in a folder but for what killed processes leave, the lock, and what a new volume
+    holds.
+    """
+    left_out = {FILLED_FOLDER, LOCK_FILE}
     if os.path.ismount(folder):
         left_out.add(VOLUME_FOLDER)
     names = {path.name for path in folder.iterdir()} - left_out
@@ -529,7 +532,7 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
     A folder that may not exist yet is held by the file `file_name` beside it, which is removed in
     the end.
     """
-    path = folder.with_name(file_name) if file_name else folder / ".lock"
+    path = folder.with_name(file_name) if file_name else folder / LOCK_FILE
     with _open_locked(path, folder) as file:  # never replaced: a lock belongs to the file
         # who holds it, for the message that others get
         file.truncate(0)
