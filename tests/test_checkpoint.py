@@ -1,9 +1,14 @@
 """Checkpoint folders: what goes in comes out, what is damaged is named."""
 
+import contextlib
 import io
 import json
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -29,7 +34,7 @@ from nmt.data.plan import Cursor
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.system.files import seal
+from nmt.system.files import remove_leftovers, seal
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
 from nmt.train.optimizer import make_optimizer
 
@@ -96,6 +101,38 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
         assert torch.equal(a, b)
         for key, value in optimizer.state[a].items():
             assert torch.equal(value, other_optimizer.state[b][key]) and value.abs().max() > 0
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("n_changes", range(4))
+def test_a_kill_while_a_checkpoint_is_written_again(
+    n_changes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before either rename or the removal, or after all: the old one or the new is complete."""
+    path = tmp_path / "step-7"
+    write(path, seed=1)
+    changes: list[Callable[..., None]] = []
+
+    def stop(change: Callable[..., None]) -> Callable[..., None]:
+        def change_or_stop(*args: Any, **options: Any) -> None:
+            changes.append(change)
+            if len(changes) > n_changes:
+                raise Killed
+            change(*args, **options)
+
+        return change_or_stop
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr("nmt.system.files.os.rename", stop(os.rename))
+        patch.setattr("nmt.system.files.shutil.rmtree", stop(shutil.rmtree))
+        write(path, seed=2)
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == [path.name]
+    write(tmp_path / "expected", seed=1 if n_changes < 2 else 2)
+    assert open_checkpoint(path).sha256 == open_checkpoint(tmp_path / "expected").sha256
 
 
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:

@@ -35,8 +35,9 @@ MAX_JSON_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
-FILLED_FOLDER = ".new"  # in a folder that is replaced: what its new content is written into
+FILLED_FOLDER = ".new"  # in a fixed folder: what its new content is written into
 VOLUME_FOLDER = "lost+found"  # in a volume of ext4, from the start
+LOCK_FILE = ".lock"  # stays in the folder that it locks
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
@@ -281,9 +282,21 @@ def point_link(link: Path, target: str) -> None:
 # ---- sealed folders ---------------------------------------------------------------------------------------------
 
 
+def is_fixed(folder: Path) -> bool:
+    """Whether no other folder can take the place of this one: something is mounted there, such as a
+    Docker volume, or it is the current folder or holds that.
+    """
+    if not _is_folder(folder):
+        return False
+    with contextlib.suppress(FileNotFoundError):  # the current folder was removed
+        if Path.cwd().is_relative_to(folder.resolve()):
+            return True
+    return os.path.ismount(folder)
+
+
 def make_workplace(path: Path) -> None:
     """Make the folder in which `write_folder` will work, and fail now if it cannot."""
-    make_folder(path if _is_folder(path) else path.parent)
+    make_folder(path if is_fixed(path) else path.parent)
 
 
 def _is_folder(path: Path) -> bool:
@@ -292,23 +305,17 @@ def _is_folder(path: Path) -> bool:
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Make the folder `path` appear complete: `fill` writes into a hidden one, which is sealed and
-    renamed.
-
-    A folder that exists stays, because it may be mounted or the current one: the hidden one lies
-    inside it, and its files are moved out.
+    takes the place of all that is there. A fixed folder stays, and only its files are replaced.
     """
-    is_there = _is_folder(path)
-    hidden = path / FILLED_FOLDER if is_there else path.with_name(f".{path.name}.tmp")
+    stays = is_fixed(path)
+    hidden = path / FILLED_FOLDER if stays else path.with_name(f".{path.name}.tmp")
     try:
         _fill_folder(hidden, fill)
-        if is_there:
+        if stays:
             move_sealed_files(hidden, path)
             remove_entry(hidden)
         else:
-            if path.is_symlink() or path.is_file():
-                path.unlink()
-            os.rename(hidden, path)
-            sync_to_disk(path.parent)
+            _exchange_folder(hidden, path)
     except OSError as error:
         # a write that fails, because the disk is full, does not know of which file
         error.filename = error.filename or str(path)
@@ -324,6 +331,29 @@ def _fill_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _exchange_folder(folder: Path, path: Path) -> None:
+    """Rename a sealed folder to `path`. What was there is removed only then; after a kill between
+    the renames `restore_folder` brings it back.
+    """
+    old = _name_old(path)
+    if os.path.lexists(path):
+        remove_entry(old)
+        os.rename(path, old)
+    os.rename(folder, path)
+    sync_to_disk(path.parent)
+    remove_entry(old)
+
+
+def restore_folder(path: Path) -> None:
+    """Bring back the folder `path` if a killed process was between the renames that replace it."""
+    if not os.path.lexists(path) and _is_folder(_name_old(path)):
+        os.rename(_name_old(path), path)
+
+
+def _name_old(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
 
 
 def move_sealed_files(folder: Path, path: Path) -> None:
@@ -364,8 +394,10 @@ def finish_move(path: Path) -> None:
 
 
 def list_own_names(folder: Path) -> set[str]:
-    """List what is in a folder but for what killed processes leave and what a new volume holds."""
-    left_out = {FILLED_FOLDER}
+    """List what is in a folder but for what killed processes leave, the lock, and what a new volume
+    holds.
+    """
+    left_out = {FILLED_FOLDER, LOCK_FILE}
     if os.path.ismount(folder):
         left_out.add(VOLUME_FOLDER)
     names = {path.name for path in folder.iterdir()} - left_out
@@ -480,9 +512,13 @@ def remove_entry(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Clear away what killed processes left in `folder`; the caller holds its lock."""
+    """Restore what killed processes were replacing in `folder`, and clear away what else they left;
+    the caller holds its lock.
+    """
     for path in folder.glob(".*"):
-        if path.suffix in (".tmp", ".gone", ".old"):  # earlier versions left the last
+        if path.suffix == ".old":
+            restore_folder(folder / path.stem[1:])
+        if path.suffix in (".tmp", ".gone", ".old"):
             remove_entry(path)
 
 
@@ -496,7 +532,7 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
     A folder that may not exist yet is held by the file `file_name` beside it, which is removed in
     the end.
     """
-    path = folder.with_name(file_name) if file_name else folder / ".lock"
+    path = folder.with_name(file_name) if file_name else folder / LOCK_FILE
     with _open_locked(path, folder) as file:  # never replaced: a lock belongs to the file
         # who holds it, for the message that others get
         file.truncate(0)

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, finish_move, list_own_names, read_bytes, read_manifest
+from nmt.system.files import (
+    digest_file,
+    finish_move,
+    list_own_names,
+    read_bytes,
+    read_manifest,
+    restore_folder,
+)
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
 SIGNATURE = "<!-- Written by nmt; once edited, it is left alone. sha256 of all above: {} -->\n"
@@ -45,6 +52,7 @@ def check_replaceable(
 
     `is_own` judges the names in a folder's manifest. --force never replaces an input.
     """
+    restore_folder(out)
     if not os.path.lexists(out):
         return
     finish_move(out)

@@ -15,6 +15,7 @@ from nmt.config import RunConfig, TrainingConfig, list_differences, parse_record
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     has_plain_file,
+    is_fixed,
     list_own_names,
     lock,
     make_folder,
@@ -230,7 +231,7 @@ def _fetch_store(remote: Remote, store: Path) -> None:
     if remote.read(f"{STORE_PLACE}/{MANIFEST_FILE}") is None:
         return
     make_workplace(store)
-    with lock(store, "fetching", None if store.is_dir() else f".{store.name}.lock"):
+    with lock(store, "fetching", None if is_fixed(store) else f".{store.name}.lock"):
         say(f"fetching the store from {remote.url}")
         _fetch_whole(remote, STORE_PLACE, store)
 

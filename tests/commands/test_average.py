@@ -54,7 +54,7 @@ def test_bad_arguments_take_one_line(
     assert sorted(run.path.iterdir()) == before
 
 
-def test_force_writes_beside_what_is_in_the_way(
+def test_force_replaces_what_is_in_the_way(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.average.mkdir()
@@ -65,7 +65,7 @@ def test_force_writes_beside_what_is_in_the_way(
     assert "contains something other than an average" in last and "--force" in last
     assert notes.read_text() == "mine"
     assert nmt_average([str(run.path), "--force"]) == 0
-    assert notes.read_text() == "mine" and is_unedited_card(run.average / "README.md")
+    assert not notes.exists() and is_unedited_card(run.average / "README.md")
 
 
 def test_weights_and_minutes_are_said_and_kept(

@@ -1,11 +1,12 @@
-"""Results in a folder that exists: an empty one, an earlier result, the current folder, a mount point.
+"""Results in a folder that no other can take the place of: the current folder, and a mount point.
 
 The folder stays what it is, so that whoever stands in it or has mounted it sees the result. The
 manifest comes last, so that what is not complete is absent, and the next command goes on from there.
-Files of the user's stay, even with --force.
+Files of the user's stay, even with --force. Any other folder is exchanged as a whole, and is never lost.
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 COMMANDS = ("prepare", "average", "export")
 
 
-@pytest.fixture(params=["empty", "current folder", "volume"])
+@pytest.fixture(params=["current folder", "volume"])
 def fixed(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
@@ -44,10 +45,8 @@ def fixed(
             yield folder
         return
     folder.mkdir()
-    if request.param == "current folder":
-        monkeypatch.chdir(folder)
-        folder = Path(".")
-    yield folder
+    monkeypatch.chdir(folder)
+    yield Path(".")
 
 
 def list_commands(ground: Ground, out: Path) -> dict[str, Callable[[], int]]:
@@ -125,6 +124,7 @@ def test_a_kill_while_files_are_moved(
         for n_earlier in counted((n_moved % 2,), (0, 1)) if command != "prepare" else (0,):
             out = tmp_path / f"out-{n_moved}-{n_earlier}"
             out.mkdir()
+            monkeypatch.chdir(out)
             run = list_commands(ground, out)[command]
             assert not n_earlier or run() == 0
             with monkeypatch.context() as patch:
@@ -138,6 +138,25 @@ def test_a_kill_while_files_are_moved(
             if command == "prepare":
                 digests = [read_json(folder / LEDGER_FILE)["store"] for folder in (out, whole)]
                 assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_a_result_that_was_being_exchanged_comes_back(
+    ground: Ground, tmp_path: Path, command: str
+) -> None:
+    out = tmp_path / "out"
+    run = list_commands(ground, out)[command]
+    assert run() == 0
+    # as after a kill between the two renames of --force
+    (out / "thesis.tex").write_text("precious")
+    shutil.copytree(out, tmp_path / ".out.tmp")
+    os.rename(out, tmp_path / ".out.old")
+    assert run() == 2
+    assert (out / "thesis.tex").read_text() == "precious"
+    verify(out)
+    (out / "thesis.tex").unlink()
+    assert run() == 0
+    assert os.listdir(tmp_path) == ["out"]
 
 
 class Killed(BaseException):

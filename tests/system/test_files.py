@@ -144,9 +144,9 @@ def test_a_write_replaces_what_is_there_and_not_what_it_leads_to(tmp_path: Path,
 def test_a_link_in_place_of_a_temporary_name_leads_nowhere(tmp_path: Path) -> None:
     path = tmp_path / "step-1"
     put("link", tmp_path / ".step-1.tmp")
-    write_folder(path, filler("one"))
-    (path / ".new").symlink_to("../outside")
-    write_folder(path, filler("two"))
+    (tmp_path / ".step-1.old").symlink_to("outside")
+    for content in ("one", "two"):
+        write_folder(path, filler(content))
     assert (path / "weights").read_text() == "two" and not path.is_symlink()
     check_outside(path)
     assert sorted(os.listdir(tmp_path)) == ["outside", "step-1"]

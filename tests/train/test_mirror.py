@@ -121,6 +121,20 @@ def test_a_machine_that_has_nothing_fetches_the_run(tmp_path: Path) -> None:
     assert fetched.metrics.read_text() == "mine"
 
 
+def test_a_store_is_fetched_into_the_current_folder_by_the_second_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make_config(tmp_path / "one")
+    write_folder(Path(one.data.store), lambda folder: write_text(folder / "ids", "1 2 3"))
+    copy(one, start_run(one), set(), 0)
+    two = make_config(tmp_path / "two")
+    store = make_folder(Path(two.data.store).resolve())
+    (store / ".lock").touch()  # of the first try, which failed
+    monkeypatch.chdir(store)
+    fetch_run(two)
+    verify(store)
+
+
 def test_a_damaged_checkpoint_is_not_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
