@@ -28,6 +28,21 @@ if TYPE_CHECKING:
 
     from nmt.system.progress import Progress
 
+# What a disk, a mount or a path of the user's refuses. Any other errno is a bug, with its traceback.
+FORESEEN_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EFBIG,
+    errno.ENAMETOOLONG,
+    errno.EPERM,
+    errno.EIO,
+    errno.EBUSY,
+    errno.ELOOP,
+    errno.EISDIR,
+    errno.ENOTDIR,
+)
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 # What to do when memory has run out, where the work itself has nothing better to say.
@@ -91,7 +106,7 @@ def report_error(error: BaseException, program: str) -> int | None:
     if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
         remedy = "raise the limit, for example with ulimit -n 1024"
         return _print_line(f"{program}: failed: too many files are open; {remedy}", 1)
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and error.errno in FORESEEN_ERRORS:
         place = error.filename or "output"
         return _print_line(f"{program}: error: {place}: {error.strerror}", 1)
     return None
@@ -231,9 +246,9 @@ def check_options(
         if value != action.default:
             chosen = f" {value}" if action.choices else ""
             given |= {option: option + chosen for option in action.option_strings}
-    for option in conflicts.keys() & given.keys():
+    for option in conflicts:
         for other in conflicts[option].split():
-            if other in given:
+            if option in given and other in given:
                 parser.error(f"{given[option]} does not support {other}; leave one of them out")
     for option, needed in needs.items():
         if option in given and needed not in given:

@@ -46,6 +46,7 @@ presets; |Y| is the length of an output, its end mark included:
 Each line gives one line, in order; an empty one stays empty; what is not UTF-8 is named and read as U+FFFD.
 Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/decoding.md"""
 
+MAX_WORKERS = 4_096
 ATTENTION_SUFFIXES = (".html", ".json")
 CONFLICTS = {
     "--attention": "--resume --workers --interactive",  # maps of lines that are done are unknown
@@ -77,10 +78,16 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parse_checkpoints(parser, argv)
     check_options(parser, args, CONFLICTS, NEEDS)
+    if args.workers > MAX_WORKERS:
+        parser.error(f"--workers {args.workers:,} is more than {MAX_WORKERS:,}")
     if args.resume and args.n_best and not args.json:
         parser.error("--resume cannot count --n-best lines; give --json too, one line for each")
     if args.attention and Path(args.attention).suffix not in ATTENTION_SUFFIXES:
         parser.error(f"--attention {args.attention}: name it .html or .json")
+    if args.attention and args.output:
+        # opening the output would empty it
+        if Path(args.attention).resolve() == Path(args.output).resolve():
+            parser.error(f"--attention {args.attention}: is also -o; give another file")
     if args.engine == "ctranslate2" and len(args.checkpoints) > 1:
         parser.error("--engine ctranslate2 does not support several checkpoints; give one")
     return args

@@ -513,6 +513,8 @@ def record_scores(evaluation: Evaluation) -> None:
             _record(system, scores)
         except (UserError, OSError) as error:
             say(f"warning: not recorded: {error}")
+        except Exception as error:
+            say(f"warning: not recorded, because of a bug; please report it: {error!r}")
 
 
 def _record(system: System, scores: Sequence[Score]) -> None:

@@ -6,6 +6,7 @@ parts always sum to the update.
 """
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from nmt.data.loader import Loader
 from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.profile.time_by_part import sum_kernels, sum_operations
-from nmt.system.files import check_writable, refuse_run_file
+from nmt.system.files import check_writable, refuse_run_file, sync_to_disk
 from nmt.system.ranks import World
 from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.precision import resolve_precision
@@ -107,7 +108,12 @@ def _measure_parts(
     with torch.profiler.profile(activities=activities) as profiler:
         dry_run.run(updates, n, "profiling")
     if trace is not None and world.is_main:
-        profiler.export_chrome_trace(str(trace))
+        with tempfile.TemporaryDirectory(prefix=".trace.", dir=trace.parent) as folder:
+            complete = Path(folder, trace.name)  # torch compresses a name that ends in .gz
+            profiler.export_chrome_trace(str(complete))
+            sync_to_disk(complete)
+            os.replace(complete, trace)
+        sync_to_disk(trace.parent)
 
     events = list(profiler.events())
     if is_cuda:

@@ -93,9 +93,8 @@ class World:
         if error is not None:
             raise error
         if code:
-            time.sleep(
-                REPORT_S
-            )  # torchrun ends all ranks once one has failed, and rank 0 has yet to say why
+            # torchrun ends all ranks once one has failed, and rank 0 has yet to say why
+            time.sleep(REPORT_S)
             raise SystemExit(code)
         return found
 

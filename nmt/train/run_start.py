@@ -122,6 +122,8 @@ def _check_run_folder(run: RunFolder, store: Path) -> None:
 
 def _check_unused(run: RunFolder) -> None:
     """Refuse a folder that is not a run but contains files that training would overwrite."""
+    if run.path.resolve() == Path("/"):
+        raise UserError(f"out={run.path}: is the root folder; choose another out=DIR")
     if checkpoint.list_steps(run):
         return
     for path in (run.metrics, *run.vocabs, run.report, run.results, run.curve):

@@ -45,9 +45,8 @@ class Setup:
     # data
     vocab: Vocabulary
     store: TokenStore
-    shape: (
-        BatchShape | None
-    )  # of every batch; None if code is not compiled, so that shapes may vary
+    # of every batch; None if code is not compiled, so that shapes may vary
+    shape: BatchShape | None
     mixture: Mixture | None
 
     # initialised from the seed, or restored from the newest checkpoint

@@ -5,7 +5,6 @@ checkpoint leaves no stale points. Events are written with TensorBoard's own wri
 """
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,13 @@ class TensorBoardSink:
         run = RunFolder(path)
         check_own_folder(run.tensorboard, inside=path)
         make_folder(run.tensorboard)
+        # An open TensorBoard takes up another file only if its name is greater. A clock can go back.
+        numbers = [0]
         for old in run.tensorboard.glob("events.out.tfevents.*.nmt"):
+            number = old.name.split(".")[3]
+            numbers.append(int(number) if number.isdecimal() else 0)
             old.unlink()
-        # A TensorBoard that is looking finds another file by a name that is greater.
-        name = f"events.out.tfevents.{time.time_ns()}.nmt"
+        name = f"events.out.tfevents.{max(numbers) + 1:010d}.nmt"
         self.file = open_plain_file(run.tensorboard / name, "wb")
         self.writer = RecordWriter(self.file)
 

@@ -1,8 +1,12 @@
 """The checkpoints taken are those asked for."""
 
+import errno
+from pathlib import Path
+
 import pytest
 from support.saved_run import copy_template, make_template, skip_fsync  # noqa: F401
 
+from nmt.average import select
 from nmt.average.select import choose_checkpoints, take_best
 from nmt.config import EvaluationConfig, RunConfig, TrainingConfig, format_config
 from nmt.system.errors import UserError
@@ -92,3 +96,18 @@ def test_the_best_are_by_the_score_that_training_went_by(run: RunFolder) -> None
     by_nll, scored = take_best(run, 2)
     assert [candidate.step for candidate in by_nll] == [40, 50]
     assert scored == "dev NLL 2.0000, 2.2000"
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_the_best_need_scores_that_can_be_read(
+    is_missing: bool, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    if is_missing:
+        run.metrics.unlink()
+    else:
+        monkeypatch.setattr(select, "read_events", refuse)
+    with pytest.raises(UserError, match="metrics.jsonl: cannot be read .*; --best needs its dev"):
+        take_best(run, 1)

@@ -611,6 +611,9 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         ("--interactive --workers 2", "--workers"),
         ("--attention x.svg", "name it .html or .json"),
         ("--attention x.json --workers 2", "--workers"),
+        ("--attention x.json --interactive -i x", "--attention does not support --interactive"),
+        ("--attention x.json -o ./x.json", "is also -o"),
+        ("--workers 4097", "--workers 4,097 is more than 4,096"),
         ("--attention x.json -o x --resume", "--resume"),
         ("--attention x.json --engine ctranslate2", "--attention"),
         ("--engine ctranslate2 --n-best 2", "ctranslate2 does not support --n-best"),
@@ -630,12 +633,11 @@ def test_options_that_do_not_go_together(
 def test_attention_does_not_replace_what_is_read(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text, out = tmp_path / "text.html", tmp_path / "out.html"
+    text = tmp_path / "text.html"
     text.write_text(TEXT)
-    for file in (text, out):
-        words = [str(place), "-i", str(text), "-o", str(out), "--attention", str(file)]
-        assert nmt_translate(words) == 2
-        assert "is also input or output" in capsys.readouterr().err
+    words = [str(place), "-i", str(text), "-o", str(tmp_path / "out"), "--attention", str(text)]
+    assert nmt_translate(words) == 2
+    assert "is also input or output" in capsys.readouterr().err
     assert text.read_text() == TEXT
 
 

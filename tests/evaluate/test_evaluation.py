@@ -240,6 +240,15 @@ def test_what_cannot_be_scored_rightly_is_refused_and_forced(
         assert "warning: " in err and message in err and "warning" not in out
 
 
+def test_a_bug_in_recording_leaves_the_scores(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(evaluation, "add_result", None)
+    assert nmt_eval([str(run)]) == 0
+    out, err = capsys.readouterr()
+    assert "BLEU" in out and "warning: not recorded, because of a bug" in err
+
+
 # ---- a checkpoint -------------------------------------------------------------------------------------------------
 
 

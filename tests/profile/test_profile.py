@@ -1,5 +1,6 @@
 """The profile of a toy run: it accounts for the whole update, and leaves nothing but its trace."""
 
+import gzip
 import json
 import time
 from pathlib import Path
@@ -44,10 +45,11 @@ def test_it_accounts_for_the_whole_update_and_leaves_only_its_trace(
     config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = set(Path(config.data.root).rglob("*"))
-    result = profile_training(config, ALONE, seconds=0.2, trace=tmp_path / "trace.json")
+    trace = tmp_path / "trace.json.gz"
+    result = profile_training(config, ALONE, seconds=0.2, trace=trace)
     assert set(Path(config.data.root).rglob("*")) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert list(tmp_path.iterdir()) == [trace]
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert "aten::mm" in {event.get("name") for event in events}
 
     assert result.parts.keys() == PARTS and min(result.parts.values()) > 0

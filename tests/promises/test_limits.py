@@ -81,6 +81,11 @@ def test_what_the_system_refuses_is_one_line(
     assert line in told
 
 
+def test_an_error_that_nobody_foresaw_keeps_its_traceback() -> None:
+    with pytest.raises(FileNotFoundError):
+        run_command(lambda: len(os.listdir("nowhere")), "nmt-x")
+
+
 def test_a_prompt_needs_an_input_that_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,18 +225,18 @@ def test_a_batch_in_one_group_gives_the_same(
         seen
     ) == 2 * config.n_layers
     apart = found(Objective(model, EPS), batch)
-
-    def make_mask(
-        queries: Packed,
-        keys: Packed,
-        causal: bool = False,
-        window: int | None = None,
-        is_single_group: bool = False,
-    ) -> AttentionMask:
-        return AttentionMask(queries, keys, causal, window, True)
-
-    monkeypatch.setattr(transformer, "AttentionMask", make_mask)
+    monkeypatch.setattr(transformer, "AttentionMask", mask_in_one_group)
     assert max(errors(found(Objective(model, EPS), batch), apart).values()) < 1e-12
+
+
+def mask_in_one_group(
+    queries: Packed,
+    keys: Packed,
+    causal: bool = False,
+    window: int | None = None,
+    is_single_group: bool = False,
+) -> AttentionMask:
+    return AttentionMask(queries, keys, causal, window, True)
 
 
 def check_compiled(is_whole: bool) -> None:

@@ -69,12 +69,15 @@ def test_tensorboard_has_the_figures(run: Path, capsys: pytest.CaptureFixture[st
     foreign.parent.mkdir()
     foreign.write_bytes(b"")
     assert nmt_track([str(run), "--to", "tensorboard"]) == 0
+    (first,) = set(foreign.parent.iterdir()) - {foreign}
+    ahead = foreign.with_name("events.out.tfevents.9000000000000000000.nmt")
+    first.rename(ahead)  # by a clock that was ahead
     write(run, 1, 2)  # it went back to update 2
     assert nmt_track([str(run), "--to", "tensorboard"]) == 0
     assert f"tensorboard has 12 lines of {run}/metrics.jsonl" in capsys.readouterr().err
 
     newest, foreign_too = sorted((run / "tensorboard").iterdir())
-    assert foreign_too == foreign
+    assert foreign_too == foreign and newest.name > ahead.name
     board = EventAccumulator(str(newest))
     board.Reload()
     tags = board.Tags()

@@ -9,7 +9,10 @@ from support.finished_run import list_differing, read_lines, read_losses, read_t
 from support.soaking import Ground, make_ground
 
 from nmt.commands.train import main
+from nmt.config import load_config
+from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
+from nmt.train.run_start import check_same_run
 
 # A line for each update, and no validation in between.
 LOGGED = ("training.log_every=1", "training.validate_every=100", "training.steps=20")
@@ -90,6 +93,11 @@ def test_a_file_of_the_user_is_not_replaced(
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{run.path / name}: exists, but its folder is not that of a run" in line
     assert [file.read_text() for file in run.path.iterdir()] == ["precious"]
+
+
+def test_the_root_folder_is_refused(ground: Ground) -> None:
+    with pytest.raises(UserError, match="is the root folder; choose another out=DIR"):
+        check_same_run(load_config(str(ground.config), ["out=/"]))
 
 
 def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
