@@ -18,9 +18,9 @@ from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.run_folder import RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.events import SkippedEvent
-from nmt.train.layer_norms import LayerNorms
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
+from nmt.train.norms_by_layer import NormsByLayer
 from nmt.train.parallel import gather_model, total_norm
 from nmt.train.run_log import RunLog, Throughput
 from nmt.train.setup import Setup
@@ -48,7 +48,7 @@ class Trainer:
         self.saved_at, self.saved_step = clock(), self.state.step
         self.throughput = Throughput()
         self.outcomes = Outcomes(self.world.device)
-        self.layers = LayerNorms(self.model, self.optimizer, self.config.training.shard)
+        self.layers = NormsByLayer(self.model, self.optimizer, self.config.training.shard)
         self.grad_norm = 0.0  # of the last update
         self.layer_norms: Tensor | None = None  # of the last update, if it is one to log
         self.sound_step = -1  # the last update after which the model was seen to predict text
