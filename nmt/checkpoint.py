@@ -25,7 +25,6 @@ from nmt.config import (
     MAX_CONFIG_BYTES,
     ModelConfig,
     RunConfig,
-    TrainingConfig,
     format_config,
     list_differences,
     load_recorded_config,
@@ -42,7 +41,6 @@ from nmt.system.files import (
     point_link,
     read_json,
     read_manifest,
-    remove_folder,
     verify,
     write_folder,
     write_json,
@@ -538,27 +536,6 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
             f"{reasons[-1]}); restore one or choose another out=DIR"
         )
     return None
-
-
-def prune_checkpoints(
-    run: RunFolder, training: TrainingConfig, best_step: int, last_step: int
-) -> None:
-    """Remove all checkpoints but the newest `keep_checkpoints` that averaging counts, the newest of
-    all, and the best.
-
-    Checkpoints after `last_step` must be damaged, because otherwise training would have resumed
-    from them. They are not counted, and training will overwrite them.
-    """
-    steps = [step for step in list_steps(run) if step <= last_step]
-    for step in set(steps) - choose_kept(steps, training, {best_step}):
-        remove_folder(run.checkpoint(step))
-
-
-def choose_kept(steps: list[int], training: TrainingConfig, best_steps: set[int]) -> set[int]:
-    """Of the checkpoints of these ascending steps, return those that are not pruned."""
-    counted = [step for step in steps if training.is_counted(step)]
-    kept = {*best_steps, *steps[-1:], *counted[-training.keep_checkpoints :]}
-    return kept.intersection(steps)
 
 
 def link_checkpoint(run: RunFolder, name: str, step: int) -> None:
