@@ -1,12 +1,13 @@
 """Checkpoints: folders that are complete or absent, verified when they are opened, never unpickled,
 self-contained.
 
-`model.safetensors` holds each weight once, even if it is tied; `optimizer.safetensors` holds Adam's
-moments, keyed by weight name; with `training.ema`, the first holds the moving average of the weights
-and the second also the weights themselves. `state.json` holds the few numbers that training resumes from.
-`config.yaml` and `vocab.model`, or one for each side, make the folder usable on any machine. `manifest.json` has the
-sha256 of each file. An average (nmt/average/mean.py) has the same files except the optimizer's, and
-its `state.json` lists the averaged checkpoints.
+- `model.safetensors`: each weight once, even if it is tied; with `training.ema`, their moving averages.
+- `optimizer.safetensors`: Adam's moments, by the name of the weight; with `training.ema`, also the weights.
+- `state.json`: the few numbers that training resumes from.
+- `config.yaml` and `vocab.model`, or one vocabulary for each side, so that no other file is needed.
+- `manifest.json`: the sha256 of each file.
+An average (nmt/average/mean.py) has no `optimizer.safetensors`, and its `state.json` lists the
+checkpoints it was made from.
 """
 
 import contextlib

@@ -42,8 +42,8 @@ class Trainer:
         self.model, self.optimizer = setup.model, setup.optimizer
         self.state = setup.state
 
-        # state of this process only, not checkpointed
-        # as if this process had run the earlier updates too
+        # The rest belongs to this process and is not saved.
+        # Time is counted as if this process had run the earlier updates too.
         self.started_at = clock() - self.state.elapsed_s
         self.saved_at, self.saved_step = clock(), self.state.step
         self.throughput = Throughput()
@@ -139,8 +139,8 @@ class Trainer:
         """Probe peak memory and finish an interrupted validation, before the first update of this
         process.
         """
-        # Training's CUDA graph must be recorded before those of validation's search, which are
-        # freed earlier: a CUDA graph must not outlive one that was recorded before it.
+        # CUDA graphs must be freed in the reverse order of their recording. Those of validation's
+        # search are freed before training's, so training's is recorded first, by this probe.
         if self.world.device.type == "cuda":
             probe_peak_memory(self.setup)
         self.validate()  # if a stop interrupted the last validation

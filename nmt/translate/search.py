@@ -170,7 +170,7 @@ def _best_continuations(
     _, logits, required, repeats = block
     n = rules.n_considered
     # A continuation's score is base + its logit, where base = hypothesis score - logsumexp(logits).
-    # The difference below equals logsumexp, and torch computes log_softmax in half the time.
+    # Any logit minus its log_softmax is logsumexp; torch's log_softmax takes half the time of its logsumexp.
     base = scores.flatten() - (logits[:, EOS] - logits.log_softmax(1)[:, EOS])
     required_logits = logits.gather(1, required.clamp(min=0))
     forbid_pieces(logits, n_pieces, length <= rules.min_length, repeats)
