@@ -62,7 +62,7 @@ tests: $(INSTALLED)
 	$(BIN)/pytest -n 4 --dist worksteal --durations 20 -k 'not $(DOCS_TYPES)'  # many tests wait, for signals or other processes
 
 docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html; a broken link or anchor is an error
-	$(BIN)/python scripts/make_reference.py
+	$(BIN)/python scripts/make_docs.py
 	$(BIN)/zensical build --clean --strict
 
 soak: $(INSTALLED)  ## every test that has a longer form: 600 kills, each signal ten times, damage, a million hostile files; over an hour

@@ -301,7 +301,7 @@ def attention(
     away. With `return_weights` the softmax is returned too, (Lq, Lk) or (H, Lq, Lk), each row with
     the sum 1; no gradient flows through it.
     """
-    from nmt.model.attention import attend_matrices
+    from nmt.model.packed_attention import attend_matrices
 
     if not return_weights:
         return attend_matrices(q, k, v, causal, window)

@@ -1,12 +1,13 @@
 """Checkpoints: folders that are complete or absent, verified when they are opened, never unpickled,
 self-contained.
 
-`model.safetensors` holds each weight once, even if it is tied; `optimizer.safetensors` holds Adam's
-moments, keyed by weight name; with `training.ema`, the first holds the moving average of the weights
-and the second also the weights themselves. `state.json` holds the few numbers that training resumes from.
-`config.yaml` and `vocab.model`, or one for each side, make the folder usable on any machine. `manifest.json` has the
-sha256 of each file. An average (nmt/average/mean.py) has the same files except the optimizer's, and
-its `state.json` lists the averaged checkpoints.
+- `model.safetensors`: each weight once, even if it is tied; with `training.ema`, their moving averages.
+- `optimizer.safetensors`: Adam's moments, by the name of the weight; with `training.ema`, also the weights.
+- `state.json`: the few numbers that training resumes from.
+- `config.yaml` and `vocab.model`, or one vocabulary for each side, so that no other file is needed.
+- `manifest.json`: the sha256 of each file.
+An average (nmt/average/mean.py) has no `optimizer.safetensors`, and its `state.json` lists the
+checkpoints it was made from.
 """
 
 import contextlib
@@ -25,7 +26,6 @@ from nmt.config import (
     MAX_CONFIG_BYTES,
     ModelConfig,
     RunConfig,
-    TrainingConfig,
     format_config,
     list_differences,
     load_recorded_config,
@@ -42,7 +42,6 @@ from nmt.system.files import (
     point_link,
     read_json,
     read_manifest,
-    remove_folder,
     verify,
     write_folder,
     write_json,
@@ -538,27 +537,6 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
             f"{reasons[-1]}); restore one or choose another out=DIR"
         )
     return None
-
-
-def prune_checkpoints(
-    run: RunFolder, training: TrainingConfig, best_step: int, last_step: int
-) -> None:
-    """Remove all checkpoints but the newest `keep_checkpoints` that averaging counts, the newest of
-    all, and the best.
-
-    Checkpoints after `last_step` must be damaged, because otherwise training would have resumed
-    from them. They are not counted, and training will overwrite them.
-    """
-    steps = [step for step in list_steps(run) if step <= last_step]
-    for step in set(steps) - choose_kept(steps, training, {best_step}):
-        remove_folder(run.checkpoint(step))
-
-
-def choose_kept(steps: list[int], training: TrainingConfig, best_steps: set[int]) -> set[int]:
-    """Of the checkpoints of these ascending steps, return those that are not pruned."""
-    counted = [step for step in steps if training.is_counted(step)]
-    kept = {*best_steps, *steps[-1:], *counted[-training.keep_checkpoints :]}
-    return kept.intersection(steps)
 
 
 def link_checkpoint(run: RunFolder, name: str, step: int) -> None:

@@ -28,10 +28,9 @@ from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 
 Grouping = Literal["length", "random"]
 
-MAX_CONFIG_BYTES = (
-    128 << 10
-)  # two seconds of parsing; a config of a hundred corpora has a tenth of it
-# What `extends` of older configs could say instead of a file.
+# Parsing this much takes two seconds. A config of a hundred corpora has a tenth of it.
+MAX_CONFIG_BYTES = 128 << 10
+# In older configs, `extends` could be this word in place of a file.
 SUGGESTED = "suggested"
 MAX_EXTENDED = 100  # files that one config extends, one after the other
 CORPUS_FILES = {"src", "tgt"}

@@ -19,17 +19,15 @@ from nmt.checkpoint import (
     Average,
     TrainState,
     find_newest,
-    list_steps,
     load_optimizer,
     load_weights,
     open_checkpoint,
     open_for_average,
-    prune_checkpoints,
     read_origin,
     save_checkpoint,
     take_snapshot,
 )
-from nmt.config import ModelConfig, RunConfig, TrainingConfig
+from nmt.config import ModelConfig, RunConfig
 from nmt.data.plan import Cursor
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
@@ -242,38 +240,11 @@ def test_the_state_of_an_average(case: str, tmp_path: Path) -> None:
             read_origin(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("every", "keep", "kept"),
-    [
-        (None, 3, [4, 8, 9, 10]),
-        (3, 2, [4, 6, 9, 10]),  # 10 is written for safety alone, and it is the newest
-        (3, 1, [4, 9, 10]),
-        (5, 2, [4, 5, 10]),
-        (7, 9, [4, 7, 10]),
-        (20, 3, [4, 10]),  # none is counted yet
-    ],
-)
-def test_checkpoints_written_for_safety_do_not_displace_those_that_are_averaged(
-    every: int | None, keep: int, kept: list[int], tmp_path: Path
-) -> None:
-    run = RunFolder(tmp_path)
-    for step in range(1, 11):
-        run.checkpoint(step).mkdir(parents=True)
-    training = TrainingConfig(steps=30, checkpoint_every=every, keep_checkpoints=keep)
-    prune_checkpoints(run, training, best_step=4, last_step=10)
-    assert list_steps(run) == kept
-
-
-def test_newest_prune_and_best(tmp_path: Path) -> None:
+def test_newest(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert find_newest(run) is None
     for step in (5, 10, 15, 20):
         write(run.checkpoint(step), seed=step, state=replace(STATE, step=step))
-    prune_checkpoints(run, TrainingConfig(keep_checkpoints=2), best_step=5, last_step=20)
-    assert list_steps(run) == [5, 15, 20]
-    # 20 is damaged: it does not count
-    prune_checkpoints(run, TrainingConfig(keep_checkpoints=1), best_step=5, last_step=15)
-    assert list_steps(run) == [5, 15, 20]
     (run.checkpoint(20) / MODEL_FILE).write_bytes(b"")
     found = find_newest(run)
     assert found is not None and found.step == 15

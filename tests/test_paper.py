@@ -34,18 +34,14 @@ from nmt.config import (
 from nmt.corpus.learn_bpe import train_bpe, write_word_counts
 from nmt.data.vocab import Vocab
 from nmt.model.dropout import Dropout
+from nmt.model.multi_head_attention import Attention, SelfAttention
 from nmt.model.positions import sinusoids
-from nmt.model.transformer import (
-    Attention,
-    FeedForward,
-    Residual,
-    SelfAttention,
-    Transformer,
-)
+from nmt.model.transformer import FeedForward, Residual, Transformer
 from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain, find_dev_reference
 from nmt.system.strict_yaml import parse_yaml
 from nmt.train.loss import compute_loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer
+from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import make_rules
 
 ROOT = Path(__file__).parents[1]
@@ -732,7 +728,7 @@ def test_adam_the_rate_and_the_penalty_are_as_written() -> None:
         assert learning_rate(n, 512, 100_000, OptimizerConfig()) == pytest.approx(
             min(n**-0.5, n * 4000**-1.5) * 512**-0.5
         )
-    assert float(make_rules(DecodingConfig()).compute_penalty(10)) == pytest.approx(
+    assert float(compute_penalty(10, make_rules(DecodingConfig()))) == pytest.approx(
         ((5 + 10) / 6) ** 0.6
     )
     assert not [

@@ -1,5 +1,5 @@
-"""Selects the checkpoints of a run to average: the last, the best on the dev set, or some minutes
-apart; and weights.
+"""Chooses which checkpoints of a run to average, and their weights: the last ones, those that score best
+on the dev set, or those that are some minutes apart.
 
 Minutes are minutes of training, which state.json counts over all starts of the run, as the paper does
 (section 6.1). Scores are those that validation wrote to metrics.jsonl. If there are too few

@@ -1,7 +1,7 @@
 """nmt-score: how probable given translations are to a model, one figure for each pair.
 
-The command parses, opens the model and the files, and says at the end how the corpus as a whole
-came out. Whatever can be wrong with the options is reported before torch is imported.
+The command parses, opens the model and the files, and at the end reports the figures of the whole
+corpus. Whatever can be wrong with the options is reported before torch is imported.
 """
 
 import argparse

@@ -164,9 +164,9 @@ def read_ledger(store: Path) -> Ledger:
 def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
     """List the settings that decide the content of a store.
 
-    Where it is and how many workers made it do not. Nor does the run's seed, although it draws the
-    BPE's sample: the ledger notes it, and runs with different seeds share one store. The weights of
-    corpora do not change the store either.
+    These are left out: where the data and the store lie, the number of workers, and the weights of corpora, which count
+    only in training. The run's seed is left out too, although the BPE is learned from a sample drawn with it:
+    runs with different seeds share one store, and the ledger notes which seed made it.
     """
     values = to_plain_values(data)
     for name in ("root", "store", "workers", "temperature"):

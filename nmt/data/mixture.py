@@ -1,9 +1,8 @@
-"""How often an epoch has the pairs of each corpus: `weight`, and `data.temperature`.
+"""How often each corpus is seen in an epoch: `weight` of a corpus, and `data.temperature`.
 
-A store holds the corpora one after the other, each once, whatever their weights. An epoch has as
-many whole copies of a corpus as its weight allows, and for the rest a share of its pairs that is
-drawn anew. What is drawn follows from (seed, epoch), so that it is the same on any number of ranks,
-and a run continues in the middle of an epoch.
+A store holds each corpus once, whatever its weight. With a weight of 2.3, an epoch has every pair of
+the corpus twice, and 30% of its pairs a third time. These are drawn anew for each epoch, from (seed,
+epoch) alone: so all ranks draw the same pairs, and a run can continue in the middle of an epoch.
 """
 
 from collections.abc import Sequence

@@ -42,6 +42,7 @@ from nmt.translate.batching import (
     split_by_budget,
 )
 from nmt.translate.beams import Hypothesis
+from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.phrases import LinePhrases
 from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import LoadedModel, TextToText
@@ -258,7 +259,7 @@ class CTranslate2Engine:
         for hypotheses in self._search(src, config.beam, config.beam, 0.0, limit, ngram):
             scored = []
             for one in hypotheses:
-                penalty = float(rules.compute_penalty(len(one.ids) + 1))  # with eos
+                penalty = float(compute_penalty(len(one.ids) + 1, rules))  # with eos
                 scored.append(Hypothesis(one.ids, one.score / penalty))
             best.append(max(scored, key=lambda hypothesis: hypothesis.score))
         return best

@@ -15,14 +15,9 @@ import torch
 from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
+from nmt.model.multi_head_attention import MemoryAttention, SelfAttention
 from nmt.model.positions import Positions, sinusoids
-from nmt.model.transformer import (
-    DecoderLayer,
-    EncoderLayer,
-    MemoryAttention,
-    SelfAttention,
-    Transformer,
-)
+from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from nmt.system.errors import UserError
 
 MIN_POSITIONS = 1024  # for other settings of decoding than those of the config

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nmt.model.attention import MASKED_SCORE, WIDTH_MULTIPLE, AttentionMask
+from nmt.model.packed_attention import MASKED_SCORE, WIDTH_MULTIPLE, AttentionMask
 
 # Multiplications; waking other threads takes longer than computing a product smaller than this
 SMALL_PRODUCT = 1 << 16

@@ -1,8 +1,9 @@
-"""The size of a model, from its settings alone, and the refusal of one that no memory can hold.
+"""Computes the size of a model from its settings alone, and refuses one that cannot fit into memory.
 
-A model of 10^12 weights, or of 10^9 layers, would be noticed after the preparation of its data, when
-the machine is out of memory. So weights are counted before anything else, in whole numbers of any
-length and without torch. Only what can fit at no time is refused: other memory is not counted.
+Otherwise a typing mistake that asks for 10^12 weights, or 10^9 layers, would use up the memory only
+after hours of preparing data. So weights are counted first, with Python's integers, which do not
+overflow, and without torch. Only a model that can never fit is refused, so what activations or other
+programs need is not counted.
 """
 
 from dataclasses import asdict

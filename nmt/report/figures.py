@@ -18,7 +18,7 @@ class FigureList:
     """The charts of a page, in the order in which page.js finds them."""
 
     def __init__(self, names: Sequence[str], has_charts: bool) -> None:
-        """`names` are those of the runs; without charts there are tables in their place."""
+        """`names`: of the runs. `has_charts`: whether charts can be drawn; if not, tables replace them."""
         self.names, self.has_charts = names, has_charts
         self.charts: list[Chart] = []
 

@@ -1,11 +1,10 @@
-"""All the ways in which results are quoted, from sacreBLEU's BLEU to the readings of how the paper
-counted.
+"""The metrics: sacreBLEU's BLEU and others, and the ways in which the paper may have computed BLEU.
 
-The same translations score 27.5 on the first metric and 29.0 on the last, so a figure means nothing
-without its metric. The paper does not define its own: each candidate is a metric here, with the
-source that it follows as its `reading`. Each one is a counter from sacreBLEU over text that is prepared for it. Its
-signature is sacreBLEU's own, plus the test set, the language pair, the number of lines, the
-tokenizer, and the version of this package.
+The same translations score 27.5 by the first metric and 29.0 by the last, so a figure means nothing
+without its metric. The paper does not say how it computed BLEU. Each way it may have done so is a
+metric here, and the metric's `reading` names the source that suggests it. Every metric prepares the
+text and lets sacreBLEU count. Its signature is sacreBLEU's own, plus the test set, the language pair,
+the number of lines, the tokenizer, and the version of this package.
 """
 
 import re

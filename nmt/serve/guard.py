@@ -46,8 +46,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         started_at = clock()
-        # If the body that came with this head is no HTTP, uvicorn has answered already and closes the
-        # connection next. After that nothing is sent; before it an answer would be an error.
+        # If what follows these headers is not HTTP, uvicorn has already sent an error and is about to
+        # close the connection. Answering before it has closed would fail; afterwards, answers are dropped.
         await asyncio.sleep(0)
         app = self.refuse_request(scope) or self.app
         if scope["method"] == "HEAD":  # uvicorn sends the head alone
@@ -82,7 +82,8 @@ class Guard:
             return refuse(
                 421, f"{host[:99]!r} is no name of this server; see nmt-serve --allow-host"
             )
-        # A browser says so when a page of another site sends this, which it could without asking.
+        # Browsers mark what a page of another site sends. Without this check, any page that a user
+        # visits could use every server that the user's browser reaches.
         if scope["method"] == "POST" and headers.get(b"sec-fetch-site") == b"cross-site":
             return refuse(403, "pages of other sites may not use this server")
         if self.n_unanswered >= self.limits.max_connections:

@@ -46,7 +46,7 @@ class RunQueue:
                 self.start_waiting()
                 time.sleep(CHECK_S)
                 ended = [one for one in self.running if one[1].poll() is not None]
-                if self.children.stop_signal:  # which they may have obeyed
+                if self.children.stop_signal:  # then a run may have ended because it was stopped
                     break
                 for run, process in ended:
                     self.running.remove((run, process))

@@ -1,6 +1,6 @@
 """RUN/sweep.json: what a finished run adds to the table of its sweep.
 
-It is the last file that the run gets, so a run is finished if it is there and says what the grid asks
+This file is written last. So a run is finished if the file exists and has the scores that the grid asks
 for. The scores are those that nmt-eval recorded in results.json, with all their digests.
 """
 

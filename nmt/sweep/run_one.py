@@ -40,8 +40,8 @@ def write_run_config(sweep: Sweep, run: PlannedRun) -> None:
 
 
 def run_process(sweep: Sweep, run: PlannedRun) -> int:
-    """Do what is left to do of a run; return an exit code, as commands do, or exit with one after a
-    stop signal, or with nmt-train's.
+    """Do what is left to do of a run, and return an exit code, as commands do. After a stop signal, or
+    if nmt-train failed, exit at once with the code for it.
     """
 
     def stop(_: int, __: FrameType | None) -> NoReturn:

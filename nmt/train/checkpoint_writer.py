@@ -21,6 +21,7 @@ from nmt.data.vocab import Vocabulary
 from nmt.system.errors import Failure
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
+from nmt.train.kept_checkpoints import prune_checkpoints
 from nmt.train.metrics_log import MetricsLog
 from nmt.train.mirror import Mirror
 
@@ -120,7 +121,7 @@ class CheckpointWriter:
                 # A stranger's link may have any name in it.
                 best_step = checkpoint.parse_step(best_link.readlink().name) or 0
             training = self.config.training
-            checkpoint.prune_checkpoints(self.run, training, best_step, state.step)
+            prune_checkpoints(self.run, training, best_step, state.step)
             if self.mirror:
                 self.mirror.update({best_step, state.best_step}, state.step)
         except OSError as error:

@@ -18,9 +18,9 @@ from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.run_folder import RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.events import SkippedEvent
-from nmt.train.layer_norms import LayerNorms
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
+from nmt.train.norms_by_layer import NormsByLayer
 from nmt.train.parallel import gather_model, total_norm
 from nmt.train.run_log import RunLog, Throughput
 from nmt.train.setup import Setup
@@ -42,13 +42,13 @@ class Trainer:
         self.model, self.optimizer = setup.model, setup.optimizer
         self.state = setup.state
 
-        # state of this process only, not checkpointed
-        # as if this process had run the earlier updates too
+        # The rest belongs to this process and is not saved.
+        # Time is counted as if this process had run the earlier updates too.
         self.started_at = clock() - self.state.elapsed_s
         self.saved_at, self.saved_step = clock(), self.state.step
         self.throughput = Throughput()
         self.outcomes = Outcomes(self.world.device)
-        self.layers = LayerNorms(self.model, self.optimizer, self.config.training.shard)
+        self.layers = NormsByLayer(self.model, self.optimizer, self.config.training.shard)
         self.grad_norm = 0.0  # of the last update
         self.layer_norms: Tensor | None = None  # of the last update, if it is one to log
         self.sound_step = -1  # the last update after which the model was seen to predict text
@@ -139,8 +139,8 @@ class Trainer:
         """Probe peak memory and finish an interrupted validation, before the first update of this
         process.
         """
-        # Training's CUDA graph must be recorded before those of validation's search, which are
-        # freed earlier: a CUDA graph must not outlive one that was recorded before it.
+        # CUDA graphs must be freed in the reverse order of their recording. Those of validation's
+        # search are freed before training's, so training's is recorded first, by this probe.
         if self.world.device.type == "cuda":
             probe_peak_memory(self.setup)
         self.validate()  # if a stop interrupted the last validation

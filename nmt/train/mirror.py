@@ -10,7 +10,7 @@ import os
 import threading
 from pathlib import Path
 
-from nmt.checkpoint import TrainState, choose_kept, list_steps, parse_step, read_origin
+from nmt.checkpoint import TrainState, list_steps, parse_step, read_origin
 from nmt.config import RunConfig, TrainingConfig, list_differences, parse_recorded_config
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
@@ -25,6 +25,7 @@ from nmt.system.files import (
 from nmt.system.progress import say
 from nmt.system.remote import Remote, RemoteError
 from nmt.system.run_folder import CONFIG_FILE, MANIFEST_FILE, METRICS_FILE, RunFolder
+from nmt.train.kept_checkpoints import choose_kept
 
 RETRY_S = 30.0  # after a failure
 END_RETRY_S = 1.0  # the same when the run has ended

@@ -1,8 +1,8 @@
 """Adam or AdamW, and its learning rate: that of section 5.3, or one of the usual others.
 
-The rate is a pure function of the update's number, so it need not be saved. torch's own Adam does
-the rest. If `found_inf` is 1, it changes nothing, not even its count; torch's GradScaler uses this
-too.
+The rate is a pure function of the update's number, so it need not be saved. The update itself is that
+of torch's Adam. To skip an update, set its `found_inf` to 1: then Adam changes nothing, and does not
+count the step either. torch's GradScaler skips updates in the same way.
 """
 
 import inspect

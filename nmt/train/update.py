@@ -18,8 +18,8 @@ from torch import Tensor
 from nmt.config import RunConfig
 from nmt.data.loader import Update
 from nmt.system.ranks import World
-from nmt.train.layer_norms import LayerNorms
 from nmt.train.metrics_log import N_STATS, UpdateStats
+from nmt.train.norms_by_layer import NormsByLayer
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.parallel import Replica
 
@@ -78,7 +78,7 @@ def run_update(
     config: RunConfig,
     world: World,
     votes: Callable[[], StopVotes] = StopVotes,
-    layers: LayerNorms | None = None,
+    layers: NormsByLayer | None = None,
 ) -> PendingOutcome:
     """Run one optimizer update without waiting for its results. `votes` is called late, just before
     they are summed; `layers` are measured if they are given.

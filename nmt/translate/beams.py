@@ -1,18 +1,19 @@
-"""The state of a search, and what beam search and sampling share: lengths, penalties, prefixes, finished hypotheses.
+"""The state of a search, which beam search and sampling share, and when a sentence is done.
 
-A hypothesis's score is its log-probability divided by a penalty that depends on its length |Y|, which counts the final
-eos. `decoding.stopping` selects when a sentence is done:
+`decoding.stopping` selects when a sentence is done:
 - `exact`: when no active hypothesis can still win, which cannot change the result, because log-probabilities only fall
   and penalties only grow;
 - `full`: when `beam` hypotheses have finished;
 - `likely`: when `beam` have finished, and the best active one would score no better than the worst of them if it ended
   at its current length;
 - `never`: only at the length limit.
+The length limit is set by `start_beams`. The penalty of a length is in length_penalty.py, which pieces may follow in
+allowed_pieces.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +21,12 @@ from torch import Tensor
 
 from nmt.config import ModelConfig
 from nmt.data.batch import Packed
-from nmt.data.vocab import BOS, EOS, PAD
+from nmt.data.vocab import BOS, EOS
 from nmt.system.errors import Failure, UserError
+from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import Length, SearchRules
 
 NEG_INF = float("-inf")
-MAX_BLOCK_LOGITS = 1 << 22  # on a CPU: as many as its cache holds
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,12 @@ def find_done(beams: Beams, length: Length, rules: SearchRules) -> Tensor:
         return done
     if rules.stopping == "exact":
         # At best, an active hypothesis reaches the length limit without losing any probability.
-        bound = best / rules.compute_penalty(beams.limits + 1).to(best.device)
+        bound = best / compute_penalty(beams.limits + 1, rules).to(best.device)
         done |= bound <= beams.finished_scores[:, rules.n_best - 1]
     elif rules.stopping == "full":
         done |= beams.n_finished >= rules.beam
     elif rules.stopping == "likely":
-        present = best / rules.compute_penalty(length).to(best.device)
+        present = best / compute_penalty(length, rules).to(best.device)
         done |= present <= beams.finished_scores[:, rules.beam - 1]
     return done
 
@@ -155,89 +156,6 @@ def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothes
 
 
 # ---- parts of a step ----------------------------------------------------------------------------------------------
-
-
-class LogitBlock(NamedTuple):
-    """The logits of some sentences in a step, and what the rules say of their next pieces."""
-
-    here: slice  # the sentences
-    logits: Tensor  # (s * B, V)
-    required: Tensor  # (s * B, 1): the only piece that may follow, or -1
-    repeats: Tensor | None  # as of `find_repeats`
-
-
-def compute_logit_blocks(
-    beams: Beams, model: Decodable, hidden: Tensor, length: Length, rules: SearchRules
-) -> Iterator[LogitBlock]:
-    """Yield one block of sentences after another; on a CPU, blocks that fit into its cache."""
-    n_sentences, beam = beams.scores.shape
-    size = n_sentences
-    if hidden.device.type == "cpu":
-        size = max(1, MAX_BLOCK_LOGITS // (beam * model.n_vocab))
-    required = find_required_pieces(beams, length)[:, None].expand(-1, beam)
-    for first in range(0, n_sentences, size):
-        here = slice(first, min(first + size, n_sentences))
-        logits = model.projection(hidden[here.start * beam : here.stop * beam]).float()
-        repeats = find_repeats(beams.ids[here].flatten(0, 1), length, rules)
-        yield LogitBlock(here, logits, required[here].reshape(-1, 1), repeats)
-
-
-def find_required_pieces(beams: Beams, length: Length) -> Tensor:
-    """Return the piece each sentence must take in this step, (S,): its prefix's, eos at the limit,
-    or -1 for any piece.
-    """
-    required = torch.where(beams.limits < length, EOS, -1)
-    if isinstance(length, Tensor):
-        forced = beams.forced.index_select(1, find_step_column(beams.forced, length)).squeeze(1)
-    elif length <= beams.forced.shape[1]:
-        forced = beams.forced[:, length - 1]
-    else:
-        return required
-    return torch.where(forced >= 0, forced, required)
-
-
-def find_repeats(ids: Tensor, length: Length, rules: SearchRules) -> Tensor | None:
-    """Return the pieces that would complete an n-gram a second time, (R, k), given the pieces (R, t) said before.
-
-    Where there are fewer, pad fills the rest. None if `decoding.no_repeat_ngram` is not set or nothing can repeat yet.
-    """
-    if rules.no_repeat_ngram is None or ids.shape[1] < rules.no_repeat_ngram:
-        return None
-    n_before = rules.no_repeat_ngram - 1  # pieces of an n-gram before its last
-    n_said = length - 1
-    followers = ids[:, n_before:]  # the last piece of each n-gram, (R, k)
-    k = followers.shape[1]
-    starts = ids.unfold(1, n_before, 1)[:, :k]  # (R, k, n - 1)
-    newest = torch.arange(-n_before, 0, device=ids.device) + n_said
-    # Steps that only warm up a recording may be later than the last column; their results are not used.
-    newest = ids.index_select(
-        1, newest.clamp(0, ids.shape[1] - 1)
-    )  # the pieces just said, (R, n - 1)
-    is_said = torch.arange(n_before, n_before + k, device=ids.device) < n_said
-    is_repeat = (starts == newest[:, None]).all(2) & is_said
-    return torch.where(is_repeat, followers, PAD)
-
-
-def forbid_pieces(
-    logits: Tensor, n_pieces: int, is_eos_forbidden: bool | Tensor, repeats: Tensor | None
-) -> None:
-    """Set the logits (R, V) of what may not be chosen freely to -inf: pad, bos, unused rows, repeats and, if forbidden,
-    eos. A hypothesis that every other piece would repeat may end.
-    """
-    if repeats is not None:
-        eos_logits = logits[:, EOS].clone()
-    if n_pieces < logits.shape[1]:
-        logits[:, n_pieces:] = NEG_INF
-    logits[:, PAD] = NEG_INF
-    logits[:, BOS] = NEG_INF
-    if isinstance(is_eos_forbidden, Tensor):
-        logits[:, EOS].masked_fill_(is_eos_forbidden, NEG_INF)
-    elif is_eos_forbidden:
-        logits[:, EOS] = NEG_INF
-    if repeats is not None:
-        logits.scatter_(1, repeats, NEG_INF)
-        is_stuck = logits.amax(1) == NEG_INF
-        logits[:, EOS] = torch.where(is_stuck, eos_logits, logits[:, EOS])
 
 
 def find_step_column(rows: Tensor, length: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def split_pieces(pieces: Sequence[str], longest: int) -> list[range]:
     parts = []
     start, n = 0, len(pieces)
     while n - start > longest:
-        n_parts = math.ceil((n - start) / longest)  # at least so many are left to make
+        n_parts = math.ceil((n - start) / longest)  # the fewest that the rest can be split into
         aim = math.ceil((n - start) / n_parts)  # the size of each if all were equal
         end = _choose_end(pieces, start, aim, longest)
         parts.append(range(start, end))

@@ -26,6 +26,7 @@ from nmt.system.errors import Failure
 from nmt.system.memory import is_out_of_memory
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Sentences, pack_pairs
 from nmt.translate.ensemble import average_log_probs
+from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import Translator, open_translator, warn_if_untagged
 
@@ -55,7 +56,7 @@ class PairScore:
             return self.log_prob
         n = len(self.piece_ids)
         return self.log_prob / (
-            n if kind == "mean" else float(make_rules(config).compute_penalty(n))
+            n if kind == "mean" else float(compute_penalty(n, make_rules(config)))
         )
 
 

@@ -1,8 +1,8 @@
 """Phrases that a translation must not contain, and phrases that it must contain.
 
-A phrase occurs in a text where its words stand in this order, with white space between them, and no letter, digit, mark
-or underscore touches it: `make_pattern` says so as a regular expression. Case counts. The search decides it on the
-characters of pieces, so it does not matter how the model cuts a phrase into pieces.
+A text contains a phrase if it has the phrase's words in this order, with white space between them, and no letter,
+digit, mark or underscore directly before or after: see the regular expression of `make_pattern`. Case matters. The
+search follows the characters of the pieces, so it does not matter how the model cuts a phrase into pieces.
 """
 
 from collections import defaultdict
@@ -47,7 +47,7 @@ def tidy_phrase(text: str) -> str:
 
 
 def read_forbidden(path: str) -> list[str]:
-    """Read phrases, one a line. Empty lines count for nothing."""
+    """Read phrases, one a line. Empty lines are skipped."""
     phrases = [tidy_phrase(line) for line in read_lines(TextFile(Path(path)))]
     phrases = [phrase for phrase in phrases if phrase]
     if not phrases:
@@ -79,13 +79,12 @@ def read_glossary(path: str) -> dict[str, str]:
 
 
 class PhraseState(NamedTuple):
-    """What matters of a hypothesis's text for what may follow."""
+    """What has to be remembered of a hypothesis's text to decide what may follow."""
 
-    is_boundary: bool  # no word character stands last, so a phrase may begin next
-    begun: frozenset[
-        tuple[str, int]
-    ]  # phrases whose first so many characters stand last; maybe all of them
-    met: frozenset[str]  # required phrases that occur
+    is_boundary: bool  # the text does not end in a word character, so a phrase may begin next
+    # (phrase, n): the text ends in the first n characters of the phrase, which may be all of them
+    begun: frozenset[tuple[str, int]]
+    met: frozenset[str]  # required phrases that the text contains
 
 
 START = PhraseState(True, frozenset(), frozenset())
@@ -94,7 +93,7 @@ START = PhraseState(True, frozenset(), frozenset())
 def read_text(
     state: PhraseState, text: str, phrases_by_first: dict[str, list[str]]
 ) -> tuple[bool, set[tuple[str, int]], set[str]]:
-    """Return whether a phrase may begin after `text`, which ones are begun, and which ones occurred."""
+    """Follow a text character by character; return the new `is_boundary` and `begun`, and the phrases found."""
     is_boundary, begun = state.is_boundary, set(state.begun)
     found = set()
     for character in text:
@@ -124,7 +123,7 @@ def group_by_first(phrases: Sequence[str]) -> dict[str, list[str]]:
 
 
 class PhraseRules:
-    """What holds for all lines: the forbidden phrases and the glossary, and the texts of the pieces."""
+    """The forbidden phrases and the glossary, which hold for all lines, and the texts of the pieces."""
 
     def __init__(
         self,
@@ -169,7 +168,7 @@ class PhraseRules:
         return cls(texts, forbidden, terms)
 
     def for_line(self, source: str, demanded: Sequence[str] = ()) -> "LinePhrases":
-        """Return what holds for the translation of one line: what the glossary requires, and what is demanded."""
+        """Return the phrases for the translation of one line: those the glossary requires, and those demanded."""
         required = list(map(tidy_phrase, demanded))
         spans = list(self._find_terms(source))
         for first, last, target in spans:
@@ -195,7 +194,7 @@ class PhraseRules:
         return torch.tensor(pieces, dtype=torch.int64)
 
     def find_ends(self, phrase: str, n: int) -> Tensor:
-        """Find the pieces that complete a forbidden phrase of which `n` characters stand last."""
+        """Find the pieces that complete a forbidden phrase, if the text ends in its first `n` characters."""
         if n == len(phrase):
             return self.not_words
         if (phrase, n) not in self.banned_ends:
@@ -209,7 +208,7 @@ class PhraseRules:
 
 
 class LinePhrases:
-    """The phrases of one line, and what they say of a hypothesis's state."""
+    """The phrases of one line, and what may follow a hypothesis with them."""
 
     def __init__(self, rules: PhraseRules, required: Sequence[str]) -> None:
         self.rules, self.required = rules, tuple(required)
@@ -219,7 +218,7 @@ class LinePhrases:
 
     @property
     def n_needed(self) -> int:
-        """A number of pieces with which all required phrases can be said."""
+        """A number of pieces that is enough to write all required phrases."""
         return sum(len(phrase) + 2 for phrase in self.required)
 
     def advance(self, state: PhraseState, piece: int) -> PhraseState:
@@ -233,7 +232,7 @@ class LinePhrases:
         return PhraseState(is_boundary, frozenset(one for one in begun if one[0] not in met), met)
 
     def may_end(self, state: PhraseState) -> bool:
-        """Return whether eos may follow: no forbidden phrase is complete then, and no required one is missing."""
+        """Return whether eos may follow: unless it completes a forbidden phrase or a required one is missing."""
         is_forbidden = any(
             phrase in self.rules.forbidden and n == len(phrase) for phrase, n in state.begun
         )
@@ -258,8 +257,8 @@ class LinePhrases:
         return [phrase for phrase in self.required if phrase not in said]
 
     def find_helpful(self, state: PhraseState) -> Tensor:
-        """Find the pieces that say more of a missing phrase: of one that is begun, or else of any. Where the last one
-        is complete, find what ends its word.
+        """Find the pieces that continue a missing phrase that is begun, or else begin any missing one. If none is
+        missing but the last must still end its word, find the pieces that end it.
         """
         missing = self.find_missing(state)
         if not missing:
@@ -280,7 +279,7 @@ class LinePhrases:
         return torch.tensor(found, dtype=torch.int64)
 
     def measure_progress(self, state: PhraseState) -> int:
-        """Return how much of the required phrases is said, in half characters; each helpful piece adds to it."""
+        """Return how much of the required phrases is written, in half characters; each helpful piece raises it."""
         total = sum(2 * (len(phrase) + 1) for phrase in state.met)
         going = 0
         for phrase, n in state.begun:

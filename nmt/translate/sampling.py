@@ -14,16 +14,9 @@ from torch import Tensor
 
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
-from nmt.translate.beams import (
-    NEG_INF,
-    Beams,
-    Decodable,
-    LogitBlock,
-    append_pieces,
-    compute_logit_blocks,
-    forbid_pieces,
-    pad_width,
-)
+from nmt.translate.allowed_pieces import LogitBlock, compute_logit_blocks, forbid_pieces
+from nmt.translate.beams import NEG_INF, Beams, Decodable, append_pieces, pad_width
+from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import Length, SearchRules
 
 
@@ -58,7 +51,7 @@ def sample_step(
     pieces, log_probs = (torch.cat(block).view(-1, n) for block in zip(*blocks, strict=True))
     scores = beams.scores + log_probs
     ended = (pieces == EOS) & (scores > NEG_INF)
-    ending = scores / rules.compute_penalty(length).to(scores.device)
+    ending = scores / compute_penalty(length, rules).to(scores.device)
 
     beams.tokens = pieces
     beams.ids = append_pieces(beams.ids, pieces, length)

@@ -5,7 +5,8 @@ Each step considers the 2 * beam best continuations of a sentence, or just the b
 - `any`: all of them (the authors' code);
 - `top`: those among the `beam` best (fairseq, Hugging Face, CTranslate2);
 - `shrink`: the same, and each one reduces the beam by one for the rest of the search (Marian).
-Length penalty and stopping are in beams.py, sampling is in sampling.py.
+Which pieces may follow is in allowed_pieces.py, the penalty in length_penalty.py, when a sentence is done in beams.py,
+and sampling in sampling.py.
 """
 
 from collections.abc import Sequence
@@ -16,22 +17,21 @@ from torch import Tensor
 
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
+from nmt.translate.allowed_pieces import LogitBlock, compute_logit_blocks, forbid_pieces
 from nmt.translate.beams import (
     NEG_INF,
     Beams,
     Decodable,
     Hypothesis,
-    LogitBlock,
     append_pieces,
-    compute_logit_blocks,
     find_done,
-    forbid_pieces,
     gather_rows,
     make_hypotheses,
     pad_width,
     start_beams,
 )
 from nmt.translate.constrained_search import PhraseSearch
+from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.phrases import LinePhrases
 from nmt.translate.sampling import draw_uniforms, sample_step
 from nmt.translate.search_rules import Length, SearchRules
@@ -123,7 +123,7 @@ def beam_step(
     is_counted = has_ended if rules.finishing == "any" else has_ended & (rank < beam)
     if rules.stopping == "full":  # never count more than `beam` of them
         is_counted = is_counted & (beams.n_finished[:, None] + is_counted.cumsum(1) <= beam)
-    penalty = rules.compute_penalty(length).to(scores.device)
+    penalty = compute_penalty(length, rules).to(scores.device)
     new_scores = scores.masked_fill(~is_counted, NEG_INF) / penalty
     n_kept = beams.finished_scores.shape[1]
     all_scores = torch.cat((beams.finished_scores, new_scores), 1)
@@ -170,7 +170,7 @@ def _best_continuations(
     _, logits, required, repeats = block
     n = rules.n_considered
     # A continuation's score is base + its logit, where base = hypothesis score - logsumexp(logits).
-    # The difference below equals logsumexp, and torch computes log_softmax in half the time.
+    # Any logit minus its log_softmax is logsumexp; torch's log_softmax takes half the time of its logsumexp.
     base = scores.flatten() - (logits[:, EOS] - logits.log_softmax(1)[:, EOS])
     required_logits = logits.gather(1, required.clamp(min=0))
     forbid_pieces(logits, n_pieces, length <= rules.min_length, repeats)

@@ -7,7 +7,6 @@ rule that an engine does not know makes it step aside (nmt/translate/engine.py).
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from nmt.config import DecodingConfig
@@ -25,7 +24,7 @@ class SearchRules:
     n_best: int  # hypotheses to return for each sentence
     beam: int  # hypotheses of a sentence that are active at a time
     is_sampling: bool
-    # What a log-probability is divided by, and what the length may be.
+    # What a log-probability is divided by (length_penalty.py), and what the length may be.
     penalty: Literal["gnmt", "length", "none"]
     length_penalty: float
     max_ratio: float
@@ -49,15 +48,6 @@ class SearchRules:
     def n_kept(self) -> int:
         """How many finished hypotheses of a sentence are kept: `likely` compares with the beam-th best."""
         return self.beam if self.stopping == "likely" else self.n_best
-
-    def compute_penalty(self, length: Length) -> Tensor:
-        """Return what a log-probability is divided by (section 6.1). `length` counts eos."""
-        size = torch.as_tensor(length, dtype=torch.float32)
-        if self.penalty == "gnmt":
-            return ((5.0 + size) / 6.0) ** self.length_penalty
-        if self.penalty == "length":
-            return size**self.length_penalty
-        return torch.ones_like(size)
 
 
 def make_rules(config: DecodingConfig, n_best: int = 1) -> SearchRules:

@@ -14,9 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "make_reference", ROOT / "scripts/make_reference.py"
-    )
+    spec = importlib.util.spec_from_file_location("make_docs", ROOT / "scripts/make_docs.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -29,9 +27,7 @@ REFERENCE = load_script()
 @pytest.mark.parametrize("path", REFERENCE.render_pages(), ids=lambda path: path.name)
 def test_pages_are_as_the_code_is(path: Path) -> None:
     is_current = path.read_text() == REFERENCE.render_pages()[path]
-    assert is_current, (
-        f"{path.name} is older than the code; run make docs, or scripts/make_reference.py"
-    )
+    assert is_current, f"{path.name} is older than the code; run make docs, or scripts/make_docs.py"
 
 
 def test_every_setting_is_there_with_a_meaning() -> None:

@@ -13,8 +13,8 @@ pytest.importorskip("numba")
 
 from nmt.data.batch import Packed, pack
 from nmt.engines.cpu import compiled_attention
-from nmt.model import attention
-from nmt.model.attention import AttentionMask, attend, load_compiled
+from nmt.model import packed_attention
+from nmt.model.packed_attention import AttentionMask, attend, load_compiled
 
 pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
 
@@ -147,8 +147,8 @@ def test_nan_is_not_hidden() -> None:
 
 def test_long_sentences_are_padded(counted_calls: list[int]) -> None:
     for length, n_calls in (
-        (attention.MAX_COMPILED_LENGTH, 1),
-        (attention.MAX_COMPILED_LENGTH + 1, 0),
+        (packed_attention.MAX_COMPILED_LENGTH, 1),
+        (packed_attention.MAX_COMPILED_LENGTH + 1, 0),
     ):
         queries, keys = make_sides([(length, 3), (2, 2)])
         q, k, v = (draw(side, 2, 8, torch.float32) for side in (queries, keys, keys))

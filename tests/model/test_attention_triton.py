@@ -25,8 +25,8 @@ from torch import Tensor
 
 from nmt.data.batch import Packed
 from nmt.model import attention_triton
-from nmt.model.attention import AttentionMask
 from nmt.model.attention_triton import supports_triton, triton_attention
+from nmt.model.packed_attention import AttentionMask
 
 FP32, BF16 = torch.float32, torch.bfloat16
 NAN = float("nan")

@@ -42,7 +42,7 @@ def test_operations_are_those_that_torch_counts(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # torch does not see what compiled loops compute
-    monkeypatch.setattr("nmt.model.attention.MAX_COMPILED_LENGTH", 0)
+    monkeypatch.setattr("nmt.model.packed_attention.MAX_COMPILED_LENGTH", 0)
     transformer = Transformer(model, 500)
     src, tgt = pack([[5] * 32] * 10), pack([[6] * 16] * 10)  # lengths that no grid pads
     with FlopCounterMode(display=False) as counter:

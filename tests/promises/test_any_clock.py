@@ -15,7 +15,7 @@ import pytest
 
 import nmt.train.loop
 from nmt.average.select import choose_checkpoints
-from nmt.checkpoint import Average, Checkpoint, TrainState, prune_checkpoints
+from nmt.checkpoint import Average, Checkpoint, TrainState
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
 from nmt.config import RunConfig, format_config, load_config
@@ -29,6 +29,7 @@ from nmt.score.metrics import find_paper_metric
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.run_folder import STATE_FILE, RunFolder
+from nmt.train.kept_checkpoints import prune_checkpoints
 from nmt.translate.translator import LoadedModel, TextToText
 
 BIG = load_config("big.yaml")

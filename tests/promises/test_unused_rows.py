@@ -24,6 +24,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.train.loss import compute_loss_sums
 from nmt.train.run_start import train
+from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import make_translator
@@ -61,7 +62,7 @@ def test_search_scores_by_all_rows_and_chooses_no_unused_one(model: Transformer,
         for hypothesis in found:
             assert max(hypothesis.ids, default=0) < V
             total = float(write_out_log_probs(model, src, hypothesis.ids).sum())
-            penalty = float(make_rules(config).compute_penalty(len(hypothesis.ids) + 1))
+            penalty = float(compute_penalty(len(hypothesis.ids) + 1, make_rules(config)))
             assert hypothesis.score == pytest.approx(total / penalty, abs=1e-5)
 
 

@@ -14,13 +14,8 @@ from torch import nn
 
 from nmt.config import ModelConfig
 from nmt.data.batch import Batch, Packed
-from nmt.model.transformer import (
-    FeedForward,
-    LayerNorm,
-    MemoryAttention,
-    SelfAttention,
-    Transformer,
-)
+from nmt.model.multi_head_attention import MemoryAttention, SelfAttention
+from nmt.model.transformer import FeedForward, LayerNorm, Transformer
 from nmt.train.loss import Objective
 
 pytestmark = pytest.mark.skipif(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nmt.data.batch import pack
 from nmt.model import attention_triton
-from nmt.model.attention import AttentionMask
+from nmt.model.packed_attention import AttentionMask
 from nmt.train import loss_triton
 
 pytestmark = pytest.mark.skipif(

@@ -228,6 +228,7 @@ def _slow_down(module: Any, name: str, seconds: float, mark: Path) -> None:
 
 def _tell_phases(file: int) -> None:
     """Keep in `file` what the process is at."""
+    import nmt.train.checkpoint_writer
     import nmt.train.loop
 
     phases = ["start"]
@@ -253,7 +254,7 @@ def _tell_phases(file: int) -> None:
         (trainer.Trainer, "train", "training", "end"),
         (trainer.Trainer, "validate", "validating", ""),
         (trainer.Trainer, "save", "saving", ""),
-        (checkpoint, "prune_checkpoints", "pruning", ""),
+        (nmt.train.checkpoint_writer, "prune_checkpoints", "pruning", ""),
     ):
         assert hasattr(module, name), (
             f"{module} has no {name} any more; the harness must learn the new one"

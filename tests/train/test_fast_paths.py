@@ -23,7 +23,7 @@ from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.data.loader import make_batch
 from nmt.data.store import Side, TokenStore
 from nmt.model import transformer
-from nmt.model.attention import AttentionMask
+from nmt.model.packed_attention import AttentionMask
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer
 from nmt.system import runtime as process
@@ -296,7 +296,7 @@ def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_heads_that_no_kernel_takes_are_compiled_around(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "BACKEND", "aot_eager")
     monkeypatch.setattr(transformer, "AttentionMask", AsOnGpu)
-    monkeypatch.setattr("nmt.model.attention.supports_triton", lambda q, v: False)
+    monkeypatch.setattr("nmt.model.packed_attention.supports_triton", lambda q, v: False)
     check_compiled(is_whole=False)
 
 

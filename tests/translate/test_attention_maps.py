@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS, Vocab
-from nmt.model.transformer import Attention, MemoryAttention, SelfAttention, Transformer
+from nmt.model.multi_head_attention import Attention, MemoryAttention, SelfAttention
+from nmt.model.transformer import Transformer
 from nmt.translate.alignment import align
 from nmt.translate.attention_maps import AttentionMap, compute_attention_maps
 from nmt.translate.translator import Request, Translator

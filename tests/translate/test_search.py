@@ -217,7 +217,7 @@ def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyP
     toy, given = Toy(5, n=7, ending=1.0), sources(random.Random(6), 100, 8, 7)
     config = DecodingConfig(beam=4, max_extra=4)
     # The logits of 30 sentences
-    monkeypatch.setattr("nmt.translate.beams.MAX_BLOCK_LOGITS", 4 * 7 * 30)
+    monkeypatch.setattr("nmt.translate.allowed_pieces.MAX_BLOCK_LOGITS", 4 * 7 * 30)
     assert len(set(given)) > 70
     for src, some in zip(given, search(toy, pack(given), make_rules(config, 2)), strict=True):
         assert_same(some, recursion(toy, src, config, 2))

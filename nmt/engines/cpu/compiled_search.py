@@ -54,6 +54,7 @@ from nmt.translate.beams import (
     start_beams,
 )
 from nmt.translate.engine import SearchEngine
+from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import SearchRules, make_rules
 
 BLOCK_ROWS = 64  # hypotheses whose logits are in memory at a time
@@ -482,7 +483,7 @@ def compile_rules(model: Transformer, rules: SearchRules, longest: int) -> Compi
         finishing=FINISHING.index(rules.finishing),
         stopping=STOPPING.index(rules.stopping),
         min_length=rules.min_length,
-        penalties=rules.compute_penalty(torch.arange(longest + 2)).numpy(),
+        penalties=compute_penalty(torch.arange(longest + 2), rules).numpy(),
         n_pieces=model.n_pieces,
         n_vocab=model.n_vocab,
     )

@@ -8,7 +8,7 @@ from support.finished_run import read_lines, train_toy
 from torch import Tensor, nn
 
 from nmt.config import OptimizerConfig
-from nmt.train.layer_norms import LayerNorms, name_layer
+from nmt.train.norms_by_layer import NormsByLayer, name_layer
 from nmt.train.optimizer import make_optimizer, set_learning_rate
 
 
@@ -23,11 +23,11 @@ class Small(nn.Module):
 def test_steps_are_the_differences_of_weights(
     decay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmt.train.layer_norms.STEP_CHUNK", 4)
+    monkeypatch.setattr("nmt.train.norms_by_layer.STEP_CHUNK", 4)
     torch.manual_seed(0)
     model = Small().double()
     optimizer = make_optimizer(model, OptimizerConfig(weight_decay=decay))
-    norms = LayerNorms(model, optimizer, is_sharded=False)
+    norms = NormsByLayer(model, optimizer, is_sharded=False)
     assert list(norms.layers) == ["encoder.0", "encoder.1", "embeddings"]
     for step in range(3):
         for parameter in model.parameters():

@@ -1,5 +1,5 @@
 """Attention over packed sentences: softmax(Q K^T / sqrt(d_k)) V of section 3.2, one function for
-its three uses.
+its three uses. The projections around it are in `multi_head_attention.py`.
 
 In training on the CPU, short sentences are attended to one by one in compiled loops
 (`compiled_attention.py`). Otherwise those of similar length are padded to one width, and attention is

@@ -1,4 +1,4 @@
-"""Limits and penalties against their formulas in plain Python."""
+"""The rules of a search: what cannot be asked for."""
 
 import pytest
 

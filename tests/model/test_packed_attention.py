@@ -10,9 +10,9 @@ from support.packed_pairs import relation, side
 from torch import Tensor
 
 from nmt.data.batch import pack
-from nmt.model import attention
-from nmt.model.attention import AttentionMask, attend, attend_matrices
+from nmt.model import packed_attention
 from nmt.model.dropout import draw_dropout
+from nmt.model.packed_attention import AttentionMask, attend, attend_matrices
 from nmt.system.errors import UserError
 
 LENGTHS = [(1, 4), (6, 1), (3, 3), (7, 9)]
@@ -63,8 +63,10 @@ def test_equals_torch_for_each_sentence(
 
 def test_dropout_takes_no_kernel_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: kernels there drop no weights, so a model would train without its dropout."""
-    monkeypatch.setattr(attention, "supports_triton", lambda q, v: True)
-    monkeypatch.setattr(attention, "triton_attention", lambda q, *others: torch.full_like(q, 7.0))
+    monkeypatch.setattr(packed_attention, "supports_triton", lambda q, v: True)
+    monkeypatch.setattr(
+        packed_attention, "triton_attention", lambda q, *others: torch.full_like(q, 7.0)
+    )
     side, x = pack([[5] * 7, [5] * 20]), torch.randn(27, 2, 6)
     mask = AttentionMask(side, side)
     mask.is_on_cpu = False
@@ -83,7 +85,7 @@ def test_dropout_drops_weights(causal: bool, monkeypatch: pytest.MonkeyPatch) ->
         drawn.append(draw_dropout(weights, rate))
         return drawn[-1]
 
-    monkeypatch.setattr(attention, "draw_dropout", draw)
+    monkeypatch.setattr(packed_attention, "draw_dropout", draw)
     ours = attend(q, k, v, AttentionMask(side, side, causal), None, 0.4)
     factors: dict[int, Tensor] = {}  # by length: (H, L, L)
     for cells, lengths in zip(drawn, ([7, 3], [20]), strict=True):

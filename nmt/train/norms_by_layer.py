@@ -25,7 +25,7 @@ def name_layer(parameter: str) -> str:
     return part if part in ("encoder_norm", "decoder_norm") else "embeddings"
 
 
-class LayerNorms:
+class NormsByLayer:
     """Measures an update: first its gradients, then what Adam's step made of them."""
 
     def __init__(self, model: nn.Module, optimizer: Adam, is_sharded: bool) -> None:

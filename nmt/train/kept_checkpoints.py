@@ -1,0 +1,31 @@
+"""Which checkpoints of a run are kept, and the removal of the others.
+
+Averaging wants checkpoints at equal distances, so only those of `checkpoint_every` are counted. One
+that was written for safety, or for a good dev score, takes no place among them.
+"""
+
+from nmt.checkpoint import list_steps
+from nmt.config import TrainingConfig
+from nmt.system.files import remove_folder
+from nmt.system.run_folder import RunFolder
+
+
+def prune_checkpoints(
+    run: RunFolder, training: TrainingConfig, best_step: int, last_step: int
+) -> None:
+    """Remove all checkpoints but the newest `keep_checkpoints` that averaging counts, the newest of
+    all, and the best.
+
+    Checkpoints after `last_step` must be damaged, because otherwise training would have resumed
+    from them. They are not counted, and training will overwrite them.
+    """
+    steps = [step for step in list_steps(run) if step <= last_step]
+    for step in set(steps) - choose_kept(steps, training, {best_step}):
+        remove_folder(run.checkpoint(step))
+
+
+def choose_kept(steps: list[int], training: TrainingConfig, best_steps: set[int]) -> set[int]:
+    """Of the checkpoints of these ascending steps, return those that are not pruned."""
+    counted = [step for step in steps if training.is_counted(step)]
+    kept = {*best_steps, *steps[-1:], *counted[-training.keep_checkpoints :]}
+    return kept.intersection(steps)

@@ -1,0 +1,20 @@
+"""The length penalty of section 6.1, and those of other toolkits (`decoding.penalty`).
+
+A hypothesis's score is its log-probability divided by a penalty that depends on its length |Y|, which counts the final
+eos. Without it, the shortest translations would win.
+"""
+
+import torch
+from torch import Tensor
+
+from nmt.translate.search_rules import Length, SearchRules
+
+
+def compute_penalty(length: Length, rules: SearchRules) -> Tensor:
+    """Return what a log-probability is divided by. `length` counts eos."""
+    size = torch.as_tensor(length, dtype=torch.float32)
+    if rules.penalty == "gnmt":
+        return ((5.0 + size) / 6.0) ** rules.length_penalty
+    if rules.penalty == "length":
+        return size**rules.length_penalty
+    return torch.ones_like(size)
