@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,11 +226,13 @@ def test_a_batch_in_one_group_gives_the_same(
         seen
     ) == 2 * config.n_layers
     apart = found(Objective(model, EPS), batch)
-    monkeypatch.setattr(
-        transformer,
-        "AttentionMask",
-        lambda *args, **named: AttentionMask(*args[:4], is_single_group=True),
-    )
+
+    def mask_one_group(*args: Any, **named: Any) -> AttentionMask:
+        mask = AttentionMask(*args, **named)
+        mask.is_single_group = True
+        return mask
+
+    monkeypatch.setattr(transformer, "AttentionMask", mask_one_group)
     assert max(errors(found(Objective(model, EPS), batch), apart).values()) < 1e-12
 
 
