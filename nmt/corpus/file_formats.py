@@ -40,6 +40,17 @@ def parse_tsv(lines: list[bytes], first: int, name: str) -> ParsedSides:
     return _parse_rows(texts, first, parse_row, undecodable)
 
 
+def _refuse_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Two halves of damaged lines can make one object, which then has a key twice."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return row
+
+
+JSON = json.JSONDecoder(object_pairs_hook=_refuse_double_keys)
+
+
 def parse_jsonl(lines: list[bytes], first: int, name: str, data: DataConfig) -> ParsedSides:
     texts, undecodable = decode_lines(lines, first, name)
     example = f'{{"{data.src}": "...", "{data.tgt}": "..."}}'
@@ -47,7 +58,7 @@ def parse_jsonl(lines: list[bytes], first: int, name: str, data: DataConfig) -> 
     def parse_row(line: str, number: int) -> tuple[str, str]:
         place = f"{name}:{number}"
         try:
-            row = json.loads(line)
+            row = JSON.decode(line)
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{place}: is not JSON ({describe_error(error)}); each line must be an object like {example}"

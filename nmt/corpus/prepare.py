@@ -164,9 +164,10 @@ def _estimate_text(parts: list[Part], data: DataConfig) -> int:
 
 
 def _describe_full_disk(store: Path, n_bytes: int) -> str:
+    folder = store if store.exists() else store.parent  # the store may be a disk of its own
     return (
         f"{store}: not enough disk space: about {2 * n_bytes:,} bytes are needed in all, and "
-        f"{shutil.disk_usage(store.parent).free:,} are free; free some space and run the same "
+        f"{shutil.disk_usage(folder).free:,} are free; free some space and run the same "
         "command again, which keeps finished work, or give another data.store=DIR"
     )
 

@@ -38,6 +38,7 @@ DAMAGE = (
     zipfile.BadZipFile,
     NotImplementedError,  # a method of compression that zipfile does not know
 )
+ENCRYPTED = 1  # the bit of a zip member's flags
 Complaints = dict[int, str]  # about lines of a block, by their place in it
 
 
@@ -266,7 +267,11 @@ def _open_zipped(raw: IO[bytes], text: TextFile) -> tuple[IO[bytes], int]:
         name = str(text.member).removeprefix("./")
         if name not in names:
             raise _explain_missing(text, names)
+        if names.count(name) > 1:
+            raise UserError(f"{text.name}: occurs more than once in the archive; pack it again")
         entry = archive.getinfo(name)
+        if entry.flag_bits & ENCRYPTED:
+            raise UserError(f"{text.name}: is encrypted; decrypt the archive")
         return archive.open(entry), entry.file_size
     except (ValueError, LookupError, struct.error, RuntimeError) as error:
         # what zipfile raises of damage to names, dates and extra fields

@@ -186,6 +186,7 @@ class EpochStores:
             write_bytes(folder / name, read_bytes(self.folder / name))
         drawn = map_in_order(partial(draw_block, draw), self._blocks(), self.workers)
         with (
+            closing(drawn),  # after an error too, the processes end here
             closing(SideWriter(folder, "train", "src")) as src,
             closing(SideWriter(folder, "train", "tgt")) as tgt,
             closing(

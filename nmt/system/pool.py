@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ SHARED_MEMORY_ERRORS = (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.ENOENT)
 
 def map_in_order(
     work: Callable[[Given], Returned], tasks: Iterable[Given], workers: int
-) -> Iterator[Returned]:
+) -> Generator[Returned]:
     """Do `map(work, tasks)` on several processes. `work` must be a top-level function of a module,
     or a partial of one.
     """
@@ -56,7 +56,7 @@ def map_with_workers(
     tasks: Iterable[Given],
     workers: int,
     worker: Callable[[Given], Returned] | None = None,
-) -> Iterator[Returned]:
+) -> Generator[Returned]:
     """Do `map_in_order` for work that must load something first: each process makes its worker
     once.
 

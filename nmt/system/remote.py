@@ -6,6 +6,7 @@ kinds: all of them become a `RemoteError`.
 """
 
 import contextlib
+import glob
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,9 +41,8 @@ class Remote:
     def list_sealed(self, name: str) -> set[str]:
         """Return the names of the complete folders in the folder `name`."""
         with self._explain(name) as path:
-            return {
-                found.split("/")[-2] for found in self._system.glob(f"{path}/*/{MANIFEST_FILE}")
-            }
+            found = self._system.glob(f"{glob.escape(path)}/*/{MANIFEST_FILE}")
+            return {manifest.split("/")[-2] for manifest in found}
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None if there is none. A large one is cut."""
@@ -67,10 +67,13 @@ class Remote:
         if manifest is None or self.read(f"{name}/{MANIFEST_FILE}") == manifest:
             return
         self.unseal(name)
-        for file in json.loads(manifest):
-            if not (folder / file).exists():
-                return
-            self.put_file(folder / file, f"{name}/{file}")
+        try:
+            for file in json.loads(manifest):
+                self.put_file(folder / file, f"{name}/{file}")
+        except RemoteError:  # also where the file to copy was removed
+            if _read_manifest_bytes(folder) == manifest:
+                raise
+            return
         if _read_manifest_bytes(folder) == manifest:
             with self._replacing(f"{name}/{MANIFEST_FILE}") as place:
                 self._system.pipe_file(place, manifest)

@@ -90,11 +90,15 @@ class LineReader:
 def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
     """Whole lines, each with its end; the last line of the stream may have none."""
     ready: list[bytes] = []  # whole lines
-    rest = b""  # of a line whose end has not come yet
+    rest = bytearray()  # of a line whose end has not come yet
     size = FIRST_CHUNK
     n_lines = 0  # yielded
     while data := _read(handle, name):
-        *ended, rest = (rest + data).split(b"\n")
+        *ended, last = data.split(b"\n")
+        if ended:
+            ended[0] = bytes(rest) + ended[0]
+            rest.clear()
+        rest += last
         ready += [line + b"\n" for line in ended]
 
         # full blocks, or all there is when waiting would not help
@@ -113,7 +117,7 @@ def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
 
     # the end of the stream
     if rest:
-        ready.append(rest)
+        ready.append(bytes(rest))
     while ready:
         yield ready[:size]
         ready, size = ready[size:], min(largest, 2 * size)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO, cast
+from typing import IO
 
 import torch
 
@@ -59,7 +59,7 @@ def translate_stream(
         n_workers,
         partial(translate_chunk, translator, layout),
     )
-    with closing(cast(Generator[TranslatedChunk], translated)) as results:
+    with closing(translated) as results:
         for result in results:
             try:
                 write_uninterrupted(out, result.data)

@@ -99,6 +99,10 @@ def test_a_line_break_within_a_cell_becomes_a_space(cell: str, text: str) -> Non
         ('{"en": ' + "1" * 5000 + "}", "is not JSON ("),
         ("[1]", "'[1]' is not an object; each line must be one like"),
         ("null", "'null' is not an object; each line must be one like"),
+        (
+            '{"en": "a", "de": "b", "de": "c"}',
+            "is not JSON (a key occurs twice); each line must be",
+        ),
         ('{"en": "a", "de": null}', "de is null instead of text; fix or remove the row"),
         ('{"translation": {"en": 3, "de": "b"}}', "translation.en is 3 instead of text"),
         (

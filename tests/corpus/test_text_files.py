@@ -5,6 +5,7 @@ never silent.
 import io
 import random
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -198,7 +199,17 @@ def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
     packed = bytearray(pack_archive({"a": b"text\n"}, "x.zip"))
     packed[packed.rindex(b"PK\1\2") + 8] |= 1  # the flags in the directory at the end
     (tmp_path / "x.zip").write_bytes(packed)
-    assert "is encrypted" in complaint(TextFile(tmp_path / "x.zip", "a"))
+    message = complaint(TextFile(tmp_path / "x.zip", "a"))
+    assert message == "ROOT/x.zip:a: is encrypted; decrypt the archive"
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_zip_with_two_members_of_one_name_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a", "first\n")
+        archive.writestr("a", "second\n")
+    message = complaint(TextFile(tmp_path / "x.zip", "a"))
+    assert message == "ROOT/x.zip:a: occurs more than once in the archive; pack it again"
 
 
 # ---- damage -----------------------------------------------------------------------------------------------------

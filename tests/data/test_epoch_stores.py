@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.block_faults import slow
+from support.block_faults import die, slow
 from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
 
@@ -70,7 +70,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw in this process, which saves the start of others."""
-    monkeypatch.setattr(epoch_stores, "map_in_order", lambda work, tasks, workers: map(work, tasks))
+    monkeypatch.setattr(
+        epoch_stores, "map_in_order", lambda work, tasks, workers: (work(task) for task in tasks)
+    )
 
 
 def rows_of(side: Side) -> Rows:
@@ -255,6 +257,15 @@ def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
     plain = ["vocab.bpe_dropout=0", f"out={tmp_path}/plain", "training.steps=1"]
     assert main([*options, *plain]) == 0
     assert figures("run")[0]["loss"] != figures("plain")[0]["loss"]
+
+
+def test_a_killed_worker_is_one_line_and_leaves_no_half_epoch(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_stores, "draw_block", die)
+    with pytest.raises(UserError, match="killed"):
+        draw_epoch(store, 0, workers=2)
+    assert names_of_epochs(store) == []
 
 
 def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def join_lines(lines: list[str], rng: Random) -> bytes:
 
 
 def damage_line(content: bytes, rng: Random) -> bytes:
-    """Within a line: a hole from one line to the next can make a true row of two halves."""
+    """Within a line: a hole from one line of a .tsv to the next can make a true row of two halves."""
     lines = content.split(b"\n")
     k = rng.randrange(len(lines) - 1)
     return b"\n".join([*lines[:k], damage(lines[k], rng), *lines[k + 1 :]])
@@ -93,11 +93,13 @@ def write(
     if form.startswith((".tsv", ".jsonl")):
         rows = list(zip(*sides, strict=True))
         if form.startswith(".tsv"):
+            damage_text = damage_line
             lines = [f"{src}\t{tgt}" for src, tgt in rows]
         else:
+            damage_text = damage
             lines = [json.dumps({"en": src, "de": tgt}) for src, tgt in rows]
         content = join_lines(lines, rng)
-        packed = pack(damage_line(content, rng) if damages_text else content, path.name)
+        packed = pack(damage_text(content, rng) if damages_text else content, path.name)
         path.write_bytes(packed if damages_text else damage(packed, rng))
         return CorpusConfig(file=path.name), None
     texts = [join_lines(side, rng) for side in sides]

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -13,7 +14,7 @@ from nmt.system.remote import Remote, RemoteError
 
 @pytest.fixture(params=["file", "memory"])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
-    place = {"file": tmp_path / "far", "memory": f"/{uuid4()}"}[request.param]
+    place = {"file": tmp_path / "a[1]", "memory": f"/{uuid4()}"}[request.param]
     return Remote(f"{request.param}://{place}")
 
 
@@ -56,8 +57,9 @@ def refuse(*_: object) -> None:
     raise RemoteError("no space")
 
 
-def prune(remote: Remote, path: Path, name: str) -> None:
+def prune(remote: Remote, path: Path, name: str, put_file: Any = Remote.put_file) -> None:
     shutil.rmtree(path.parent)
+    put_file(remote, path, name)
 
 
 def test_a_damaged_folder_is_not_fetched(remote: Remote, folder: Path, tmp_path: Path) -> None:

@@ -125,6 +125,11 @@ def test_phrases_hold_with_any_beam_and_in_any_batch(preset: str, beam: int) -> 
         assert not occurs("b b", some[0].ids) and not occurs("bb", some[0].ids)
 
 
+def test_what_cannot_be_kept_to_has_no_translation() -> None:
+    line = LinePhrases(PhraseRules(TEXTS, ["a"]), ["a b"])
+    assert search(Toy(1, n=8), pack([(4, EOS)]), make_rules(PLAIN), None, [line]) == [[]]
+
+
 # ---- text to text -------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ Keys and values stay in the cells where they were written; each hypothesis has t
 import functools
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -542,12 +543,13 @@ def find_fault_of_compiler(is_bf16: bool) -> str | None:
     not. What was compiled is kept, so later processes start in half a second instead of half a minute.
     """
     try:
-        if not is_code_cached():
-            say("compiling the search for this processor, once; this takes some 20 seconds")
         with torch.random.fork_rng(devices=[]):
             tiny = Transformer(ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1), EOS + 1)
         rules = make_rules(DecodingConfig(max_extra=1))
-        with hold_code_folder(*SEARCH_FILES):
+        # one process compiles, and all load what it compiled at the same time
+        with nullcontext() if is_code_cached() else hold_code_folder(*SEARCH_FILES):
+            if not is_code_cached():  # nor has another one compiled it meanwhile
+                say("compiling the search for this processor, once; this takes some 20 seconds")
             search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
     except Exception as error:  # numba raises all kinds, for example on damaged files
         return f"{type(error).__name__}: {error}"
