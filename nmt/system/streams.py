@@ -117,6 +117,8 @@ def secure_standard_streams() -> None:
             data = _DataOutput(STDOUT, "wb", closefd=False)
         sys.stdout = _rebuild_stream(io.TextIOWrapper, sys.__stdout__, data)
     os.environ["PYTHON_COLORS"] = "0"  # tracebacks and --help of newer Pythons
+    # numba would reset the colours of the terminal at exit, which a message stream writes out
+    os.environ["NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING"] = "1"
 
 
 def _reserve_descriptors() -> None:
