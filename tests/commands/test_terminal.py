@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 from support.soaking import IS_SOAK, counted
-from support.untrained import make_checkpoint, make_vocab
 
 COMMANDS = (
     "init prepare train sweep track average eval report translate score serve export completion"
@@ -28,7 +27,6 @@ COMMANDS = (
 WIDTHS = (40, 80, 200)
 # What a bar needs to be drawn anew; all else that a terminal would obey is a stray character.
 MOVES = re.compile(r"\r|\n|\x1b\[A")
-BRACKETED_PASTE = re.compile(r"\x1b\[\?2004[hl]")  # switched on and off by readline
 WAIT_S = 60.0
 
 
@@ -65,10 +63,10 @@ def take_terminal() -> None:
 
 
 def run_at_terminal(
-    argv: list[str], width: int, folder: Path, wait_for: str = "", typed: bytes = b"\x03"
+    argv: list[str], width: int, folder: Path, interrupt_at: str = ""
 ) -> tuple[int, str]:
-    """Run a command under a terminal, and type something, Ctrl-C by default, once it has written
-    `wait_for`. Returns its exit code and all that it wrote.
+    """Run a command under a terminal, and type Ctrl-C once it has written `interrupt_at`. Returns its
+    exit code and all that it wrote.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
@@ -96,9 +94,9 @@ def run_at_terminal(
                 if not data:
                     break
                 written += data
-            if wait_for and wait_for.encode() in written:
-                os.write(ours, typed)
-                wait_for = ""
+            if interrupt_at and interrupt_at.encode() in written:
+                os.write(ours, b"\x03")
+                interrupt_at = ""
         code = process.wait(WAIT_S)
     finally:
         if process.poll() is None:
@@ -147,11 +145,3 @@ def test_a_run_is_trained_interrupted_continued_and_scored(
         code, written = run_at_terminal(command, width, tmp_path)
         check_screen(written, width)
         assert code == 0, written
-
-
-@pytest.mark.parametrize("width", WIDTHS if IS_SOAK else WIDTHS[:1])
-def test_the_prompt_ends_with_its_line(width: int, tmp_path: Path) -> None:
-    make_checkpoint(tmp_path / "model", make_vocab(tmp_path))
-    code, written = run_at_terminal(["translate", "model"], width, tmp_path, "> ", b"\x04")
-    check_screen(BRACKETED_PASTE.sub("", written), width)
-    assert code == 0
