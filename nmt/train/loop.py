@@ -21,7 +21,7 @@ from nmt.train.events import SkippedEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
 from nmt.train.norms_by_layer import NormsByLayer
-from nmt.train.parallel import gather_model, total_norm
+from nmt.train.replica import gather_model, total_norm
 from nmt.train.run_log import RunLog, Throughput
 from nmt.train.setup import Setup
 from nmt.train.shutdown import State, StatusFile, StopRequest

@@ -23,7 +23,7 @@ from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.events import replace_nonfinite
-from nmt.train.parallel import total_norm
+from nmt.train.replica import total_norm
 from nmt.train.update import PendingOutcome, UpdateOutcome
 
 MAX_SKIPPED = 3  # updates in a row

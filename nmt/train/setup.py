@@ -30,7 +30,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 from nmt.train.loss import Objective
 from nmt.train.optimizer import Adam, make_optimizer
-from nmt.train.parallel import Replica, has_fixed_shape, make_replica
+from nmt.train.replica import Replica, has_fixed_shape, make_replica
 from nmt.train.validate import DevSet, open_dev
 
 

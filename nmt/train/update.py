@@ -21,7 +21,7 @@ from nmt.system.ranks import World
 from nmt.train.metrics_log import N_STATS, UpdateStats
 from nmt.train.norms_by_layer import NormsByLayer
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
-from nmt.train.parallel import Replica
+from nmt.train.replica import Replica
 
 
 class StopVotes(NamedTuple):

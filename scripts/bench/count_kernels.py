@@ -71,7 +71,7 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     from nmt.data.plan import ROW_MULTIPLE, divide_tokens
     from nmt.model.transformer import Transformer
     from nmt.train.loss import Objective
-    from nmt.train.parallel import CompiledObjective
+    from nmt.train.replica import CompiledObjective
 
     config = load_config(config_name, overrides)
     share = divide_tokens(config.training.tgt_tokens, n_ranks)

@@ -39,7 +39,7 @@ from nmt.system.run_folder import RunFolder
 from nmt.train import parallel
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
-from nmt.train.parallel import Replica, forward_backward
+from nmt.train.replica import Replica, forward_backward
 from nmt.train.update import dropout_seed, run_update
 
 Precision = Literal["fp32", "bf16"]

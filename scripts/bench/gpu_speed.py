@@ -39,7 +39,7 @@ from nmt.system.progress import clock
 from nmt.system.ranks import World, join_world
 from nmt.train.loss import Objective
 from nmt.train.optimizer import Adam, make_optimizer
-from nmt.train.parallel import Replica, is_compiled, make_replica
+from nmt.train.replica import Replica, is_compiled, make_replica
 from nmt.train.update import run_update
 from nmt.translate.batching import Requests
 from nmt.translate.engine import SearchEngine, choose_engine

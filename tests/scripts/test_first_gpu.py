@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nmt.train import update
-from nmt.train.parallel import Replica
+from nmt.train.replica import Replica
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "bench" / "first_gpu.py"
@@ -235,11 +235,11 @@ class Fault(NamedTuple):
     is_all: bool = False  # and nothing else
 
 
-RUN = "nmt.train.parallel.Replica.run"
+RUN = "nmt.train.replica.Replica.run"
 FAULTS = {
     "gradient of the model": Fault(
         "micro-batch",
-        "nmt.train.parallel.CompiledObjective.compute_sums",
+        "nmt.train.replica.CompiledObjective.compute_sums",
         wrong_gradient,
         ["compiled, fp32: all gradients"],
     ),

@@ -30,7 +30,7 @@ from nmt.system import runtime as process
 from nmt.system.ranks import World
 from nmt.train import parallel
 from nmt.train.loss import Objective
-from nmt.train.parallel import CompiledObjective, forward_backward
+from nmt.train.replica import CompiledObjective, forward_backward
 
 V, EPS, SCALE = 61, 0.1, 0.01
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

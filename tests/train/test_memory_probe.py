@@ -27,7 +27,7 @@ from nmt.train.memory_probe import (
     resolve_micro_tokens,
     useful_share,
 )
-from nmt.train.parallel import Replica
+from nmt.train.replica import Replica
 from nmt.train.setup import open_setup
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

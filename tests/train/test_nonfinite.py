@@ -16,7 +16,7 @@ from support.two_ranks import run_on_two_ranks
 
 import nmt.train.update
 from nmt.commands.train import main
-from nmt.train.parallel import Replica
+from nmt.train.replica import Replica
 
 Poison = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
@@ -184,7 +184,7 @@ def test_a_nan_weight_never_reaches_a_checkpoint(
 SCRIPT = """
     import math, os, sys
     from nmt.commands.train import main
-    from nmt.train.parallel import Replica
+    from nmt.train.replica import Replica
 
     run, sum_gradients, rank, updates = Replica.run, Replica.sum_gradients, int(os.environ["RANK"]), [0]
 

@@ -97,7 +97,7 @@ BETWEEN_MICRO_BATCHES = """
 
     from nmt.system.ranks import join_world
     from nmt.train.loss import Objective
-    from nmt.train.parallel import Replica
+    from nmt.train.replica import Replica
 
     with join_world("cpu") as world:
         replica = Replica(Objective(make(POST), 0.1), world, False, None, is_sharded=True)

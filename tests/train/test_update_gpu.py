@@ -25,7 +25,7 @@ from nmt.model.transformer import Transformer
 from nmt.system.ranks import World
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
-from nmt.train.parallel import FlatGradients, Replica
+from nmt.train.replica import FlatGradients, Replica
 from nmt.train.update import Outcomes, run_update
 
 N_VOCAB = 97
@@ -184,7 +184,7 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
     def fail(work: Any, device: torch.device) -> None:
         raise error
 
-    monkeypatch.setattr("nmt.train.parallel.capture", fail)
+    monkeypatch.setattr("nmt.train.replica.capture", fail)
     store, world = make_store(), World(0, 1, torch.device("cpu"))
     shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     batch = updates(store, world)[0].micros[0].batch
