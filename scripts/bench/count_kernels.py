@@ -167,7 +167,7 @@ class _counting:
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
         from torch._inductor.graph import GraphLowering
 
-        from nmt.train import parallel
+        from nmt.train import replica
 
         torch._functorch.config.force_non_lazy_backward_lowering = True
         torch._inductor.config.force_disable_caches = True
@@ -199,17 +199,17 @@ class _counting:
         def compile_and_count(graph: Any, inputs: Any) -> Any:
             return compile_fx(graph, inputs, inner_compile=lower)
 
-        self.codegen, self.backend = GraphLowering.codegen, parallel.BACKEND
+        self.codegen, self.backend = GraphLowering.codegen, replica.BACKEND
         self.exchange(GraphLowering, count_instead_of_writing)
-        parallel.BACKEND = compile_and_count  # type: ignore[assignment]
+        replica.BACKEND = compile_and_count  # type: ignore[assignment]
 
     def __exit__(self, *_: object) -> None:
         from torch._inductor.graph import GraphLowering
 
-        from nmt.train import parallel
+        from nmt.train import replica
 
         self.exchange(GraphLowering, self.codegen)
-        parallel.BACKEND = self.backend
+        replica.BACKEND = self.backend
 
     def exchange(self, lowering: Any, codegen: Any) -> None:
         lowering.codegen = codegen

@@ -36,7 +36,7 @@ from nmt.model.attention_triton import triton
 from nmt.model.transformer import Transformer
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
-from nmt.train import parallel
+from nmt.train import replica
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.replica import Replica, forward_backward
@@ -198,13 +198,13 @@ def compiler_of(bench: Bench) -> Iterator[None]:
     if not bench.is_rehearsal:
         yield
         return
-    before = parallel.BACKEND
-    parallel.BACKEND = "eager"
+    before = replica.BACKEND
+    replica.BACKEND = "eager"
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        parallel.BACKEND = before
+        replica.BACKEND = before
 
 
 @contextmanager

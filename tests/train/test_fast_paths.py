@@ -28,7 +28,7 @@ from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer
 from nmt.system import runtime as process
 from nmt.system.ranks import World
-from nmt.train import parallel
+from nmt.train import replica
 from nmt.train.loss import Objective
 from nmt.train.replica import CompiledObjective, forward_backward
 
@@ -265,7 +265,7 @@ def check_one_compilation(compiled: CompiledObjective) -> None:
 
 
 def test_compiled_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "BACKEND", "aot_eager")
+    monkeypatch.setattr(replica, "BACKEND", "aot_eager")
     check_compiled(is_whole=False)
 
 
@@ -286,7 +286,7 @@ class AsOnGpu(AttentionMask):
 
 @pytest.mark.skipif(not IS_INTERPRETED, reason="runs interpreted: test_attention_triton.py")
 def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "BACKEND", "aot_eager")
+    monkeypatch.setattr(replica, "BACKEND", "aot_eager")
     monkeypatch.setattr(transformer, "AttentionMask", AsOnGpu)
     # Asked of an environment that is not traced
     monkeypatch.setattr("nmt.train.loss.supports_fused_loss", lambda hidden: True)
@@ -294,7 +294,7 @@ def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_heads_that_no_kernel_takes_are_compiled_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "BACKEND", "aot_eager")
+    monkeypatch.setattr(replica, "BACKEND", "aot_eager")
     monkeypatch.setattr(transformer, "AttentionMask", AsOnGpu)
     monkeypatch.setattr("nmt.model.packed_attention.supports_triton", lambda q, v: False)
     check_compiled(is_whole=False)
@@ -331,11 +331,11 @@ def test_quickened_products_stay_fp32(
 def test_attention_dropout_is_not_compiled_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(parallel, "triton", object())
+    monkeypatch.setattr(replica, "triton", object())
     gpu, training = World(0, 1, torch.device("cuda")), TrainingConfig()
-    assert parallel.has_fixed_shape(POST, training, gpu)
+    assert replica.has_fixed_shape(POST, training, gpu)
     assert capsys.readouterr().err == ""
-    assert not parallel.has_fixed_shape(replace(POST, attention_dropout=0.1), training, gpu)
+    assert not replica.has_fixed_shape(replace(POST, attention_dropout=0.1), training, gpu)
     assert "no dropout (model.attention_dropout)" in capsys.readouterr().err
 
 
