@@ -23,7 +23,7 @@ class FigureList:
         self.charts: list[Chart] = []
 
     def add_group(self, charts: Sequence[Chart]) -> str:
-        """Return the places of charts that stand side by side where there is room."""
+        """Return the places of charts, which are side by side if the page is wide enough."""
         if not charts:
             return ""
         return "\n".join(['<div class="charts">', *map(self._add, charts), "</div>"])

@@ -39,7 +39,7 @@ def render_rows(rows: Iterable[tuple[str, Cell]]) -> str:
 
 
 def render_stacked(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], label: str) -> str:
-    """Write a table whose cells stand below each other on a narrow screen; nothing without rows."""
+    """Write a table that puts its cells below each other on a narrow screen; nothing without rows."""
     found = list(rows)
     return Table(head, found).to_html(label=label, is_stacked=True) if found else ""
 

@@ -1,8 +1,8 @@
 """Chooses among the candidates of an n-best list with a model of the other direction.
 
 total = score of the list + REVERSE * log p(source | candidate), divided by the reverse model's
-length penalty, + LENGTH * pieces of the candidate. With both weights 0 the order of the list
-stands, and so it does among equals. The weights are chosen on a dev set: a table of BLEU over a
+length penalty, + LENGTH * pieces of the candidate. With both weights 0, and among
+equals, the order of the list is kept. The weights are chosen on a dev set: a table of BLEU over a
 grid of them.
 """
 
