@@ -16,12 +16,13 @@ ARG TORCH=cpu
 RUN pip install --no-cache-dir --constraint constraints.txt \
     --extra-index-url https://download.pytorch.org/whl/${TORCH} torch
 
-COPY pyproject.toml setup.cfg README.md LICENSE ./
+COPY pyproject.toml setup.cfg LICENSE ./
+COPY docs/install.md docs/package.md
 COPY nmt nmt
 COPY configs configs
-COPY scripts/launch.sh scripts/launch.sh
-RUN pip install --no-cache-dir --constraint constraints.txt ".[serve]" \
-    && ln -s /opt/nmt/scripts/launch.sh /usr/local/bin/launch.sh \
+COPY scripts/nmt-launch scripts/nmt-launch
+COPY scripts/nmt-slurm scripts/nmt-slurm
+RUN pip install --no-cache-dir --constraint constraints.txt ".[cpu,hub,serve]" \
     && useradd --create-home --uid 1000 nmt
 
 # Runs, data and caches go to the folder that is mounted here.

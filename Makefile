@@ -5,8 +5,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 # with all that tests, types and the documentation need
 INSTALLED := .venv/.installed
-# the library and its reports: all that the demo needs
+# the library, compiled for CPUs, and its reports: all that the demo needs
 RUNNABLE := .venv/.runnable
+TORCH := .venv/.torch
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Without a GPU, torch's small build is enough. The package index has the one for CUDA, of some gigabytes.
+SMALL_TORCH := --index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 20
 # every file of tests that has a longer form
 SOAKED = $(shell grep -rlE 'support.soaking|support.interpreted|NMT_SOAK' tests --include='test_*.py')
 
@@ -26,12 +30,17 @@ $(BIN)/python:
 	@$(PYTHON) -m venv .venv \
 		|| { echo "cannot make .venv; does this Python have its venv module (Debian: python3-venv)?" >&2; exit 2; }
 
-$(INSTALLED): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(TORCH): constraints.txt | $(BIN)/python
+	@command -v nvidia-smi >/dev/null || $(PIP) $(SMALL_TORCH) torch \
+		|| echo "torch's build for CPUs cannot be fetched from pytorch.org; the package index decides" >&2
+	@touch $@
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt $(TORCH)
+	$(PIP) -e '.[dev]'
 	@touch $@ $(RUNNABLE)
 
-$(RUNNABLE): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
+$(RUNNABLE): setup.cfg pyproject.toml constraints.txt $(TORCH)
+	$(PIP) -e '.[cpu,report]'
 	@touch $@
 
 demo: $(RUNNABLE)  ## train on the embedded corpus, average, evaluate, translate: minutes on two cores
@@ -68,10 +77,10 @@ docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html; a bro
 soak: $(INSTALLED)  ## every test that has a longer form: 600 kills, each signal ten times, damage, a million hostile files; over an hour
 	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
 
-# Not part of check: it asks pypi.org, and check must not depend on a server.
-audit: build/audit/.installed  ## ask pypi.org for known vulnerabilities of the versions in constraints.txt
+# Not part of check: it asks the package index, and check must not depend on a server.
+audit: build/audit/.installed  ## ask the package index for known vulnerabilities of the versions in constraints.txt
 	@build/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt \
-		|| { echo "make audit: pypi.org names a vulnerability, or it could not be asked about every package; see above" >&2; exit 1; }
+		|| { echo "make audit: there is a vulnerability, or the index could not be asked about every package; see above" >&2; exit 1; }
 
 sbom: $(INSTALLED) build/audit/.installed  ## list all that is installed, with licences, in build/sbom.json (CycloneDX)
 	build/audit/bin/cyclonedx-py environment --output-reproducible --of JSON -o build/sbom.json $(BIN)/python

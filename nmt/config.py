@@ -664,6 +664,8 @@ class RunConfig:
     out: str = ""
     # auto: a GPU if there is one, otherwise the CPU; see docs/configuration.md#device.
     device: Literal["auto", "cpu"] = "auto"
+    # Of the weights, for their cards, as the Hugging Face hub names it: apache-2.0, cc-by-4.0, ...
+    license: str | None = None
     data: DataConfig = DataConfig()
     vocab: VocabConfig = VocabConfig()
     model: ModelConfig = ModelConfig()
@@ -740,6 +742,7 @@ class RunConfig:
 MACHINE_KEYS = (
     "name",
     "out",
+    "license",
     "device",
     "data.root",
     "data.workers",

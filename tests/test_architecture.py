@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import nmt
+
 ROOT = Path(__file__).parent.parent
 
 # By folder, or by file at the top of nmt/. Rooms of one level do not know each other.
@@ -199,7 +201,8 @@ def test_public_names_are_defined_once() -> None:
 def test_init_files_are_empty_and_packaged() -> None:
     packages = {f"nmt/{Path(name).parent}".removesuffix("/.") for name in SOURCES}
     inits = {name: text for name, text in SOURCES.items() if name.endswith("__init__.py")}
-    assert [name for name, text in inits.items() if text] == []
+    assert [name for name, text in inits.items() if text] == ["__init__.py"]
+    assert inits["__init__.py"] == f'__version__ = "{nmt.__version__}"\n'
     assert {f"{package}/__init__.py" for package in packages} == {f"nmt/{name}" for name in inits}
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")

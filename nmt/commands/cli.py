@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+import nmt
 from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
 from nmt.system.memory import is_out_of_memory
@@ -190,12 +191,14 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def make_parser(program: str, description: str, examples: str) -> argparse.ArgumentParser:
-    return OneLineParser(
+    parser = OneLineParser(
         prog=program,
         description=description,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"nmt {nmt.__version__}")
+    return parser
 
 
 def parse_checkpoints(

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from nmt.commands.cli import make_parser, start_command
-from nmt.system.errors import UserError
+from nmt.system.extras import import_extra
 
 EXAMPLES = """\
   source <(nmt-completion bash)                         in ~/.bashrc
   eval "$(nmt-completion zsh)"                          in ~/.zshrc, after compinit
   nmt-completion fish | source                          in ~/.config/fish/config.fish
 
-It needs the package shtab: pip install '.[completion]'."""
+It needs the package shtab: pip install 'nmtkit[completion]'."""
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -69,10 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def print_completion(args: argparse.Namespace) -> int:
     shell = args.shell
-    try:
-        import shtab
-    except ImportError:
-        raise UserError("shtab is not installed; pip install '.[completion]'") from None
+    shtab = import_extra("shtab")
     from nmt import commands
     from nmt.config import list_config_names, list_setting_keys
 

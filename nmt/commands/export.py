@@ -14,7 +14,7 @@ EXAMPLES = """\
 The export and the checkpoint translate the same lines and score the same translations. In float32
 the log-probability of each piece must agree to 1e-4 and 99.9% of the lines must be the same; with
 fewer bits the mean difference is bounded. Otherwise nothing is written, and the exit code is 1.
-ctranslate2 and transformers come with pip install '.[export]'."""
+ctranslate2 and transformers come with pip install 'nmtkit[export]'."""
 
 FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors")
 MAX_LINES = 1000

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nmt.commands.cli import make_parser, parse_checkpoints, parse_positive, start_command
 from nmt.system.errors import UserError
+from nmt.system.extras import import_extra
 
 if TYPE_CHECKING:
     from nmt.serve.models import ServedModel
@@ -122,7 +123,8 @@ def serve_models(args: argparse.Namespace) -> int:
     from nmt.system.runtime import tune_process
 
     keys = read_keys(args.api_key_file)
-    check_packages()
+    for package in ("fastapi", "prometheus_client", "python_multipart", "uvicorn"):
+        import_extra(package)
     tune_process()  # before torch is imported
 
     from nmt.serve.guard import LOCAL_HOSTS
@@ -144,16 +146,6 @@ def serve_models(args: argparse.Namespace) -> int:
         server = make_server(models, limits, keys, frozenset(map(str.lower, hosts)))
         run_server(server, listener, list(models.by_name))
     return 0
-
-
-def check_packages() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import python_multipart  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{error.name} is not installed; pip install '.[serve]'") from None
 
 
 def raise_file_limit() -> int:

@@ -22,6 +22,7 @@ from nmt.corpus.file_formats import ROWS_PER_BATCH
 from nmt.corpus.text_files import TextFile, describe_error
 from nmt.known_test_sets import SACREBLEU_NAMES
 from nmt.system.errors import UserError
+from nmt.system.extras import import_extra
 from nmt.system.progress import is_terminal
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _open_hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
     If the hub does not answer at once only its cache is used: left to itself, `datasets` tries for
     23 seconds.
     """
-    import datasets
+    datasets = import_extra("datasets")
     import huggingface_hub
 
     datasets.logging.set_verbosity_error()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from nmt.config import DataConfig
 from nmt.corpus.text_files import Complaints, decode_lines, describe_error
 from nmt.system.errors import UserError
+from nmt.system.extras import import_extra
 
 if TYPE_CHECKING:
     import pyarrow
@@ -147,6 +148,7 @@ def count_rows(path: Path) -> int | None:
     """The rows of a parquet file, by its metadata; None for other files."""
     if path.suffix != ".parquet":
         return None
+    import_extra("pyarrow")
     from pyarrow import parquet
 
     with _explain_unreadable(path):
@@ -154,7 +156,7 @@ def count_rows(path: Path) -> int | None:
 
 
 def read_parquet_tables(path: Path, data: DataConfig) -> Iterator["pyarrow.Table"]:
-    import pyarrow
+    pyarrow = import_extra("pyarrow")
     from pyarrow import parquet
 
     with _explain_unreadable(path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
+import nmt
 from nmt.config import DataConfig, VocabConfig, to_plain_values
 from nmt.corpus.reader import describe_corpus
 from nmt.data.mixture import Mixture, make_mixture
@@ -23,6 +24,7 @@ from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
+from nmt.system.extras import is_installed
 from nmt.system.files import digest_content, has_plain_file, read_file_stamp, read_json
 from nmt.system.records import read_record
 from nmt.system.run_folder import LEDGER_FILE
@@ -190,8 +192,10 @@ def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
 
 
 def list_versions() -> dict[str, str]:
-    names = ("nmt", "numpy", "sentencepiece", "pyarrow", "datasets")
-    return {"python": python_version()} | {name: version(name) for name in names}
+    """Return the versions of what may change a store."""
+    names = ["numpy", "sentencepiece", *filter(is_installed, ("pyarrow", "datasets"))]
+    ours = {"python": python_version(), "nmt": nmt.__version__}
+    return ours | {name: version(name) for name in names}
 
 
 def format_command() -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from nmt.system.errors import UserError
+from nmt.system.extras import import_extra
 
 BUFFER_BYTES = 1 << 16
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
@@ -198,8 +199,7 @@ def _decompress(compressed: IO[bytes], name: str) -> IO[bytes]:
     if name.endswith((".bz2", ".tbz2")):
         return _buffer(_JoinedFile(compressed, bz2.BZ2Decompressor))
     if name.endswith(".zst"):
-        import pyarrow
-
+        pyarrow = import_extra("pyarrow")
         file = pyarrow.PythonFile(compressed, mode="r")
         return _buffer(pyarrow.CompressedInputStream(file, "zstd"))
     return compressed

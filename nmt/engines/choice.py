@@ -4,7 +4,6 @@ Where `decoding.compile` is auto, the search on a CPU is compiled in bf16, and i
 base and larger. Otherwise torch searches with packed matrices.
 """
 
-import functools
 from collections.abc import Sequence
 
 from nmt.config import DecodingConfig
@@ -14,7 +13,8 @@ from nmt.engines.cpu.packed_linear import (
     find_fault_of_packing,
 )
 from nmt.model.transformer import Transformer
-from nmt.system.progress import say
+from nmt.system.extras import warn_uncompiled
+from nmt.system.progress import say_once
 from nmt.translate.engine import SearchEngine
 from nmt.translate.search_rules import make_rules
 
@@ -45,7 +45,7 @@ def choose_cpu_engine(models: Sequence[Transformer], config: DecodingConfig) -> 
             supports,
         )
     except Exception as error:  # numba is missing, or too old for this processor
-        say_once(f"warning: {NOT_COMPILED} ({type(error).__name__}: {error})")
+        warn_uncompiled(error)
         return PackedEngine()
     reason = supports(models, make_rules(config), is_bf16)
     if reason is not None:
@@ -58,8 +58,3 @@ def choose_cpu_engine(models: Sequence[Transformer], config: DecodingConfig) -> 
         return PackedEngine()
     say_once("the search is compiled")
     return CompiledEngine()
-
-
-@functools.cache
-def say_once(text: str) -> None:
-    say(text)

@@ -2,10 +2,10 @@
 it.
 
 Averages and exports share one template. A card states only what the checkpoint and results.json
-know, and says so where they do not know: the licence, for example. The card of an average is
-written again whenever a score is added, so it is not in the manifest; its last line holds a digest
-of the rest, and an edited card is never overwritten. Names and signatures may be untrusted: they
-are shown as written, and never become a link, HTML or another entry of the metadata.
+know, and says so where they do not know. The card of an average is written again whenever a score
+is added, so it is not in the manifest; its last line holds a digest of the rest, and an edited card
+is never overwritten. Names and signatures may be untrusted: they are shown as written, and never
+become a link, HTML or another entry of the metadata.
 """
 
 import os
@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nmt.checkpoint import Average, Checkpoint, read_origin
 from nmt.config import RunConfig, load_recorded_config
@@ -32,10 +32,8 @@ from nmt.system.run_folder import (
     MODEL_FILE,
     STATE_FILE,
 )
+from nmt.system.strict_yaml import format_yaml
 from nmt.system.tables import Cell, Code, Table
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
 
 TEMPLATE = """\
 ---
@@ -48,7 +46,7 @@ TEMPLATE = """\
 
 {facts}
 
-All settings are in `config.yaml`, the sha256 of each file in `manifest.json`. No licence of the weights is known.
+All settings are in `config.yaml`, the sha256 of each file in `manifest.json`. {licence}
 
 ## Scores
 
@@ -164,6 +162,9 @@ def _render_card(
     results: Sequence[Result] = (),
 ) -> str:
     """Return a card; `library` is what loads the model, by its name on the hub."""
+    licence = "No licence of the weights is known."
+    if config.license:
+        licence = f"The licence of the weights is {escape_markdown(config.license)}."
     return TEMPLATE.format(
         metadata=_render_metadata(config, library, results),
         name=escape_markdown(config.name),
@@ -171,6 +172,7 @@ def _render_card(
         tgt=escape_markdown(config.data.tgt),
         introduction=introduction,
         facts=Table(("", ""), list(facts.items())).to_markdown(),
+        licence=licence,
         scores=scores,
         usage=usage,
     )
@@ -181,20 +183,19 @@ def _render_card(
 
 def _render_metadata(config: RunConfig, library: str, results: Sequence[Result]) -> str:
     """Return the YAML at the top, as the Hugging Face hub defines it."""
-    from huggingface_hub import ModelCardData
-    from huggingface_hub.utils import yaml_dump
-
-    scored = [(result, score) for result in results for score in result.scores]
-    data = ModelCardData(
-        language=[config.data.src, config.data.tgt],
-        library_name=library,
-        pipeline_tag="translation",
-        tags=["translation", "transformer", "attention-is-all-you-need"],
-        datasets=_list_hub_datasets(config) or None,
-        model_name=config.name if scored else None,
-        eval_results=[_make_eval_result(*pair) for pair in scored] or None,
-    )
-    return yaml_dump(_escape_strings(data.to_dict()), sort_keys=False).strip()
+    data: dict[str, Any] = {"language": [config.data.src, config.data.tgt]}
+    if config.license:
+        data["license"] = config.license
+    data |= {
+        "library_name": library,
+        "pipeline_tag": "translation",
+        "tags": ["translation", "transformer", "attention-is-all-you-need"],
+    }
+    if datasets := _list_hub_datasets(config):
+        data["datasets"] = datasets
+    if entries := [_describe_result(result) for result in results if result.scores]:
+        data["model-index"] = [{"name": config.name, "results": entries}]
+    return format_yaml(_escape_strings(data)).strip()
 
 
 def _escape_strings(value: Any) -> Any:
@@ -208,36 +209,29 @@ def _escape_strings(value: Any) -> Any:
     return value
 
 
-def _make_eval_result(result: Result, score: Score) -> "EvalResult":
-    """Return a score as an entry of the hub's model-index, marked unverified."""
-    from huggingface_hub import EvalResult
-
+def _describe_result(result: Result) -> dict[str, Any]:
+    """Return the scores of a test set as an entry of the hub's model-index, marked unverified."""
     test_set, languages = result.test_set, set(result.pair.split("-"))
-    dataset_type, config, split = re.sub("[/ ]", "-", test_set.name), None, "test"
+    dataset = {"name": test_set.name, "type": re.sub("[/ ]", "-", test_set.name), "split": "test"}
     if test_set.name in WMT14_SPLITS and "en" in languages and len(languages) == 2:
         (other,) = languages - {"en"}
-        dataset_type, config, split = WMT14, f"{other}-en", WMT14_SPLITS[test_set.name]
-    metric_type = score.name.lower()
-    for begin, known_type in METRIC_TYPES.items():
-        if score.name.startswith(begin):
-            metric_type = known_type
-    return EvalResult(
-        task_type="translation",
-        task_name=f"Translation {result.pair}",
-        dataset_type=dataset_type,
-        dataset_name=test_set.name,
-        dataset_config=config,
-        dataset_split=split,
-        dataset_args={
-            "lines": test_set.lines,
-            "src_sha256": test_set.src_sha256,
-            "ref_sha256": test_set.ref_sha256,
-        },
-        metric_type=metric_type,
-        metric_name=f"{score.name} ({score.signature})",
-        metric_value=round(score.value, 4),
-        verified=False,
-    )
+        dataset |= {"type": WMT14, "config": f"{other}-en", "split": WMT14_SPLITS[test_set.name]}
+    digests = {"src_sha256": test_set.src_sha256, "ref_sha256": test_set.ref_sha256}
+    return {
+        "task": {"type": "translation", "name": f"Translation {result.pair}"},
+        "dataset": dataset | {"args": {"lines": test_set.lines} | digests},
+        "metrics": [_describe_metric(score) for score in result.scores],
+    }
+
+
+def _describe_metric(score: Score) -> dict[str, Any]:
+    known = [kind for begin, kind in METRIC_TYPES.items() if score.name.startswith(begin)]
+    return {
+        "type": known[0] if known else score.name.lower(),
+        "value": round(score.value, 4),
+        "name": f"{score.name} ({score.signature})",
+        "verified": False,
+    }
 
 
 def _list_hub_datasets(config: RunConfig) -> list[str]:

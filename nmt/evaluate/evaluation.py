@@ -15,6 +15,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
+import nmt
 from nmt.checkpoint import open_checkpoint
 from nmt.config import RunConfig, override_config, tabulate_differences, to_plain_values
 from nmt.evaluate.card import write_average_card
@@ -527,7 +528,7 @@ def _record(system: System, scores: Sequence[Score]) -> None:
     if run is None:
         return
     texts = collect_texts(system)
-    versions = {name: version(name) for name in ("nmt", "torch", "sacrebleu")}
+    versions = {"nmt": nmt.__version__} | {name: version(name) for name in ("torch", "sacrebleu")}
     result = Result(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         checkpoint=checkpoint.path.resolve().name,

@@ -33,6 +33,7 @@ from nmt.export.tensors import (
 from nmt.model.transformer import Transformer
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError
+from nmt.system.extras import import_extra
 from nmt.system.files import has_plain_file, read_json, read_manifest, verify
 from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, find_vocab_files
 from nmt.translate.batching import (
@@ -106,10 +107,7 @@ def explain_ctranslate2(config: RunConfig) -> str:
 
 
 def import_ctranslate2() -> Any:
-    try:
-        import ctranslate2
-    except ImportError:
-        raise UserError("CTranslate2 is not installed; pip install '.[export]'") from None
+    ctranslate2 = import_extra("ctranslate2")
     ctranslate2.set_log_level(logging.ERROR)
     return ctranslate2
 

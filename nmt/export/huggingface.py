@@ -28,6 +28,7 @@ from nmt.export.tensors import (
 )
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
+from nmt.system.extras import import_extra
 from nmt.system.files import write_bytes, write_json
 from nmt.system.run_folder import MODEL_FILE
 from nmt.system.tensor_files import write_tensors
@@ -63,10 +64,7 @@ def explain_huggingface(config: RunConfig) -> str:
 
 
 def import_transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise UserError("transformers is not installed; pip install '.[export]'") from None
+    transformers = import_extra("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers

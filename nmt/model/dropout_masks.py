@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.system.progress import say
+from nmt.system.extras import warn_uncompiled
 
 BITS = 32  # of the hash
 STRIDE = np.uint32(0x9E3779B9)  # odd, so the map is one-to-one; neighbours then differ in many bits
@@ -43,8 +43,7 @@ def load_fill(dtype: np.dtype[Any]) -> Fill:
         compiled(np.zeros(1, dtype), dtype.type(1), *np.ones(3, np.uint32))
         return compiled
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        say(f"warning: numba cannot compile dropout ({reason}); training goes on more slowly")
+        warn_uncompiled(error)
         return fill_by_arrays
 
 

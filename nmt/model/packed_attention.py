@@ -22,7 +22,7 @@ from nmt.data.batch import Packed, lazy_property, pack
 from nmt.model.attention_triton import supports_triton, triton_attention
 from nmt.model.dropout import draw_dropout
 from nmt.system.errors import UserError
-from nmt.system.progress import say
+from nmt.system.extras import warn_uncompiled
 from nmt.system.tracing import not_traced
 
 MASKED_SCORE = -1e30  # finite, because a sentence without tokens must not give NaN
@@ -326,7 +326,7 @@ def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
         from nmt.engines.cpu.compiled_attention import attend_compiled
     except ModuleNotFoundError as error:
         if error.name == "numba":
-            say("numba is not installed, so attention is not compiled: training is slower")
+            warn_uncompiled(error)
         return None
     try:
         x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
@@ -334,8 +334,7 @@ def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
         attend_compiled(x, x, x, one_piece, one_piece, None, None).sum().backward()
         return attend_compiled
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        say(f"warning: numba cannot compile attention ({reason}); training goes on more slowly")
+        warn_uncompiled(error)
         return None
 
 

@@ -33,9 +33,10 @@ from nmt.report.sentences import (
     render_dev_samples,
     render_test_lines,
 )
-from nmt.report.vega import HOW_TO_INSTALL, read_chart_script, render_png
+from nmt.report.vega import read_chart_script, render_png
 from nmt.system.errors import Failure, UserError
 from nmt.system.escapes import escape_html
+from nmt.system.extras import name_remedy
 from nmt.system.files import (
     check_writable,
     open_plain_file,
@@ -49,7 +50,9 @@ from nmt.system.run_folder import RunFolder
 PNG_BEGIN = b"\x89PNG"
 BEGIN_BYTES = 1_000
 MOST_NAMES = 4  # of runs in the title of a page
-NO_CHARTS = f"Charts need vl-convert ({HOW_TO_INSTALL}); these are tables of the same figures."
+NO_CHARTS = (
+    f"Charts need vl-convert ({name_remedy('vl_convert')}); these are tables of the same figures."
+)
 
 
 def write_report(run: Path) -> Path:

@@ -8,7 +8,6 @@ light and dark. The page compiles specifications with Vega's interpreter of expr
 works: the page has tables instead.
 """
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from typing import Any
 from nmt.report.curves import Chart
 from nmt.report.markup import read_page_file
 from nmt.system.caches import find_cache_folder
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import Failure
+from nmt.system.extras import import_extra, is_installed
 from nmt.system.files import has_plain_file, read_bytes, write_bytes
 
-HOW_TO_INSTALL = "pip install 'nmt[report]'"
 BUNDLE_S = 120  # it takes two seconds
 BUNDLE_PROGRAM = """
 import sys, vl_convert
@@ -42,7 +41,7 @@ def read_chart_script() -> str | None:
     It is the same for each version of vl-convert, and bundling it takes two seconds, so it is kept
     in the user's folder of caches.
     """
-    if importlib.util.find_spec("vl_convert") is None:
+    if not is_installed("vl_convert"):
         return None
     folder = find_cache_folder()
     if folder is None:
@@ -103,11 +102,7 @@ def make_spec(chart: Chart, n_runs: int) -> Spec:
 
 def render_png(charts: Sequence[Chart], names: Sequence[str]) -> bytes:
     """Draw charts side by side in one image, on white."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise UserError(f"--png: needs vl-convert; {HOW_TO_INSTALL}") from None
-
+    vl_convert = import_extra("vl_convert")
     panels = []
     for chart in charts:
         panel = fill_template("image_panel", {"title": chart.title, "rows": list_rows(chart)})

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib.metadata import version
 
 from sacrebleu.metrics.base import Metric as Counter
 from sacrebleu.metrics.base import Signature
@@ -19,6 +18,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+import nmt
 from nmt.score import moses
 from nmt.score.score import Score, check_lengths, make_headline_counter
 from nmt.score.significance import bootstrap, read_seed
@@ -179,7 +179,7 @@ def compute_score(
         low, high = resampled.low, resampled.high
         signature.update("bs", str(resampled.n))
         signature.update("seed", str(resampled.seed))
-    return Score(metric.name, value, f"{signature.format()}|nmt:{version('nmt')}", low, high)
+    return Score(metric.name, value, f"{signature.format()}|nmt:{nmt.__version__}", low, high)
 
 
 def _complete_signature(

@@ -7,9 +7,10 @@ the table; that of two seeds would be so wide that nothing else could be seen.
 from collections.abc import Sequence
 from typing import Any
 
-from nmt.report.vega import HOW_TO_INSTALL, Spec, fill_template, round_figure
+from nmt.report.vega import Spec, fill_template, round_figure
 from nmt.sweep.grid import Sweep
 from nmt.sweep.table import Row
+from nmt.system.extras import is_installed, name_remedy
 from nmt.system.files import write_text
 from nmt.system.progress import say
 
@@ -19,11 +20,11 @@ PLOT_FILE = "plot.svg"
 
 def write_plot(sweep: Sweep, rows: Sequence[Row]) -> None:
     """Draw the table into FOLDER/plot.svg; without vl-convert, say how to install it."""
-    try:
-        import vl_convert
-    except ImportError:
-        say(f"no {PLOT_FILE}: it needs vl-convert; {HOW_TO_INSTALL}")
+    if not is_installed("vl_convert"):
+        say(f"no {PLOT_FILE}: it needs vl-convert; {name_remedy('vl_convert')}")
         return
+    import vl_convert
+
     spec = make_plot(sweep, rows)
     if spec["hconcat"]:
         write_text(sweep.folder / PLOT_FILE, vl_convert.vegalite_to_svg(spec))

@@ -6,6 +6,7 @@ What cannot be written is lost, because no message is worth the work that it is 
 """
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,11 @@ def say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         tqdm.write(escape_line(text), file=sys.stderr)
         sys.stderr.flush()
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    say(text)
 
 
 def is_terminal() -> bool:

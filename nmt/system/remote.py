@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nmt.system.errors import Failure, UserError
+from nmt.system.extras import name_remedy
 from nmt.system.files import has_plain_file, read_bytes, read_manifest, verify, write_folder
 from nmt.system.run_folder import MANIFEST_FILE
 
@@ -33,7 +34,7 @@ class Remote:
             # Others may write there too, so a list of files is never taken from a cache.
             self._system, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            remedy = "; for s3:// that is pip install '.[mirror]'"
+            remedy = f"; for s3:// that is {name_remedy('s3fs')}"
             hint = remedy if isinstance(error, ImportError) else ""
             raise UserError(f"training.mirror={url}: {error}{hint}") from None
         self._root = root.rstrip("/")

@@ -24,7 +24,7 @@ from nmt.system.run_folder import RunFolder
 FAILED, MISTAKE, PREEMPTED, INTERRUPTED = 1, 2, 75, 130
 State = Literal["running", "done", "preempted", "failed"]
 # Several may hand on the same request. Slurm sends SIGTERM to every process of a job, of which
-# torchrun, launch.sh and slurm.sh pass it on; on a busy machine that takes them seconds. A person
+# torchrun, nmt-launch and nmt-slurm pass it on; on a busy machine that takes them seconds. A person
 # who presses Ctrl-C again means it.
 SAME_REQUEST_S, SAME_INTERRUPT_S = 5.0, 0.5
 

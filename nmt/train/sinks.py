@@ -6,11 +6,11 @@ offers one by an entry point of the group `nmt.sinks`; a config can only name it
 """
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 from nmt.config import OUR_SINKS
 from nmt.system.errors import UserError
+from nmt.system.extras import is_installed, name_remedy
 
 SAMPLE_TEXTS = ("source", "reference", "translation")
 
@@ -24,10 +24,9 @@ class Sink(Protocol):
 def check_sinks_installed(names: Sequence[str]) -> None:
     """Raise UserError if a sink of ours needs a package that is not installed."""
     for name in names:
-        if name in OUR_SINKS and not find_spec(name):
+        if name in OUR_SINKS and not is_installed(name):
             raise UserError(
-                f"training.track names {name}, whose packages are not installed; "
-                f"pip install '.[{name}]', or leave it out"
+                f"training.track names {name}, which is not installed; {name_remedy(name)}, or leave it out"
             )
 
 

@@ -14,7 +14,7 @@ from nmt.commands.serve import main, parse_arguments, read_keys
 from nmt.system.errors import UserError
 
 for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
-    pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
+    pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
 
 
 OFF = "decoding.compile=off"  # compiling would take longer than all else

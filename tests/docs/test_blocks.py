@@ -29,6 +29,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*
 PAGES += sorted(ROOT.glob("examples/**/*.md"))
 COMMANDS = REFERENCE.find_commands()
 TO_FILL_IN = re.compile(r"%|=\.\.\.$|^section\.key=value$|^\.\.\.$")
+LAUNCHERS = ("nmt-launch", "nmt-slurm")
 
 # By page, and how the block or the line begins.
 UNCHECKED = {
@@ -163,11 +164,9 @@ def find_fault(words: list[str]) -> str | None:
         return find_fault_of_extras(rest)
     if program in ("python", "bash", "sh") or program.startswith("scripts/"):
         return find_fault_of_script(words if program.startswith("scripts/") else rest)
-    for ours in (
-        "scripts/slurm.sh",
-        "scripts/launch.sh",
-        "nmt.commands.train",
-    ):
+    if program in LAUNCHERS:
+        return find_fault_of_script(words)
+    for ours in (*LAUNCHERS, "nmt.commands.train"):
         if ours in rest:
             return find_fault_of_script(rest[rest.index(ours) :])
     if program == "docker" and "--config" in rest:
@@ -199,7 +198,7 @@ def find_fault_of_extras(words: list[str]) -> str | None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     for word in words:
-        if extras := re.fullmatch(r"\.\[(.*)\]", word):
+        if extras := re.fullmatch(r"(?:\.|nmtkit)\[(.*)\]", word):
             for extra in extras[1].split(","):
                 if extra not in setup["options.extras_require"]:
                     return f"setup.cfg has no extra {extra}"
@@ -213,14 +212,15 @@ def find_fault_of_script(words: list[str]) -> str | None:
         name, *rest = rest
     if name == "nmt.commands.train":
         return find_fault_of_ours("nmt-train", rest)
-    if not (ROOT / name).is_file():
+    file = ROOT / "scripts" / name if name in LAUNCHERS else ROOT / name
+    if not file.is_file():
         return f"there is no {name}"
-    if name in ("scripts/launch.sh", "scripts/slurm.sh") and "--config" in rest:
+    if name in LAUNCHERS and "--config" in rest:
         fault = find_fault_of_ours("nmt-train", rest[rest.index("--config") :])
         if fault:
             return fault
         rest = rest[: rest.index("--config")]
-    source = (ROOT / name).read_text()
+    source = file.read_text()
     options = [word.partition("=")[0] for word in rest if re.match(r"--[a-z]", word)]
     unknown = [
         option for option in options if not re.search(rf"(--|[\"']){option[2:]}(?![\w-])", source)
@@ -293,9 +293,9 @@ def test_blocks_of_other_languages_are_listed() -> None:
         "cat text | nmt-translate RUN --n-best four",
         "nmt-translat RUN",
         "make demos",
-        "pip install '.[exports]'",
-        "scripts/launch.sh --host 2 -- --config demo.yaml",
-        "scripts/launch.sh -- --config demo.yaml seeds=1",
+        "pip install 'nmtkit[exports]'",
+        "nmt-launch --host 2 -- --config demo.yaml",
+        "nmt-launch -- --config demo.yaml seeds=1",
         "python scripts/bench/step.py --confg demo.yaml",
     ],
 )

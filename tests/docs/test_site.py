@@ -18,6 +18,7 @@ import pytest
 from support.needs import needs_package
 from test_architecture import LEVELS
 
+import nmt
 from nmt.system.strict_yaml import parse_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +97,7 @@ def test_the_citation_names_this_version() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     citation = parse_yaml((ROOT / "CITATION.cff").read_text(), "CITATION.cff").values
-    assert str(citation["version"]) == setup["metadata"]["version"]
+    assert str(citation["version"]) == nmt.__version__
     assert citation["license"] == setup["metadata"]["license"]
 
 

@@ -57,7 +57,8 @@ def test_the_hub_reads_it(folder: Path) -> None:
         CorpusConfig(src="a.en", tgt="a.de"),
     )
     # No, unquoted, is false in YAML
-    with_config(folder, data=DataConfig(src="no", tgt="en", train=corpora))
+    data_config = DataConfig(src="no", tgt="en", train=corpora)
+    with_config(folder, data=data_config, license="cc-by-4.0")
     result = result_of(folder)
 
     def rename(test_set: str, **changes: Any) -> Result:
@@ -75,6 +76,7 @@ def test_the_hub_reads_it(folder: Path) -> None:
     card = ModelCard.load(folder / "README.md")
     data = card.data.to_dict()
     assert data["language"] == ["no", "en"] and data["datasets"] == ["wmt/wmt14"]
+    assert data["license"] == "cc-by-4.0" and "weights is cc-by-4.0." in card.text
     assert (data["library_name"], data["pipeline_tag"]) == ("nmt", "translation")
     assert card.data.model_name == "toy" and "transformer" in data["tags"]
     shown = []
@@ -114,7 +116,8 @@ def fill_with(folder: Path, text: str) -> str:
     text = text.replace("\0", "")  # configs refuse it
     state = {"averaged": [text, text], "step": 20}
     (folder / STATE_FILE).write_text(json.dumps(state))
-    with_config(folder, name=text, data=DataConfig(src=text, tgt=f"{text}.de", train=corpora))
+    data = DataConfig(src=text, tgt=f"{text}.de", train=corpora)
+    with_config(folder, name=text, license=text, data=data)
     result = result_of(folder)
     scores = [replace(score, name=text, signature=text) for score in result.scores]
     test_set = replace(result.test_set, name=text)

@@ -1,4 +1,4 @@
-"""One run on two hosts, through launch.sh: two network namespaces with an address each, joined by a
+"""One run on two hosts, through nmt-launch: two network namespaces with an address each, joined by a
 cable of their own.
 
 They share this machine's files and clock and nothing of its network, so all that the ranks say to
@@ -88,7 +88,7 @@ class Pair:
 
     def start(self, host: int, *arguments: str) -> subprocess.Popen[bytes]:
         assert IP is not None
-        launch = str(ROOT / "scripts" / "launch.sh")
+        launch = str(ROOT / "scripts" / "nmt-launch")
         command = [IP, "netns", "exec", self.name(host), launch]
         command += f"--gpus 1 --hosts 2 --host-rank {host} --main-host {self.address(0)}".split()
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

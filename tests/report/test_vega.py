@@ -22,7 +22,7 @@ CHART = Chart("Loss", "nats", "updates", CURVES, (ReferenceLine("the paper's", 1
 def make_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache beside a pretended vl-convert 1.2."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(vega.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(vega, "is_installed", lambda _: True)
     monkeypatch.setattr(vega, "version", lambda _: "1.2")
     return tmp_path / "nmt"
 
@@ -54,9 +54,8 @@ def test_curves_of_two_runs_become_one_image() -> None:
 
 def test_without_vl_convert_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vega.sys.modules, "vl_convert", None)
-    with pytest.raises(UserError, match=r"nmt\[report\]"):
+    with pytest.raises(UserError, match=r"nmtkit\[report\]"):
         render_png([CHART], ["one"])
-    monkeypatch.setattr(vega.importlib.util, "find_spec", lambda _: None)
     assert read_chart_script() is None
 
 

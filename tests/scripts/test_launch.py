@@ -1,4 +1,4 @@
-"""launch.sh and slurm.sh: what they start, which signals they hand on, and the exit code that they
+"""nmt-launch and nmt-slurm: what they start, which signals they hand on, and the exit code that they
 leave with.
 
 torchrun, srun and scontrol are exchanged for small scripts that write down how they were called,
@@ -23,7 +23,7 @@ from support.waiting import is_alive, until
 from torch.distributed.run import parse_args
 
 ROOT = Path(__file__).parents[2]
-LAUNCH, SLURM = ROOT / "scripts" / "launch.sh", ROOT / "scripts" / "slurm.sh"
+LAUNCH, SLURM = ROOT / "scripts" / "nmt-launch", ROOT / "scripts" / "nmt-slurm"
 BIN = Path(sys.executable).parent
 
 # Writes $STATUS to the run folder (the word after out=), then leaves with $CODE; given $PATIENCE it
@@ -83,6 +83,8 @@ class Machine:
         for name in ("torchrun", "srun"):
             self.install(name, FAKE_RUN.replace("NAME", name))
         self.install("scontrol", FAKE_SCONTROL)
+        for script in (LAUNCH, SLURM):
+            (self.bin / script.name).symlink_to(script)
         self.install("nmt-train", f'#!/bin/bash\nexec {BIN}/python -m nmt.commands.train "$@"\n')
         self.install("python3", f'#!/bin/bash\nexec {BIN}/python "$@"\n')
         self.training = ["--config", str(config), f"out={self.run_folder}"]
@@ -317,7 +319,7 @@ if "count_gpus" in " ".join(sys.orig_argv):
     code, out, err = machine.launch(**seen)
     assert (
         (code, out, err.count("\n")) == (2, "", 1)
-        and "launch.sh: error:" in err
+        and "nmt-launch: error:" in err
         and "550.54.15" in err
     ), err
     assert machine.arguments("torchrun") == []
@@ -510,11 +512,11 @@ def test_srun_is_never_sent_a_sigterm(machine: Machine) -> None:
     assert machine.heard("srun") == ["USR1"] and process.returncode == 75
 
 
-def test_slurm_says_what_is_missing(machine: Machine, tmp_path: Path) -> None:
+def test_slurm_says_what_is_missing(machine: Machine) -> None:
     code, _, err = machine.run(SLURM, *machine.training)
     assert code == 2 and err.count("\n") == 1 and "sbatch" in err
-    code, _, err = machine.run(SLURM, *machine.training, **JOB, NMT_LAUNCH=str(tmp_path / "none"))
-    assert code == 2 and err.count("\n") == 1 and "run sbatch in the checkout" in err
+    code, _, err = machine.run(SLURM, *machine.training, **JOB, PATH="/usr/bin:/bin")
+    assert code == 2 and err.count("\n") == 1 and "nmt-launch is not on the PATH" in err
 
 
 # ---- the real torchrun --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""scripts/slurm.sh in a real Slurm: a run that a job loses and gets back ends in the bits of a run
+"""scripts/nmt-slurm in a real Slurm: a run that a job loses and gets back ends in the bits of a run
 that kept it.
 
 The tests start a cluster of their own on the loopback interface: one slurmctld and two slurmd, which
@@ -137,7 +137,7 @@ class Cluster:
             "--cpus-per-task=2",
             f"--output={self.folder}/{name}.log",
             *options,
-            "scripts/slurm.sh",
+            "scripts/nmt-slurm",
             "--config",
             str(self.toy),
             f"out={self.folder}/{name}",

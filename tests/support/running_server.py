@@ -17,7 +17,7 @@ from support.untrained import make_checkpoint, make_vocab
 from support.waiting import until
 
 for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
-    pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
+    pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
 
 from nmt.serve.limits import ServeLimits  # noqa: E402
 from nmt.serve.models import ServedModel, ServedModels  # noqa: E402

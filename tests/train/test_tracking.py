@@ -99,9 +99,9 @@ def test_what_cannot_be_tracked_is_refused(
     known = "cannot-be-made, ends, hangs, keeps, raises, stumbles, tensorboard, wandb"
     assert f"'tensorbord' is not a known sink; choose from {known}," in line
 
-    monkeypatch.setattr("nmt.train.sinks.find_spec", lambda name: None)
+    monkeypatch.setattr("nmt.train.sinks.is_installed", lambda name: False)
     assert nmt_train(["--config", str(toy), "training.track=[tensorboard]"]) == 2
-    assert "pip install '.[tensorboard]'" in capsys.readouterr().err.splitlines()[-1]
+    assert "pip install 'nmtkit[tensorboard]'" in capsys.readouterr().err.splitlines()[-1]
     assert not (toy.parent / "store").exists() and not (toy.parent / "run").exists()
     monkeypatch.undo()
 

@@ -1,0 +1,53 @@
+"""Packages that only some of the work needs. Each comes with an extra of this one: `pip install 'nmtkit[serve]'`."""
+
+import importlib
+from importlib.util import find_spec
+from typing import Any
+
+from nmt.system.errors import UserError
+from nmt.system.progress import say_once
+
+EXTRAS = {
+    "numba": "cpu",
+    "datasets": "hub",
+    "pyarrow": "hub",
+    "s3fs": "mirror",
+    "ctranslate2": "export",
+    "transformers": "export",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "vl_convert": "report",
+    "fastapi": "serve",
+    "prometheus_client": "serve",
+    "python_multipart": "serve",
+    "uvicorn": "serve",
+    "shtab": "completion",
+}
+
+
+def name_remedy(package: str) -> str:
+    """Return the command that installs a package."""
+    return f"pip install 'nmtkit[{EXTRAS[package]}]'"
+
+
+def is_installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def import_extra(package: str) -> Any:
+    """Import a package, or raise UserError that says how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise UserError(f"{package} is not installed; {name_remedy(package)}") from None
+
+
+def warn_uncompiled(error: Exception) -> None:
+    """Say once that torch and numpy do what numba would have compiled for this processor, and why."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "numba":
+        say_once(f"without numba, CPUs train and translate more slowly; {name_remedy('numba')}")
+    else:
+        reason = f"{type(error).__name__}: {error}"
+        say_once(f"warning: numba fails ({reason}), so CPUs train and translate more slowly")
