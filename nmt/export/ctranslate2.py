@@ -42,10 +42,10 @@ from nmt.translate.batching import (
     Sentences,
     split_by_budget,
 )
-from nmt.translate.beams import Hypothesis
 from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.phrases import LinePhrases
 from nmt.translate.search_rules import make_rules
+from nmt.translate.search_state import Hypothesis
 from nmt.translate.translator import LoadedModel, TextToText
 
 # What the layers of CTranslate2 hold, by the names of `split_layers`; the encoder has no `attention`.

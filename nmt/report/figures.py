@@ -1,4 +1,4 @@
-"""The charts of a report: their places on the page, their figures as tables, and the data that page.js
+"""The charts of a report: their places on the page, their figures as tables, and the data that charts.js
 draws them from.
 """
 
@@ -15,7 +15,7 @@ TABLE_ROWS = 12  # of a chart as a table
 
 
 class FigureList:
-    """The charts of a page, in the order in which page.js finds them."""
+    """The charts of a page, in the order in which charts.js finds them."""
 
     def __init__(self, names: Sequence[str], has_charts: bool) -> None:
         """`names`: of the runs. `has_charts`: whether charts can be drawn; if not, tables replace them."""
@@ -44,7 +44,7 @@ class FigureList:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what page.js draws."""
+        """Return what charts.js draws."""
         charts = []
         for chart in self.charts:
             series = []

@@ -1,7 +1,7 @@
 """Writes a report: one HTML file about one or several runs, with everything in it, so that it opens
 anywhere without a network, even from an e-mail.
 
-All that a stranger wrote is text: it passes markup.py, or is embedded as data that page.js shows as text.
+All that a stranger wrote is text: it passes markup.py, or is embedded as data that charts.js shows as text.
 The page allows itself exactly its own scripts and style, by their digests, and nothing else: no
 other script, no `eval`, no request. Without vl-convert it has tables where it would have charts.
 """
@@ -113,7 +113,7 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
         scripts.append(read_page_file("attention_view.js"))
         style += read_page_file("attention_view.css")
     if figures.charts and chart_script is not None:
-        scripts += [chart_script, read_page_file("page.js")]
+        scripts += [chart_script, read_page_file("charts.js")]
         data = render_data(figures.to_json(), "report-charts")
 
     title = names[0]
@@ -193,7 +193,7 @@ def _render_curves(runs: Sequence[RunFacts], figures: FigureList) -> str:
 
 
 def _render_controls(runs: Sequence[RunFacts]) -> str:
-    """The controls of page.js, hidden until it runs."""
+    """The controls of charts.js, hidden until it runs."""
     parts = [
         '<div class="controls" id="chart-controls" hidden="hidden">',
         '<label>updates <input type="number" id="updates-from"/></label>',

@@ -172,7 +172,7 @@ def _scale(field: str, domain: list[Any], values: Sequence[Any]) -> Spec:
 
 
 def _add_zoom(spec: Spec) -> None:
-    """Let page.js choose the updates that are shown and hide runs; the axes fit what is left.
+    """Let charts.js choose the updates that are shown and hide runs; the axes fit what is left.
 
     It sets `from` and `to` to what the mouse has marked, for all charts of the page alike.
     """

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nmt.data.vocab import BOS, EOS, PAD
-from nmt.translate.beams import NEG_INF, Beams, Decodable, find_step_column
 from nmt.translate.search_rules import Length, SearchRules
+from nmt.translate.search_state import NEG_INF, Beams, Decodable, find_step_column
 
 MAX_BLOCK_LOGITS = 1 << 22  # on a CPU: as many as its cache holds
 

@@ -15,8 +15,8 @@ import torch
 
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import BOS, EOS
-from nmt.translate.beams import Hypothesis
 from nmt.translate.phrases import LinePhrases
+from nmt.translate.search_state import Hypothesis
 
 DEFAULT_BATCH_TOKENS = 4_096  # on a CPU, where the config sets none
 SOURCE_COST = 16  # of a source piece in memory, where a piece of a hypothesis costs 1

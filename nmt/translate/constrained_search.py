@@ -14,9 +14,9 @@ from torch import Tensor
 
 from nmt.data.vocab import EOS
 from nmt.translate.allowed_pieces import compute_logit_blocks, forbid_pieces
-from nmt.translate.beams import NEG_INF, Beams, Decodable
 from nmt.translate.phrases import START, LinePhrases
 from nmt.translate.search_rules import Length, SearchRules
+from nmt.translate.search_state import NEG_INF, Beams, Decodable
 
 Continuation = tuple[float, int, int]  # log-probability, parent, piece
 

@@ -18,9 +18,9 @@ from nmt.translate.batching import (
     search_with_threads,
     split_by_budget,
 )
-from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
+from nmt.translate.search_state import Decodable, Hypothesis
 
 
 class SearchEngine:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.batch import Packed
-from nmt.translate.beams import NEG_INF, Decodable
+from nmt.translate.search_state import NEG_INF, Decodable
 
 
 @dataclass

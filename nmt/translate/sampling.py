@@ -15,9 +15,9 @@ from torch import Tensor
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
 from nmt.translate.allowed_pieces import LogitBlock, compute_logit_blocks, forbid_pieces
-from nmt.translate.beams import NEG_INF, Beams, Decodable, append_pieces, pad_width
 from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import Length, SearchRules
+from nmt.translate.search_state import NEG_INF, Beams, Decodable, append_pieces, pad_width
 
 
 def draw_uniforms(src: Packed, limits: Tensor, n: int, seed: int) -> Tensor:

@@ -5,8 +5,8 @@ Each step considers the 2 * beam best continuations of a sentence, or just the b
 - `any`: all of them (the authors' code);
 - `top`: those among the `beam` best (fairseq, Hugging Face, CTranslate2);
 - `shrink`: the same, and each one reduces the beam by one for the rest of the search (Marian).
-Which pieces may follow is in allowed_pieces.py, the penalty in length_penalty.py, when a sentence is done in beams.py,
-and sampling in sampling.py.
+Which pieces may follow is in allowed_pieces.py, the penalty in length_penalty.py, when a sentence is
+done in search_state.py, and sampling in sampling.py.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,12 @@ from torch import Tensor
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
 from nmt.translate.allowed_pieces import LogitBlock, compute_logit_blocks, forbid_pieces
-from nmt.translate.beams import (
+from nmt.translate.constrained_search import PhraseSearch
+from nmt.translate.length_penalty import compute_penalty
+from nmt.translate.phrases import LinePhrases
+from nmt.translate.sampling import draw_uniforms, sample_step
+from nmt.translate.search_rules import Length, SearchRules
+from nmt.translate.search_state import (
     NEG_INF,
     Beams,
     Decodable,
@@ -30,11 +35,6 @@ from nmt.translate.beams import (
     pad_width,
     start_beams,
 )
-from nmt.translate.constrained_search import PhraseSearch
-from nmt.translate.length_penalty import compute_penalty
-from nmt.translate.phrases import LinePhrases
-from nmt.translate.sampling import draw_uniforms, sample_step
-from nmt.translate.search_rules import Length, SearchRules
 
 # Pieces per group in `find_topk_by_group`, which first compares only the best of each group
 GROUP_SIZE = 64

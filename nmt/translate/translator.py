@@ -36,11 +36,11 @@ from nmt.system.progress import Progress, say
 from nmt.translate.alignment import align
 from nmt.translate.attention_maps import AttentionMap, generate_attention_maps
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
-from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.long_lines import split_pieces
 from nmt.translate.phrases import LinePhrases, PhraseRules
+from nmt.translate.search_state import Decodable, Hypothesis
 
 OUR_ENGINE = "nmt"
 GREEDY_MESSAGE = (

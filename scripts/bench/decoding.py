@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from nmt.config import DecodingConfig
-    from nmt.translate.beams import Hypothesis
+    from nmt.translate.search_state import Hypothesis
 
 FORCED = 16
 # The beam, and whether the length is forced
@@ -138,7 +138,7 @@ def measure_invariance(folder: Path, n_lines: int) -> None:
     Each line is translated alone, in batches of 64 lines, and in batches of 4,096 tokens.
     """
     from nmt.export.parity import add_eos
-    from nmt.translate.beams import Hypothesis
+    from nmt.translate.search_state import Hypothesis
 
     sources = add_eos(json.loads((folder / "ids.json").read_text())[:n_lines])
     groups_of_64 = [sources[i : i + 64] for i in range(0, len(sources), 64)]

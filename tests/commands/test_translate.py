@@ -33,10 +33,10 @@ from nmt.commands.translate import main as nmt_translate
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS, Vocab
-from nmt.translate.beams import Hypothesis
 from nmt.translate.formats import Layout
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
+from nmt.translate.search_state import Hypothesis
 from nmt.translate.translator import Translation, Translator, make_translator
 
 LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk holds

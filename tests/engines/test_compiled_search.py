@@ -31,11 +31,11 @@ from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.translate.alignment import align
 from nmt.translate.batching import Requests
-from nmt.translate.beams import Hypothesis
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.phrases import PhraseRules
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
+from nmt.translate.search_state import Hypothesis
 
 # numba compiles, unless it did so before
 pytestmark = [

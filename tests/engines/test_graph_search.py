@@ -28,10 +28,10 @@ from nmt.engines.cuda.recorded_search import RecordedEngine
 from nmt.model.cache import round_up_source_width, round_up_to_class
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import Requests
-from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
+from nmt.translate.search_state import Decodable, Hypothesis
 
 V = 40
 CPU = torch.device("cpu")

@@ -23,10 +23,10 @@ from nmt.data.batch import pack
 from nmt.data.vocab import EOS
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import Requests, split_by_budget
-from nmt.translate.beams import Hypothesis
 from nmt.translate.engine import SearchEngine
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
+from nmt.translate.search_state import Hypothesis
 
 V = 60
 NEAR = 1e-5

@@ -53,7 +53,7 @@ def write_run(folder: Path, metrics: bytes = METRICS, *overrides: str) -> RunFac
 
 
 def read_charts(page: str) -> dict[str, Any]:
-    """Return the data of the charts by title, as page.js reads them."""
+    """Return the data of the charts by title, as charts.js reads them."""
     (text,) = re.findall(r'<script type="application/json" id="report-charts">(.*?)</script>', page)
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
     return dict(zip(titles, json.loads(text)["charts"], strict=True))

@@ -20,7 +20,7 @@ from torch import Tensor
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
 from nmt.model.cache import Buffers
-from nmt.translate.beams import Decodable, Hypothesis
+from nmt.translate.search_state import Decodable, Hypothesis
 
 PAD, BOS, EOS = 0, 2, 3
 Ids = tuple[int, ...]

@@ -38,9 +38,9 @@ from nmt.data.batch import Packed, pack
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.translate.beams import Decodable, Hypothesis
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
+from nmt.translate.search_state import Decodable, Hypothesis
 
 PRESETS = {
     name: replace(DecodingConfig(preset=name), **values)  # type: ignore[arg-type]

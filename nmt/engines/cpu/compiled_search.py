@@ -46,7 +46,10 @@ from nmt.system.device import AVX512_BF16, find_bf16_instructions
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 from nmt.translate.batching import Requests, count_threads
-from nmt.translate.beams import (
+from nmt.translate.engine import SearchEngine
+from nmt.translate.length_penalty import compute_penalty
+from nmt.translate.search_rules import SearchRules, make_rules
+from nmt.translate.search_state import (
     NEG_INF,
     Beams,
     Decodable,
@@ -54,9 +57,6 @@ from nmt.translate.beams import (
     make_hypotheses,
     start_beams,
 )
-from nmt.translate.engine import SearchEngine
-from nmt.translate.length_penalty import compute_penalty
-from nmt.translate.search_rules import SearchRules, make_rules
 
 BLOCK_ROWS = 64  # hypotheses whose logits are in memory at a time
 N_GROUPS = 256  # groups of pieces whose highest logit is known before each piece is looked at

@@ -26,7 +26,10 @@ from nmt.data.vocab import EOS
 from nmt.engines.known_values import ANY_VALUE, KnownValues
 from nmt.model.cache import Buffers, round_up_source_width, round_up_to_class
 from nmt.system.cuda_graph import capture
-from nmt.translate.beams import (
+from nmt.translate.sampling import draw_uniforms, sample_step
+from nmt.translate.search import beam_step
+from nmt.translate.search_rules import SearchRules
+from nmt.translate.search_state import (
     NEG_INF,
     Beams,
     Decodable,
@@ -35,9 +38,6 @@ from nmt.translate.beams import (
     make_hypotheses,
     start_beams,
 )
-from nmt.translate.sampling import draw_uniforms, sample_step
-from nmt.translate.search import beam_step
-from nmt.translate.search_rules import SearchRules
 
 FIRST_CAPACITY = 32  # steps; doubled when they are used up
 FEWEST_ROWS = 16  # a step of fewer sentences takes no less time, so rows are not compacted below

@@ -14,9 +14,9 @@ from nmt.engines.cuda.graph_search import RECORDED_RULES, GraphSearch
 from nmt.engines.known_values import find_unknown_value
 from nmt.system.memory import is_out_of_memory
 from nmt.translate.batching import Requests, SearchedBatch
-from nmt.translate.beams import Decodable
 from nmt.translate.engine import SearchEngine
 from nmt.translate.search_rules import SearchRules, make_rules
+from nmt.translate.search_state import Decodable
 
 
 class RecordedEngine(SearchEngine):
