@@ -20,7 +20,8 @@ from nmt.system.errors import UserError
 from nmt.system.extras import EXTRAS, import_extra
 
 ROOT = Path(__file__).parents[1]
-PYTHONS = ("3.11.2", "3.12", "3.13", "3.14")
+PYTHONS = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text())
+OLDEST = "3.11.2"  # Debian's
 # As modules are called -> as packages are
 PACKAGES = {
     "pyarrow": "datasets",  # which needs it
@@ -39,6 +40,12 @@ def test_each_command_says_its_version() -> None:
     command = [sys.executable, "-m", "nmt.commands.train", "--version"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"nmt {nmt.__version__}\n", "")
+
+
+def test_ci_runs_each_python() -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    (matrix,) = re.findall(r"python: \[(.*)\]", workflow)
+    assert PYTHONS and matrix == ", ".join(f'"{version}"' for version in PYTHONS)
 
 
 def test_extras_hold_what_messages_promise() -> None:
@@ -60,7 +67,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(counted(True, False), reason="asks the package index: make soak")
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", [OLDEST, *PYTHONS])
 def test_pins_suit_each_python(version: str) -> None:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if uv is None:

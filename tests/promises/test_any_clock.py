@@ -1,17 +1,21 @@
-"""What is averaged does not depend on how fast the machine is (section 6.1).
+"""What is averaged does not depend on how fast the machine is (section 6.1), nor what is trained on what else it does.
 
 The paper's ten minutes are a number of updates at its speed. So the configs plan checkpoints by
 updates, and those that the clock adds for safety neither displace the planned ones nor are averaged.
 """
 
+import contextlib
 import json
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
 import pytest
+from support.soaking import counted, digest, make_ground
 
 import nmt.train.loop
 from nmt.average.select import choose_checkpoints
@@ -46,6 +50,29 @@ class Clock:
     def __call__(self) -> float:
         self.now += self.seconds
         return self.now
+
+
+@contextlib.contextmanager
+def keep_busy(n_processes: int) -> Iterator[None]:
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n_processes)
+    ]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def test_a_busy_machine_trains_the_same_model(tmp_path: Path) -> None:
+    ground = make_ground(tmp_path)
+    seen = set()
+    for i in range(counted(4, 20)):
+        with keep_busy(2 * (i % 2)):
+            run = ground.finish(f"run-{i}", "training.precision=auto")
+        seen.add((load_config(str(run.config)).training.precision, digest(run)))
+    assert len(seen) == 1
 
 
 def has_papers_interval(config: RunConfig) -> bool:
