@@ -16,6 +16,7 @@ from support.soaking import counted
 from support.waiting import until
 
 import nmt
+from nmt.commands.train import main as nmt_train
 from nmt.system.errors import UserError
 from nmt.system.extras import EXTRAS, import_extra
 
@@ -64,6 +65,20 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails
         with pytest.raises(UserError, match=rf"^{package} is not installed; pip install 'nmtkit\["):
             import_extra(package)
+
+
+def test_a_hub_corpus_needs_the_hub_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for package in ("datasets", "pyarrow", "huggingface_hub", "pandas"):
+        monkeypatch.setitem(sys.modules, package, None)
+    settings = [
+        f"out={tmp_path / 'run'}",
+        f"data.root={tmp_path}",
+        f"data.store={tmp_path / 'store'}",
+    ]
+    assert nmt_train(["--config", "base.yaml", *settings]) == 2
+    assert "is not installed; pip install 'nmtkit[hub]'" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.skipif(counted(True, False), reason="asks the package index: make soak")

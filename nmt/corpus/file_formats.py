@@ -184,8 +184,7 @@ def rebatch_tables(
     tables: Iterable["pyarrow.Table"], size: int, data: DataConfig, name: str
 ) -> Iterator["pyarrow.Table"]:
     """The source and the target column, `size` rows at a time."""
-    import pyarrow
-
+    pyarrow = import_extra("pyarrow")
     n = 0
     rest = []
     for table in tables:
