@@ -96,6 +96,15 @@ class TrainState:
     window_nll: float = 0.0
     window_tokens: int = default(0, COUNT)
 
+    @property
+    def mean_loss(self) -> float:
+        """Per target token since the last log line, as is `mean_nll`."""
+        return self.window_loss / self.window_tokens
+
+    @property
+    def mean_nll(self) -> float:
+        return self.window_nll / self.window_tokens
+
 
 @dataclass(frozen=True)
 class Average:

@@ -210,7 +210,7 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
         def number_blocks() -> Iterator[tuple[int, Block]]:
             for number, block in enumerate(read_blocks(part.corpus, job.data, PAIRS_PER_SHARD)):
                 n_read = (number + 1) * PAIRS_PER_SHARD
-                progress.expect(int(n_read / max(block.share, 1e-9)))
+                progress.total = int(n_read / max(block.share, 1e-9))
                 yield number, block
 
         start = partial(ShardCollector, folder, part.rules, held_out, part.corpus.min_score)
