@@ -106,11 +106,11 @@ def _list_families(i: int, run: RunFacts, is_alone: bool) -> list[Chart]:
 
 def collect_points(events: Iterable[Event], kind: str, key: str) -> list[tuple[int, float]]:
     """Return (update, value) of each event of this kind that has a number under `key`."""
-    points = []
-    for event in events:
-        if event.kind == kind and key in event.figures:
-            points.append((event.step, event.figures[key]))
-    return points
+    return [
+        (event.step, event.figures[key])
+        for event in events
+        if event.kind == kind and key in event.figures
+    ]
 
 
 # ---- what curves are compared with -----------------------------------------------------------------

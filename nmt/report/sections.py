@@ -261,11 +261,12 @@ def render_ledger(run: RunFacts) -> str:
     rows = []
     samples: list[str] = []
     for corpus in ledger.corpora:
-        dropped = ", ".join(f"{n:,} {rule}" for rule, n in corpus.dropped.items())
         times = f" x {corpus.repeat}" if corpus.repeat > 1 else ""
         tokens = [f"{n:,}" for n in corpus.tokens]
         kept = f"{corpus.kept:,}{times}"
-        rows.append([corpus.name, f"{corpus.lines:,}", kept, *tokens, dropped or "none"])
+        rows.append(
+            [corpus.name, f"{corpus.lines:,}", kept, *tokens, corpus.dropped_by_rule or "none"]
+        )
         samples += _render_samples(corpus, ledger.languages)
     head = ("corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped")
     files = Table(

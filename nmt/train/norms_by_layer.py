@@ -51,9 +51,10 @@ class NormsByLayer:
     @torch.no_grad()
     def measure_steps(self) -> Tensor:
         """Return the sum of squares of what the last step added to each layer's weights, (layers,)."""
-        sums = []
-        for parameters in self.layers.values():
-            sums.append(_add_squares(step for p in parameters for step in self._find_steps(p)))
+        sums = [
+            _add_squares(step for p in parameters for step in self._find_steps(p))
+            for parameters in self.layers.values()
+        ]
         return torch.stack(sums)
 
     def _find_steps(self, parameter: nn.Parameter) -> Iterable[Tensor]:
