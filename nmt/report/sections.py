@@ -118,10 +118,9 @@ def render_results(run: RunFacts) -> str:
     """List all that was scored, in every way in which it was counted: the ladder."""
     rows: list[list[Cell]] = []
     for result in reversed(run.results[-RESULTS_SHOWN:]):
-        search = [result.engine]
-        for key in ("beam", "penalty", "length_penalty", "sample"):
-            if key in result.decoding:
-                search.append(f"{key} {result.decoding[key]}")
+        shown = ("beam", "penalty", "length_penalty", "sample")
+        settings = [f"{key} {result.decoding[key]}" for key in shown if key in result.decoding]
+        search = [result.engine, *settings]
         for score in result.scores:
             value = Html(f'<span class="number">{score.value:.2f}</span>')
             row: list[Cell] = [describe_test_set(result), score.name, value]

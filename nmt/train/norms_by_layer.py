@@ -42,10 +42,10 @@ class NormsByLayer:
         """Return the sum of squares of each layer's gradients, (layers,). Adam's step may clip them,
         so this comes before it.
         """
-        sums = []
-        for parameters in self.layers.values():
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            sums.append(_add_squares(map(get_own_shard, gradients)))
+        sums = [
+            _add_squares(get_own_shard(p.grad) for p in parameters if p.grad is not None)
+            for parameters in self.layers.values()
+        ]
         return torch.stack(sums)
 
     @torch.no_grad()

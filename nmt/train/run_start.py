@@ -94,8 +94,7 @@ def check_same_run(config: RunConfig) -> None:
     """Raise UserError if the run folder is that of another run, or of none and in use."""
     run = RunFolder(config.folder)
     _check_run_folder(run, Path(config.data.store))
-    recorded = checkpoint.load_run_config(run) or config
-    changes = list_differences(recorded, config)
+    changes = list_differences(checkpoint.load_run_config(run) or config, config)
     if changes:
         raise UserError(
             f"{run.path}: this run was started with different settings ({'; '.join(changes)}); "

@@ -82,6 +82,7 @@ class Screen:
 
 def take_terminal() -> None:
     """Make standard input the terminal of a new session, so that Ctrl-C becomes a signal."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
