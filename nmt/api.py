@@ -121,21 +121,26 @@ def train(config: RunConfig) -> int:
 
     check_weights_fit(config)
     check_sinks_installed(config.training.track)
-    # Fail now, not after an hour of preparation, if the folder cannot be written.
-    make_folder(config.folder)
     tune_process()  # before torch is imported
 
     from nmt.system.ranks import join_world
     from nmt.train import run_start
     from nmt.train.memory_probe import check_training_fits
     from nmt.train.mirror import fetch_run
+    from nmt.train.setup import check_initial_model
+
+    def prepare_run() -> None:
+        # A mistake in the settings must not leave a folder or an unwanted store.
+        check_training_fits(config, world)
+        run_start.check_same_run(config)
+        fetch_run(config)
+        check_initial_model(config)
+        # Fail now, not after an hour of preparation, if the folder cannot be written.
+        make_folder(config.folder)
+        prepare(config)
 
     with join_world(config.device) as world:
-        world.on_main(lambda: check_training_fits(config, world))
-        # A mistake in the settings must not leave an unwanted store.
-        world.on_main(lambda: run_start.check_same_run(config))
-        world.on_main(lambda: fetch_run(config))
-        world.on_main(lambda: prepare(config))
+        world.on_main(prepare_run)
         exit_code = run_start.train(config, world)
         # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.
         world.on_main(lambda: _write_page(config.folder))

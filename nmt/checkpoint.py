@@ -38,6 +38,7 @@ from nmt.model.weightless import without_weights
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     check_own_folder,
+    has_plain_file,
     open_plain_file,
     point_link,
     read_json,
@@ -95,6 +96,15 @@ class TrainState:
     window_loss: float = 0.0
     window_nll: float = 0.0
     window_tokens: int = default(0, COUNT)
+
+    @property
+    def mean_loss(self) -> float:
+        """Per target token since the last log line, as is `mean_nll`."""
+        return self.window_loss / self.window_tokens
+
+    @property
+    def mean_nll(self) -> float:
+        return self.window_nll / self.window_tokens
 
 
 @dataclass(frozen=True)
@@ -499,6 +509,16 @@ def list_steps(run: RunFolder) -> list[int]:
         return []
     steps = [parse_step(path.name) for path in run.checkpoints.iterdir()]
     return sorted(step for step in steps if step is not None)
+
+
+def load_run_config(run: RunFolder) -> RunConfig | None:
+    """Load the config that a run was begun with; None if another run may begin in its folder,
+    because nothing has come of this one: it was refused, or killed before its first checkpoint.
+    """
+    has_results = bool(list_steps(run)) or run.average.exists() or run.results.exists()
+    if has_results and has_plain_file(run.config):
+        return load_recorded_config(run.config)
+    return None
 
 
 def parse_step(name: str) -> int | None:

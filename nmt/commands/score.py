@@ -174,7 +174,7 @@ def score_files(args: argparse.Namespace) -> int:
         for chunk in scored:
             progress.advance(len(chunk.sources))
             if chunk.share:
-                progress.expect(round(progress.done / chunk.share))
+                progress.total = round(progress.done / chunk.share)
     say(totals.describe())
     return 0
 

@@ -352,7 +352,7 @@ def translate_input(
                 attention.add(translator, result.lines, result.translations)
             progress.advance(result.n_lines)
             if size and result.n_source_bytes:
-                progress.expect(round(progress.done * size / result.n_source_bytes))
+                progress.total = round(progress.done * size / result.n_source_bytes)
 
 
 def check_not_among(path: str, handles: Sequence[int]) -> None:

@@ -77,6 +77,10 @@ class CorpusAccount:
         name = self.corpus if self.tag is None else f"{self.tag} {self.corpus}"
         return f"{name} (dev)" if self.split == "valid" else name
 
+    @property
+    def dropped_by_rule(self) -> str:
+        return ", ".join(f"{n:,} {rule}" for rule, n in self.dropped.items())
+
 
 @dataclass(frozen=True)
 class TestSetAccount:
@@ -259,15 +263,14 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     files = list_corpus_files(ledger.corpora)
     if ledger.test is not None and "test" in wanted["data"]:  # else nothing depends on it
         files += ledger.test.files
+    differs = f"differs from the file that {store} was prepared from; {remedy}"
     for side, (given, account) in enumerate(
         zip((vocab.model, vocab.tgt_model), ledger.bpes, strict=False)
     ):
         tags = data.train_tags if side == 0 else []
         path = Path(data.root) / str(given)
         if given is not None and not _is_same_model(path, account, tags, vocab):
-            raise UserError(
-                f"{path}: differs from the file that {store} was prepared from; {remedy}"
-            )
+            raise UserError(f"{path}: {differs}")
     sources = store / SOURCES_FILE
     known = read_json(sources) if has_plain_file(sources) else {}
     if not isinstance(known, dict):
@@ -282,9 +285,7 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
         if is_same and known.get(file.name) != _stamp_source(path):
             is_same = digest_source(path) == file.sha256
         if not is_same:
-            raise UserError(
-                f"{path}: differs from the file that {store} was prepared from; {remedy}"
-            )
+            raise UserError(f"{path}: {differs}")
 
 
 def _is_same_model(
@@ -330,9 +331,10 @@ def read_mixture(store: Path, data: DataConfig, n_pairs: int) -> Mixture | None:
 
 def describe_mixture(mixture: Mixture, data: DataConfig) -> str:
     """Say how many pairs of each corpus an epoch has, and how many there are."""
-    parts = []
-    for share, corpus in zip(mixture.shares, data.train, strict=True):
-        parts.append(f"{share.drawn:,} of {describe_corpus(corpus)} ({share.stored:,})")
+    parts = (
+        f"{share.drawn:,} of {describe_corpus(corpus)} ({share.stored:,})"
+        for share, corpus in zip(mixture.shares, data.train, strict=True)
+    )
     return "pairs of an epoch: " + ", ".join(parts)
 
 
@@ -364,8 +366,7 @@ def format_ledger(ledger: Ledger) -> str:
             times = f" x {corpus.weight:.4g}"
         tokens = [f"{n:,}" for n in corpus.tokens]
         rows.append([corpus.name, f"{corpus.lines:,}", f"{corpus.kept:,}{times}", *tokens])
-        by_rule = ", ".join(f"{n:,} {rule}" for rule, n in corpus.dropped.items())
-        dropped.append(by_rule or "-")
+        dropped.append(corpus.dropped_by_rule or "-")
     lines = [f"{row}  {rules}" for row, rules in zip(align_columns(rows), dropped, strict=True)]
     for corpus in ledger.corpora:
         lines += _describe_overlaps(corpus)

@@ -210,7 +210,7 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
         def number_blocks() -> Iterator[tuple[int, Block]]:
             for number, block in enumerate(read_blocks(part.corpus, job.data, PAIRS_PER_SHARD)):
                 n_read = (number + 1) * PAIRS_PER_SHARD
-                progress.expect(int(n_read / max(block.share, 1e-9)))
+                progress.total = int(n_read / max(block.share, 1e-9))
                 yield number, block
 
         start = partial(ShardCollector, folder, part.rules, held_out, part.corpus.min_score)
@@ -242,10 +242,11 @@ def gather_held_out(
     sets: dict[str, list[Pair]] = {}
     test = None
     if valid is not None:
-        sets["dev"] = []
-        for shard in valid.list_shards(None):
-            for src, tgt in zip(*shard.read(), strict=True):
-                sets["dev"].append(Pair(src.decode(), tgt.decode()))
+        sets["dev"] = [
+            Pair(src.decode(), tgt.decode())
+            for shard in valid.list_shards(None)
+            for src, tgt in zip(*shard.read(), strict=True)
+        ]
     if job.data.test is not None:
         try:
             sets["test"], test = _read_test_set(job.data, job.data.test)
@@ -363,13 +364,9 @@ def learn_bpe(
     job: Preparation, part: BpePart, train: Sequence[CollectedPart], duplicates: Path | None
 ) -> LearnedBpe:
     """Learn a BPE of all training corpora, each taken once whatever its `repeat`."""
-    shards: list[Shard] = []
-    for each in train:
-        shards += each.list_shards(duplicates)
-    n_lines = []
-    for shard in shards:
-        n_usable = int((~shard.read_duplicate_mask()).sum())
-        n_lines.append(len(part.sides) * n_usable)
+    shards = [shard for each in train for shard in each.list_shards(duplicates)]
+    n_usable = [int((~shard.read_duplicate_mask()).sum()) for shard in shards]
+    n_lines = [len(part.sides) * n for n in n_usable]
     n_sampled = min(sum(n_lines), part.vocab.sample_sentences)
     if n_sampled == 0:
         raise UserError(NOTHING_LEFT)
@@ -383,9 +380,10 @@ def learn_bpe(
         # Each line is equally likely to be in the sample, whatever shard it is in.
         draw = np.random.Generator(np.random.Philox(job.seed))
         quotas = draw.multivariate_hypergeometric(n_lines, n_sampled, method="marginals").tolist()
-        samples = []
-        for number, (shard, quota) in enumerate(zip(shards, quotas, strict=True)):
-            samples.append(WordSample(shard, part.sides, quota, (job.seed, number)))
+        samples = [
+            WordSample(shard, part.sides, quota, (job.seed, number))
+            for number, (shard, quota) in enumerate(zip(shards, quotas, strict=True))
+        ]
         learn_from = partial(_learn_from_samples, folder, samples, job.data.workers, tags)
         if n_sampled <= FEW_LINES:
             n_words = learn_from(part)

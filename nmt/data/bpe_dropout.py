@@ -34,10 +34,11 @@ class MergeTable:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self.size = processor.get_piece_size()
         pieces = [processor.id_to_piece(i) for i in range(self.size)]
-        id_of = {}
-        for i, piece in enumerate(pieces):
-            if not (processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i)):
-                id_of[piece] = i
+        id_of = {
+            piece: i
+            for i, piece in enumerate(pieces)
+            if not (processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i))
+        }
         self.space = id_of.get(SPACE, -1)
 
         # The letters of each piece; a piece that cannot be spelt is its own only letter.

@@ -7,7 +7,7 @@ results.json and its average's model card.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -44,7 +44,7 @@ from nmt.system.escapes import escape_line
 from nmt.system.files import check_own_folder
 from nmt.system.progress import say, track
 from nmt.system.run_folder import MODEL_FILE, RunFolder
-from nmt.system.tables import Table, format_interval
+from nmt.system.tables import Cell, Table, format_interval
 from nmt.translate.calibration import N_BINS, Calibration, measure_calibration
 from nmt.translate.pair_scores import PairScorer
 from nmt.translate.translator import LoadedModel, Translator, open_translator
@@ -212,7 +212,7 @@ def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]
     head = ["", "BLEU", "95 %", "chrF2", "difference", "p", *settings]
     report = [
         _format_joint_head(systems),
-        *_indent(Table(head, rows)),
+        *_indent([head, *rows]),
         *(f"  {score.name}: {score.signature}" for score in scores[0]),
         "  difference from the first in BLEU, and its p by paired bootstrap",
     ]
@@ -364,14 +364,15 @@ def _format_head(system: System) -> str:
 
 def _format_scores(scores: Sequence[Score]) -> list[str]:
     """Return one line per score, with its 95% interval and its signature."""
-    rows = []
-    for score in scores:
-        rows.append((score.name, f"{score.value:5.2f}", score.format_interval(), score.signature))
-    return _indent(Table(rows[0], rows[1:]))
+    return _indent(
+        (score.name, f"{score.value:5.2f}", score.format_interval(), score.signature)
+        for score in scores
+    )
 
 
-def _indent(table: Table) -> list[str]:
-    return [f"  {line}" for line in table.to_lines()]
+def _indent(rows: Iterable[Sequence[Cell]]) -> list[str]:
+    head, *others = rows
+    return [f"  {line}" for line in Table(head, others).to_lines()]
 
 
 def _format_readings(metrics: Sequence[Metric], system: System) -> Iterator[str]:
@@ -432,11 +433,11 @@ def _format_side_by_side(
     systems: Sequence[System], scores: Sequence[Sequence[Score]]
 ) -> Iterator[str]:
     """Yield one line per system with its headline score, then the signature they share."""
-    rows = []
-    for system, (headline, *_) in zip(systems, scores, strict=True):
-        rows.append((system.label, f"{headline.value:5.2f}", headline.format_interval()))
     yield _format_joint_head(systems)
-    yield from _indent(Table(rows[0], rows[1:]))
+    yield from _indent(
+        (system.label, f"{headline.value:5.2f}", headline.format_interval())
+        for system, (headline, *_) in zip(systems, scores, strict=True)
+    )
     yield f"  {scores[0][0].name}: {scores[0][0].signature}"
 
 

@@ -4,6 +4,7 @@ Every system passes `check_texts` before it is scored, which refuses text whose 
 certainly be wrong and warns about odd text. Nothing here knows a metric.
 """
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,9 +88,8 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     model.translator.set_tag(config.decoding.tag)
     warn_if_untagged(config.data, config.decoding.tag)
     started_at = clock()
-    progress = Progress("translating", len(test.src), "sentences")
-    texts = [translation.text for translation in model.translator.translate(test.src, progress)]
-    progress.close()
+    with closing(Progress("translating", len(test.src), "sentences")) as progress:
+        texts = [translation.text for translation in model.translator.translate(test.src, progress)]
     return System(" + ".join(model.paths), config, test, texts, clock() - started_at, model)
 
 

@@ -206,11 +206,10 @@ def _collect(systems: Sequence[System], found: Sequence[Iterator[str]]) -> tuple
     for system, facts in zip(systems, found, strict=True):
         for fact in facts:
             names_by_fact.setdefault(fact, []).append(system.name)
-    collected = []
-    for fact, names in names_by_fact.items():
-        is_of_all = len(names) == len(systems)
-        collected.append(fact if is_of_all else f"{', '.join(names)}: {fact}")
-    return tuple(collected)
+    return tuple(
+        fact if len(names) == len(systems) else f"{', '.join(names)}: {fact}"
+        for fact, names in names_by_fact.items()
+    )
 
 
 def _find_obstacles(paper: Conformance, system: System) -> Iterator[str]:

@@ -277,13 +277,13 @@ class CTranslate2Engine:
             suppress_sequences=self._suppressed,
             **BATCHES,
         )
-        found = []
-        for result in results:
-            hypotheses = []
-            for pieces, score in zip(result.hypotheses, result.scores, strict=True):
-                hypotheses.append(Hypothesis([self._ids[piece] for piece in pieces], score))
-            found.append(hypotheses)
-        return found
+        return [
+            [
+                Hypothesis([self._ids[piece] for piece in pieces], score)
+                for pieces, score in zip(result.hypotheses, result.scores, strict=True)
+            ]
+            for result in results
+        ]
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         results = self.translator.score_batch(

@@ -88,9 +88,7 @@ def write_huggingface(
             "has one vocabulary; use --to ctranslate2 or safetensors"
         )
     dtype = getattr(torch, quantization)
-    tensors = {}
-    for name, tensor in _rename_tensors(model, config):
-        tensors[name] = tensor.to(dtype)
+    tensors = {name: tensor.to(dtype) for name, tensor in _rename_tensors(model, config)}
     n_positions = tensors["model.encoder.embed_positions.weight"].shape[0]
 
     # the model

@@ -75,9 +75,7 @@ class Cache:
 
     def reorder(self, parents: Tensor) -> None:
         """Make each hypothesis continue the hypothesis of its sentence whose index `parents` (S, B) holds."""
-        # Keys and values stay: a new hypothesis sees the places that its parent saw.
-        index = parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
-        self.mask = self.mask.gather(2, index)
+        self.mask = follow_parents(self.mask, parents)
 
     def keep(self, n: int, free_rows: Tensor, moved_rows: Tensor) -> None:
         """Copy the sentences of `moved_rows` into `free_rows`, then keep only the first `n`."""
@@ -235,8 +233,14 @@ class StaticCache:
         return self.mask.masked_fill(self.columns < (self.place - window) * self.beam, MASKED_SCORE)
 
     def reorder(self, parents: Tensor) -> None:
-        index = parents[:, None, :, None].expand(-1, -1, -1, self.mask.shape[3])
-        self.mask.copy_(self.mask.gather(2, index))
+        self.mask.copy_(follow_parents(self.mask, parents))
+
+
+def follow_parents(mask: Tensor, parents: Tensor) -> Tensor:
+    """Return the mask of hypotheses that continue those with the indexes `parents`, (S, B)."""
+    # Keys and values stay: a new hypothesis sees the places that its parent saw.
+    index = parents[:, None, :, None].expand(-1, -1, -1, mask.shape[3])
+    return mask.gather(2, index)
 
 
 def round_up_to_class(n: int) -> int:

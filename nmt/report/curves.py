@@ -91,26 +91,29 @@ def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
 def _list_families(i: int, run: RunFacts, is_alone: bool) -> list[Chart]:
     charts = []
     for kind, prefix, title, y in FAMILIES:
-        keys: dict[str, None] = {}
-        for event in run.events:
-            if event.kind == kind:
-                keys |= dict.fromkeys(key for key in event.figures if key.startswith(prefix))
-        series = []
-        for key in keys:
-            points = collect_points(run.events, kind, key)
-            series.append(Series(i, escape_line(key.removeprefix(prefix)), points))
+        keys = {
+            key: None
+            for event in run.events
+            if event.kind == kind
+            for key in event.figures
+            if key.startswith(prefix)
+        }
+        series = tuple(
+            Series(i, escape_line(key.removeprefix(prefix)), collect_points(run.events, kind, key))
+            for key in keys
+        )
         title = title if is_alone else f"{title}: {run.name}"
-        charts.append(Chart(title, y, series=tuple(series)))
+        charts.append(Chart(title, y, series=series))
     return charts
 
 
 def collect_points(events: Iterable[Event], kind: str, key: str) -> list[tuple[int, float]]:
     """Return (update, value) of each event of this kind that has a number under `key`."""
-    points = []
-    for event in events:
-        if event.kind == kind and key in event.figures:
-            points.append((event.step, event.figures[key]))
-    return points
+    return [
+        (event.step, event.figures[key])
+        for event in events
+        if event.kind == kind and key in event.figures
+    ]
 
 
 # ---- what curves are compared with -----------------------------------------------------------------

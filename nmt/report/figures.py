@@ -70,8 +70,8 @@ def _tabulate_chart(chart: Chart, names: Sequence[str]) -> str:
     if not labels:  # some of many updates
         thinned = thin_points([(x, 0.0) for x in places], TABLE_ROWS)
         labels = {x: f"{x:,}" for x, _ in thinned}
-    rows = []
-    for x, label in labels.items():
-        cells = [f"{column[x]:,.6g}" if x in column else "" for column in columns]
-        rows.append([label, *cells])
+    rows = [
+        [label, *(f"{column[x]:,.6g}" if x in column else "" for column in columns)]
+        for x, label in labels.items()
+    ]
     return Table(head, rows).to_html()

@@ -118,10 +118,9 @@ def render_results(run: RunFacts) -> str:
     """List all that was scored, in every way in which it was counted: the ladder."""
     rows: list[list[Cell]] = []
     for result in reversed(run.results[-RESULTS_SHOWN:]):
-        search = [result.engine]
-        for key in ("beam", "penalty", "length_penalty", "sample"):
-            if key in result.decoding:
-                search.append(f"{key} {result.decoding[key]}")
+        shown = ("beam", "penalty", "length_penalty", "sample")
+        settings = [f"{key} {result.decoding[key]}" for key in shown if key in result.decoding]
+        search = [result.engine, *settings]
         for score in result.scores:
             value = Html(f'<span class="number">{score.value:.2f}</span>')
             row: list[Cell] = [describe_test_set(result), score.name, value]
@@ -261,11 +260,12 @@ def render_ledger(run: RunFacts) -> str:
     rows = []
     samples: list[str] = []
     for corpus in ledger.corpora:
-        dropped = ", ".join(f"{n:,} {rule}" for rule, n in corpus.dropped.items())
         times = f" x {corpus.repeat}" if corpus.repeat > 1 else ""
         tokens = [f"{n:,}" for n in corpus.tokens]
         kept = f"{corpus.kept:,}{times}"
-        rows.append([corpus.name, f"{corpus.lines:,}", kept, *tokens, dropped or "none"])
+        rows.append(
+            [corpus.name, f"{corpus.lines:,}", kept, *tokens, corpus.dropped_by_rule or "none"]
+        )
         samples += _render_samples(corpus, ledger.languages)
     head = ("corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped")
     files = Table(

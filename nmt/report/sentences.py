@@ -38,10 +38,11 @@ TAGS = {"removed": "del", "added": "ins"}
 
 def list_bleu_charts(runs: Sequence[RunFacts]) -> list[Chart]:
     """BLEU by the length of the source."""
-    found = {}
-    for i, run in enumerate(runs[:MOST_RUNS_SCORED]):
-        if run.texts is not None:
-            found[i] = score_by_length(run.texts)
+    found = {
+        i: score_by_length(run.texts)
+        for i, run in enumerate(runs[:MOST_RUNS_SCORED])
+        if run.texts is not None
+    }
     names = [name for name in SOURCE_LENGTHS if any(name in scores for scores in found.values())]
     if not names:
         return []

@@ -144,9 +144,9 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
         values = titles | {"name": reference.name, "value": value, "shift": -3 - 14 * i}
         layers += [fill_template(name, values) for name in ("reference_rule", "reference_name")]
     for band in chart.bands:
-        rows = []
-        for x, low, high in band:
-            rows.append({"x": x, "low": round_figure(low), "high": round_figure(high)})
+        rows = [
+            {"x": x, "low": round_figure(low), "high": round_figure(high)} for x, low, high in band
+        ]
         layers.append(fill_template("band", titles | {"rows": rows}))
     return {"layer": layers}
 

@@ -7,6 +7,7 @@ What cannot be written is lost, because no message is worth the work that it is 
 
 import contextlib
 import functools
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,6 @@ from tqdm import tqdm
 from nmt.system.escapes import escape_line
 
 Element = TypeVar("Element")
-SECONDS_BETWEEN_LINES = 10.0
 
 
 def clock() -> float:
@@ -57,15 +57,27 @@ def format_duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts work done. `postfix` is text after the bar or the line, such as `loss 3.21`."""
+    """Counts work done, and shows it: as a bar on a terminal, as lines in a log.
+
+    `total` may change while the work goes on. At `ends_at` on the clock the work is over, even if
+    not all is done. `postfix` is text after the figures, such as `loss 3.21`. A log gets a line every
+    `line_s` seconds at most.
+    """
 
     def __init__(
-        self, what: str, total: int | None, unit: str, start: int = 0, is_shown: bool = True
+        self,
+        what: str,
+        total: int | None,
+        unit: str,
+        start: int = 0,
+        is_shown: bool = True,
+        line_s: float = 10.0,
+        ends_at: float = math.inf,
     ) -> None:
         self.what, self.total, self.unit = escape_line(what), total, unit
         self.start = self.done = start
         self.started_at = self.last_line = clock()
-        self.is_shown = is_shown
+        self.is_shown, self.line_s, self.ends_at = is_shown, line_s, ends_at
         self.postfix = ""
         self.bar: tqdm[Never] | None = None
         if is_shown and is_terminal():
@@ -73,38 +85,39 @@ class Progress:
                 desc=self.what,
                 total=total,
                 initial=start,
-                unit=f" {unit}",
+                bar_format=self.bar_format(),
                 file=sys.stderr,
                 leave=False,
                 dynamic_ncols=True,
-                unit_scale=(total or 0) > 99_999,
             )
 
-    def advance(self, n: int = 1, postfix: str | None = None) -> None:
+    def advance(self, n: int = 1, postfix: str | None = None, may_print: bool = True) -> None:
+        """Count `n` more as done. Without `may_print` a log gets no line now."""
         self.done += n
         if postfix is not None:
             self.postfix = postfix
         if self.bar is not None:
-            if postfix is not None:
-                self.bar.set_postfix_str(postfix, refresh=False)
+            self.bar.total, self.bar.bar_format = self.total, self.bar_format()
             self.bar.update(n)
-        elif self.is_shown and clock() - self.last_line >= SECONDS_BETWEEN_LINES:
+        elif self.is_shown and may_print and clock() - self.last_line >= self.line_s:
             self.last_line = clock()
             say(self.line())
 
-    def expect(self, total: int) -> None:
-        """Set the total, once it is known better."""
-        self.total = total
-        if self.bar is not None:
-            self.bar.total = total
-
     def line(self) -> str:
+        return f"{self.what}: {self.figures()}"
+
+    def bar_format(self) -> str:
+        """Return what tqdm shows: a bar, if the total is known, and the figures of a line."""
+        return "{l_bar}{bar}| " + self.figures() if self.total else "{desc}: " + self.figures()
+
+    def figures(self) -> str:
         rate = (self.done - self.start) / max(clock() - self.started_at, 1e-9)
         total = "" if self.total is None else f"/{self.total:,}"
         speed = f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.2f}/s"
-        text = f"{self.what}: {self.done:,}{total} {self.unit}, {speed}"
+        text = f"{self.done:,}{total} {self.unit}, {speed}"
         if self.total and rate:
-            text += f", {format_duration((self.total - self.done) / rate)} left"
+            left = min((self.total - self.done) / rate, self.ends_at - clock())
+            text += f", {format_duration(max(left, 0.0))} left"
         if self.postfix:
             text += f"  {self.postfix}"
         return text

@@ -41,16 +41,10 @@ class Table:
 
     def to_lines(self) -> list[str]:
         """Return the table as lines whose columns are aligned."""
-        texts = []
-        for row in (self.head, *self.rows):
-            texts.append([escape_line(_read_text(cell)) for cell in row])
+        rows = (self.head, *self.rows)
+        texts = [[escape_line(_read_text(cell)) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-
-        lines = []
-        for row in texts:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            lines.append(GAP.join(cells).rstrip())
-        return lines
+        return [GAP.join(map(str.ljust, row, widths)).rstrip() for row in texts]
 
     def to_text(self) -> str:
         return "\n".join(self.to_lines())

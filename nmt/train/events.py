@@ -44,12 +44,16 @@ class Event:
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """The finite numbers of the line, by their keys there."""
-        figures = {}
-        for key, value in self.to_line().items():
-            if type(value) in (int, float) and key not in ("step", "line"):
-                figures[key] = float(value)
-        return figures
+        return find_figures(self.to_line())
+
+
+def find_figures(line: dict[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a line, by their keys there."""
+    return {
+        key: float(value)
+        for key, value in line.items()
+        if type(value) in (int, float) and key not in ("step", "line")
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,8 @@ from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
 from nmt.train.validate import Validation, validate
 from nmt.translate.translator import Translator
 
+SECONDS_BETWEEN_LINES = 1.0  # of losses in a log, so that a small model does not flood it
+
 
 class Trainer:
     """Runs the loop on what `open_setup` opened. Of several ranks, only the main one has a log and
@@ -53,9 +55,11 @@ class Trainer:
         self.layer_norms: Tensor | None = None  # of the last update, if it is one to log
         self.sound_step = -1  # the last update after which the model was seen to predict text
         self.is_save_due = False  # set when checkpoint_minutes have passed on some rank
-        # Later the main rank decides, because the ranks' clocks differ.
         max_hours = self.config.training.max_hours
-        self.is_time_up = max_hours is not None and self.state.elapsed_s >= 3600 * max_hours
+        max_s = math.inf if max_hours is None else 3600 * max_hours
+        self.ends_at = self.started_at + max_s
+        # Later the main rank decides, because the ranks' clocks differ.
+        self.is_time_up = self.state.elapsed_s >= max_s
         if self.world.is_main:
             self.log = RunLog(setup)
             self.writer = CheckpointWriter(
@@ -70,7 +74,15 @@ class Trainer:
     def train(self) -> None:
         """Run updates until the run is over or a stop is requested."""
         training, world = self.config.training, self.world
-        progress = Progress("training", training.steps, "updates", self.state.step, world.is_main)
+        progress = Progress(
+            "training",
+            self.expected_steps,
+            "updates",
+            self.state.step,
+            world.is_main,
+            SECONDS_BETWEEN_LINES,
+            self.ends_at,
+        )
         epoch_stores = self.setup.make_epoch_stores()
         # epoch_stores is last so that it is closed first: otherwise the loader could block on an
         # epoch that is not needed any more
@@ -112,7 +124,11 @@ class Trainer:
                     wait_for_newest=is_log_step or is_save_step or self.is_validation_due
                 )
                 is_log_step = is_log_step or self.end_reason is not None
-                progress.advance(1, self.log_window() if is_log_step else None)
+                progress.total = self.expected_steps
+                news = self.describe_window()
+                progress.advance(1, news, may_print=is_log_step and news is not None)
+                if is_log_step:
+                    self.log_window()
 
                 # validate
                 started_at = clock()
@@ -166,6 +182,17 @@ class Trainer:
         return "training.max_hours" if self.is_time_up else None
 
     @property
+    def expected_steps(self) -> int:
+        """Return after how many updates the run will end, as far as that is known: epochs have about
+        as many updates each, but only a finished one tells how many.
+        """
+        training, cursor = self.config.training, self.state.cursor
+        if training.max_epochs is None or not cursor.epoch:
+            return training.steps
+        n_in_epochs = self.state.step - cursor.update
+        return min(training.steps, n_in_epochs * training.max_epochs // cursor.epoch)
+
+    @property
     def is_validation_due(self) -> bool:
         state = self.state
         if self.setup.dev is None or state.validated >= state.step:
@@ -178,9 +205,7 @@ class Trainer:
         minutes = self.config.training.checkpoint_minutes
         is_checkpoint_due = minutes is not None and clock() - self.saved_at >= 60 * minutes
         is_broken = self.world.is_main and self.writer.is_broken
-        hours = self.config.training.max_hours
-        is_time_up = hours is not None and clock() - self.started_at >= 3600 * hours
-        is_finished = self.world.is_main and is_time_up
+        is_finished = self.world.is_main and clock() >= self.ends_at
         return StopVotes(*self.stop.votes, is_checkpoint_due, is_broken, is_finished)
 
     # ---- outcomes of updates ------------------------------------------------------------------------------------
@@ -244,17 +269,30 @@ class Trainer:
 
         self.world.on_main(report)
 
-    def log_window(self) -> str:
-        """Log the updates since the last log line; return a short form for the progress bar."""
+    def describe_window(self) -> str | None:
+        """Describe the updates since the last log line for the progress bar; None if none was
+        applied. All figures are on the host already, so no device waits for the bar.
+        """
+        state, throughput = self.state, self.throughput
+        if not state.window_tokens:
+            return None
+        lr = self.optimizer.param_groups[0]["lr"]
+        return (
+            f"loss {state.mean_loss:.3f}, nll {state.mean_nll:.3f}, lr {lr:.2e}, "
+            f"{throughput.n_tgt / throughput.seconds:,.0f} target tokens/s"
+        )
+
+    def log_window(self) -> None:
+        """Log the updates since the last log line, unless all of them were skipped."""
         state, throughput = self.state, self.throughput
         self.throughput = Throughput()
         self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
         if not state.window_tokens or not self.world.is_main:
-            return ""  # or all updates were skipped
+            return
         if self.layer_norms is not None:
             self.log.write_layers(state.step, list(self.layers.layers), self.layer_norms)
         lr = self.optimizer.param_groups[0]["lr"]
-        return self.log.write_window(state, throughput, lr, self.grad_norm)
+        self.log.write_window(state, throughput, lr, self.grad_norm)
 
     # ---- validation and checkpoints --------------------------------------------------------------------------------
 

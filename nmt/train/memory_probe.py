@@ -14,14 +14,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from nmt.config import RunConfig, TrainingConfig, load_recorded_config
+from nmt.checkpoint import load_run_config
+from nmt.config import RunConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.loader import make_batch
 from nmt.data.plan import divide_tokens
 from nmt.data.store import TokenStore
 from nmt.model.size import check_moments_fit
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file
 from nmt.system.memory import MemoryLimit, find_memory_limit, is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import World
@@ -121,13 +121,14 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
 def _read_micro_tokens(config: RunConfig, world: World) -> int | None:
     """Read the number that an earlier session wrote into the run folder; return None if there is
     none or it would leave ranks idle."""
-    path = RunFolder(config.folder).config
-    if not has_plain_file(path):
+    run = RunFolder(config.folder)
+    recorded = load_run_config(run)
+    if recorded is None:
         return None
-    micro_tokens = load_recorded_config(path).training.micro_tokens
+    micro_tokens = recorded.training.micro_tokens
     if isinstance(micro_tokens, str):
         raise UserError(
-            f"{path}: training.micro_tokens is {micro_tokens}, but nmt-train records a number there; "
+            f"{run.config}: training.micro_tokens is {micro_tokens}, but nmt-train records a number there; "
             "give one on the command line, or remove the folder to start over"
         )
     share = useful_share(config.training, micro_tokens, world.size)

@@ -194,9 +194,9 @@ def _fetch_checkpoints(
     """Fetch the newest checkpoint that is whole, and the best."""
     make_folder(run.checkpoints)
     remote.get_file(METRICS_FILE, run.metrics)
-    if config is not None and not has_plain_file(run.config):
-        write_bytes(run.config, config)
     steps_here = list_steps(run)
+    if config is not None and not steps_here:
+        write_bytes(run.config, config)
     for step in sorted(there, reverse=True):
         if step in steps_here:
             return

@@ -42,18 +42,19 @@ class NormsByLayer:
         """Return the sum of squares of each layer's gradients, (layers,). Adam's step may clip them,
         so this comes before it.
         """
-        sums = []
-        for parameters in self.layers.values():
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            sums.append(_add_squares(map(get_own_shard, gradients)))
+        sums = [
+            _add_squares(get_own_shard(p.grad) for p in parameters if p.grad is not None)
+            for parameters in self.layers.values()
+        ]
         return torch.stack(sums)
 
     @torch.no_grad()
     def measure_steps(self) -> Tensor:
         """Return the sum of squares of what the last step added to each layer's weights, (layers,)."""
-        sums = []
-        for parameters in self.layers.values():
-            sums.append(_add_squares(step for p in parameters for step in self._find_steps(p)))
+        sums = [
+            _add_squares(step for p in parameters for step in self._find_steps(p))
+            for parameters in self.layers.values()
+        ]
         return torch.stack(sums)
 
     def _find_steps(self, parameter: nn.Parameter) -> Iterable[Tensor]:

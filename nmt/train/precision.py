@@ -6,10 +6,10 @@ precision would differ.
 
 from dataclasses import replace
 
-from nmt.config import RunConfig, load_recorded_config
+from nmt.checkpoint import load_run_config
+from nmt.config import RunConfig
 from nmt.system.device import Precision, choose_precision
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
@@ -27,15 +27,15 @@ def resolve_precision(config: RunConfig, world: World) -> RunConfig:
 
 
 def _choose_precision(config: RunConfig, world: World) -> Precision:
-    path = RunFolder(config.folder).config
-    if has_plain_file(path):
-        recorded = load_recorded_config(path).training.precision
-        if recorded == "auto":
+    run = RunFolder(config.folder)
+    recorded = load_run_config(run)
+    if recorded is not None:
+        if recorded.training.precision == "auto":
             raise UserError(
-                f"{path}: training.precision is auto, but nmt-train records bf16 or fp32 there; "
+                f"{run.config}: training.precision is auto, but nmt-train records bf16 or fp32 there; "
                 "give one on the command line, or remove the folder to start over"
             )
-        return recorded
+        return recorded.training.precision
     choice, reason = choose_precision(world.device)
     say(f"training.precision: auto has chosen {choice}, because {reason}")
     return choice

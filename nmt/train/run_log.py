@@ -59,17 +59,13 @@ class RunLog:
 
     def write_window(
         self, state: TrainState, throughput: Throughput, lr: float, grad_norm: float
-    ) -> str:
-        """Report the updates since the last log line, at least one of which was applied; return a
-        short form for the progress bar.
-        """
-        loss = state.window_loss / state.window_tokens
-        nll = state.window_nll / state.window_tokens
-        seconds = throughput.seconds
+    ) -> None:
+        """Report the updates since the last log line, at least one of which was applied."""
+        nll, seconds = state.mean_nll, throughput.seconds
         event = TrainEvent(
             step=state.step,
             epoch=state.cursor.epoch,
-            loss=round(loss, 5),
+            loss=round(state.mean_loss, 5),
             nll=round(nll, 5),
             ppl=round(math.exp(min(nll, 50.0)), 3),
             lr=lr,
@@ -83,10 +79,6 @@ class RunLog:
         )
         self.write(event)
         self._warn_if_not_learning(state.step, nll)
-        return (
-            f"loss {loss:.3f}, nll {nll:.3f}, lr {lr:.2e}, "
-            f"{event.tgt_tokens_per_s:,.0f} target tokens/s"
-        )
 
     def _warn_if_not_learning(self, step: int, nll: float) -> None:
         warning = self.learning.check(step, nll)
@@ -98,11 +90,9 @@ class RunLog:
 
     def write_layers(self, step: int, layers: list[str], norms: Tensor) -> None:
         """Report the norms of each layer's gradient and step, (2, layers)."""
-        by_figure = []
-        for row in norms.tolist():
-            pairs = zip(layers, row, strict=True)
-            by_figure.append({layer: round_digits(norm) for layer, norm in pairs})
-        grad_norm, update_norm = by_figure
+        grad_norm, update_norm = (
+            dict(zip(layers, map(round_digits, row), strict=True)) for row in norms.tolist()
+        )
         self.write(LayerEvent(step=step, grad_norm=grad_norm, update_norm=update_norm))
 
     def write_validation(self, state: TrainState, result: Validation, is_best: bool) -> None:

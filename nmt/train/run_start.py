@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nmt import checkpoint
-from nmt.config import RunConfig, format_config, list_differences, load_recorded_config
+from nmt.config import RunConfig, format_config, list_differences
 from nmt.corpus.ledger import describe_mixture
 from nmt.data.vocab import format_size, write_vocab
 from nmt.paper import find_dev_reference
@@ -50,7 +50,10 @@ def train(config: RunConfig, world: World) -> int:
         if not world.is_main:
             stack.enter_context(status.recording_failures())
         try:
-            trainer = Trainer(resume(open_setup(config, micro_tokens, world)), stop, status)
+            setup = resume(open_setup(config, micro_tokens, world))
+            # only now, so that a start that was refused does not decide the settings of the next
+            world.on_main(lambda: _record_config(config, run))
+            trainer = Trainer(setup, stop, status)
             stack.callback(trainer.close)
             world.on_main(lambda: _announce_run(trainer))
             if not trainer.end_reason or trainer.is_validation_due:
@@ -69,9 +72,7 @@ def train(config: RunConfig, world: World) -> int:
 def _claim_folder(
     config: RunConfig, run: RunFolder, status: StatusFile, stack: contextlib.ExitStack
 ) -> None:
-    """Lock the run folder and record the config there; raise UserError with the differences if
-    another is recorded.
-    """
+    """Lock the run folder; raise UserError with the differences if it is that of another run."""
     verify(Path(config.data.store))
     make_folder(run.path)
     stack.enter_context(lock(run.path, "nmt-train"))
@@ -80,32 +81,29 @@ def _claim_folder(
         check_own_folder(folder, inside=run.path)
     make_folder(run.checkpoints)
     remove_leftovers(run.checkpoints)
-    if check_same_run(config) != config:
+    check_same_run(config)
+
+
+def _record_config(config: RunConfig, run: RunFolder) -> None:
+    if checkpoint.load_run_config(run) != config:
         write_text(run.config, format_config(config))
     claim_mirror(config, run)
 
 
-def check_same_run(config: RunConfig) -> RunConfig | None:
-    """Return the config that is recorded in the run folder, if there is one; raise UserError if it
-    is that of another run.
-    """
+def check_same_run(config: RunConfig) -> None:
+    """Raise UserError if the run folder is that of another run, or of none and in use."""
     run = RunFolder(config.folder)
     _check_run_folder(run, Path(config.data.store))
-    if not has_plain_file(run.config):
-        _check_unused(run)
-        return None
-    recorded = load_recorded_config(run.config)
-    changes = list_differences(recorded, config)
+    changes = list_differences(checkpoint.load_run_config(run) or config, config)
     if changes:
         raise UserError(
             f"{run.path}: this run was started with different settings ({'; '.join(changes)}); "
             "restore them, choose another out=DIR, or remove the folder to start over"
         )
-    return recorded
 
 
 def _check_run_folder(run: RunFolder, store: Path) -> None:
-    """Refuse a folder that is not a run, or that has a config the user wrote."""
+    """Refuse a folder that is not a run, but something else or in use."""
     if run.path.resolve() == store.resolve():
         raise UserError(f"{run.path}: is both out and data.store; choose another out=DIR")
     if os.path.lexists(run.path / MANIFEST_FILE):
@@ -113,20 +111,13 @@ def _check_run_folder(run: RunFolder, store: Path) -> None:
             f"{run.path}: is a checkpoint, a store or an export, not a run; choose another out=DIR"
         )
     was_begun = run.checkpoints.exists() or os.path.lexists(run.path / ".lock")
-    if os.path.lexists(run.config) and not was_begun:
-        raise UserError(
-            f"{run.config}: exists, but its folder is not that of a run; "
-            "choose another out=DIR, or move the file away"
-        )
-
-
-def _check_unused(run: RunFolder) -> None:
-    """Refuse a folder that is not a run but contains files that training would overwrite."""
-    if run.path.resolve() == Path("/"):
-        raise UserError(f"out={run.path}: is the root folder; choose another out=DIR")
-    if checkpoint.list_steps(run):
-        return
-    for path in (run.metrics, *run.vocabs, run.report, run.results, run.curve):
+    # files that training would overwrite
+    theirs = [] if was_begun else [run.config]
+    if not has_plain_file(run.config) and not checkpoint.list_steps(run):
+        if run.path.resolve() == Path("/"):
+            raise UserError(f"out={run.path}: is the root folder; choose another out=DIR")
+        theirs = [run.metrics, *run.vocabs, run.report, run.results, run.curve]
+    for path in theirs:
         if os.path.lexists(path):
             raise UserError(
                 f"{path}: exists, but its folder is not that of a run; "

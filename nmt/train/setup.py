@@ -152,6 +152,27 @@ def _restore(setup: Setup) -> TrainState:
     return checkpoint.load_optimizer(found, model, optimizer)
 
 
+def check_initial_model(config: RunConfig) -> None:
+    """Refuse a training.init_from that no run with this config can begin with; whether its vocabulary
+    is that of the store is known when there is one.
+    """
+    path = config.training.init_from
+    if path is None or checkpoint.list_steps(RunFolder(config.folder)):
+        return
+    try:
+        found = checkpoint.open_for_average(Path(path))
+    except UserError as error:
+        raise UserError(f"training.init_from: {error}") from None
+    # dropout has no weights
+    shape = replace(found.config.model, dropout=config.model.dropout)
+    changes = list_differences(replace(config, model=shape), config)
+    if changes:
+        raise UserError(
+            f"training.init_from={path}: is another model ({'; '.join(changes)}); "
+            "give these settings, or start from another"
+        )
+
+
 def _load_initial_weights(path: Path, setup: Setup) -> None:
     """Load the weights that another run ended with; nothing else is taken from it."""
     config, world, vocab = setup.config, setup.world, setup.vocab
@@ -168,14 +189,6 @@ def _load_initial_weights(path: Path, setup: Setup) -> None:
         raise UserError(
             f"training.init_from={path}: its BPE model differs from that of {config.data.store}; "
             f"give another data.store=DIR, to be prepared with {models}"
-        )
-    # dropout has no weights
-    shape = replace(found.config.model, dropout=config.model.dropout)
-    changes = list_differences(replace(config, model=shape), config)
-    if changes:
-        raise UserError(
-            f"training.init_from={path}: is another model ({'; '.join(changes)}); "
-            "give these settings, or start from another"
         )
     if is_grown and "embeddings" in config.training.freeze:
         raise UserError(

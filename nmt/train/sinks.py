@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from nmt.config import OUR_SINKS
 from nmt.system.errors import UserError
 from nmt.system.extras import is_installed, name_remedy
+from nmt.train.events import find_figures
 
 SAMPLE_TEXTS = ("source", "reference", "translation")
 
@@ -32,8 +33,7 @@ def check_sinks_installed(names: Sequence[str]) -> None:
 
 def name_figures(line: dict[str, Any]) -> dict[str, float]:
     """Name the numbers of a line as charts are titled: train/nll, grad_norm/encoder.0."""
-    figures = {}
-    for key, value in line.items():
-        if type(value) in (int, float) and key not in ("step", "line"):
-            figures[key if "/" in key else f"{line['kind']}/{key}"] = value
-    return figures
+    return {
+        key if "/" in key else f"{line['kind']}/{key}": value
+        for key, value in find_figures(line).items()
+    }

@@ -161,13 +161,10 @@ def validate(
         return Validation(nll, None, -nll.value)
     texts = [result.text for result in results]
     references = [dev.references[line] for line in chosen]
-    samples = []
-    for index in choose_dev_lines(len(chosen), SAMPLED_LINES):
-        samples.append(
-            take_sample(
-                translator, step, chosen[index], sources[index], references[index], results[index]
-            )
-        )
+    samples = [
+        take_sample(translator, step, chosen[i], sources[i], references[i], results[i])
+        for i in choose_dev_lines(len(chosen), SAMPLED_LINES)
+    ]
     score = score_bleu(texts, references)
     selection_scores = {"bleu": score.value, "nll": -nll.value}
     chrf = None

@@ -73,10 +73,8 @@ class Ensemble:
 
     def step(self, tokens: Tensor, cache: EnsembleCache) -> Tensor:
         """The models' hidden states side by side, (S * B, sum of D)."""
-        hidden = []
-        for model, each in zip(self.models, cache.each, strict=True):
-            hidden.append(model.step(tokens, each))
-        return torch.cat(hidden, 1)
+        pairs = zip(self.models, cache.each, strict=True)
+        return torch.cat([model.step(tokens, each) for model, each in pairs], 1)
 
     def projection(self, hidden: Tensor) -> Tensor:
         """Logits whose softmax is the mean of the models' probabilities."""

@@ -204,9 +204,10 @@ def iterate_log_probs(
     n_rows = min(count_scored_rows(model) for model in models)
     hidden = [model(batch.src, batch.tgt).split(n_rows) for model in models]  # (C, d) each
     for gold, *states in zip(batch.gold.split(n_rows), *hidden, strict=True):
-        each = []
-        for model, rows in zip(models, states, strict=True):
-            each.append(model.projection(rows).float().log_softmax(1))
+        each = [
+            model.projection(rows).float().log_softmax(1)
+            for model, rows in zip(models, states, strict=True)
+        ]
         yield each, gold[:, None]
 
 

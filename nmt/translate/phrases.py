@@ -86,6 +86,11 @@ class PhraseState(NamedTuple):
     begun: frozenset[tuple[str, int]]
     met: frozenset[str]  # required phrases that the text contains
 
+    @property
+    def ended(self) -> set[str]:
+        """The phrases whose last character is that of the text."""
+        return {phrase for phrase, n in self.begun if n == len(phrase)}
+
 
 START = PhraseState(True, frozenset(), frozenset())
 
@@ -225,7 +230,7 @@ class LinePhrases:
         if piece == EOS:
             is_boundary = True
             begun: set[tuple[str, int]] = set()
-            found = {phrase for phrase, n in state.begun if n == len(phrase)}
+            found = state.ended
         else:
             is_boundary, begun, found = read_text(state, self.rules.texts[piece], self.by_first)
         met = state.met | found.intersection(self.required)
@@ -233,10 +238,7 @@ class LinePhrases:
 
     def may_end(self, state: PhraseState) -> bool:
         """Return whether eos may follow: unless it completes a forbidden phrase or a required one is missing."""
-        is_forbidden = any(
-            phrase in self.rules.forbidden and n == len(phrase) for phrase, n in state.begun
-        )
-        return not is_forbidden and not self.find_missing(state)
+        return self.rules.forbidden.isdisjoint(state.ended) and not self.find_missing(state)
 
     def may_end_after(self, state: PhraseState, piece: int) -> bool:
         return piece == EOS or self.may_end(self.advance(state, piece))
@@ -253,7 +255,7 @@ class LinePhrases:
 
     def find_missing(self, state: PhraseState) -> list[str]:
         """Return the required phrases that do not occur even if the text ends here."""
-        said = {phrase for phrase, n in state.begun if n == len(phrase)} | state.met
+        said = state.ended | state.met
         return [phrase for phrase in self.required if phrase not in said]
 
     def find_helpful(self, state: PhraseState) -> Tensor:

@@ -290,10 +290,10 @@ class TextToText(ABC):
                 alignments.append([max(0, place - n_before) for place in links])
 
         # and back to a list for each sentence
-        translations = []
-        for one, text, alignment in zip(flat, texts, alignments, strict=True):
-            translations.append(Translation(text, one.score, tuple(one.ids), tuple(alignment)))
-        remaining = iter(translations)
+        remaining = (
+            Translation(text, one.score, tuple(one.ids), tuple(alignment))
+            for one, text, alignment in zip(flat, texts, alignments, strict=True)
+        )
         return [list(islice(remaining, len(some))) for some in hypotheses]
 
     def _join_parts(

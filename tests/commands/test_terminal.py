@@ -10,16 +10,21 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.finished_run import train_toy
+from support.once import make_once
 from support.soaking import IS_SOAK, counted
+from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
 
 COMMANDS = (
     "init prepare train sweep track average eval report translate score serve export completion"
@@ -27,7 +32,26 @@ COMMANDS = (
 WIDTHS = (40, 80, 200)
 # What a bar needs to be drawn anew; all else that a terminal would obey is a stray character.
 MOVES = re.compile(r"\r|\n|\x1b\[A")
+BAR = re.compile(r"%\||\d \w+, [\d,.]+/s")
 WAIT_S = 60.0
+
+# What is done before `main` of a command that is to be interrupted: its bars move slowly, and if it
+# has none it waits to be interrupted.
+SLOW = """
+import time
+from nmt.system.progress import Progress
+def advance(self, n=1, *news, **more):
+    Progress.usual(self, n, *news, **more)
+    time.sleep(0.5)
+Progress.usual, Progress.advance = Progress.advance, advance
+"""
+WAITING = """
+import time
+from nmt.commands import cli
+def wait(work, program):
+    return run_command(lambda: print("waiting") or time.sleep(60), program)
+run_command, cli.run_command = cli.run_command, wait
+"""
 
 
 class Screen:
@@ -58,19 +82,20 @@ class Screen:
 
 def take_terminal() -> None:
     """Make standard input the terminal of a new session, so that Ctrl-C becomes a signal."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def run_at_terminal(
-    argv: list[str], width: int, folder: Path, interrupt_at: str = ""
+    argv: list[str], width: int, folder: Path, interrupt_at: str = "", before: str = ""
 ) -> tuple[int, str]:
-    """Run a command under a terminal, and type Ctrl-C once it has written `interrupt_at`. Returns its
-    exit code and all that it wrote.
+    """Run a command under a terminal, after the program `before`, and type Ctrl-C once it has written
+    `interrupt_at`. Returns its exit code and all that it wrote.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    program = f"import sys; from nmt.commands.{argv[0]} import main; sys.exit(main())"
+    program = f"{before}\nimport sys; from nmt.commands.{argv[0]} import main; sys.exit(main())"
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     process = subprocess.Popen(
         [sys.executable, "-c", program, *argv[1:]],
@@ -95,6 +120,7 @@ def run_at_terminal(
                     break
                 written += data
             if interrupt_at and interrupt_at.encode() in written:
+                time.sleep(0.1)  # a person does not strike while a bar is being made
                 os.write(ours, b"\x03")
                 interrupt_at = ""
         code = process.wait(WAIT_S)
@@ -114,9 +140,10 @@ def check_screen(written: str, width: int) -> list[str]:
     assert stray == [], text
     screen = Screen(width)
     screen.show(text)
-    assert screen.column == 0 and screen.lines[screen.row] == "", screen.lines[-3:]
-    assert not any("%|" in line for line in screen.lines), screen.lines  # a bar that was left
-    return screen.lines
+    lines = [line.rstrip() for line in screen.lines]  # where a bar was are spaces
+    assert screen.column == 0 and lines[screen.row] == "", lines[-3:]
+    assert not any(BAR.search(line) for line in lines), lines  # one that was left
+    return lines
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -140,8 +167,97 @@ def test_a_run_is_trained_interrupted_continued_and_scored(
     lines = check_screen(written, width)
     assert code == 0 and any("done: " in line for line in lines)
     run = next(path.parent for path in tmp_path.rglob("checkpoints"))
+    code, written = run_at_terminal(["eval", str(run)], width, tmp_path, "translating", SLOW)
+    check_screen(written, width)
+    assert code == 130
     commands = [["eval", str(run)], ["average", str(run), "--last", "1"], ["report", str(run)]]
     for command in counted(commands[:1], commands):
         code, written = run_at_terminal(command, width, tmp_path)
         check_screen(written, width)
         assert code == 0, written
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy, its run, and a grid of one run for a sweep. What `make test` runs needs no run."""
+
+    def make(folder: Path) -> None:
+        toy = write_toy_config(write_toy_corpus(folder), folder)
+        pairs = sentences(1500, seed=9)  # nmt-init asks for a thousand
+        for side, language in enumerate(("en", "de")):
+            (folder / f"more.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
+        if IS_SOAK:
+            train_toy(toy, "training.checkpoint_every=10", "training.validate_every=10")
+        settings = "{training.steps: 4, training.checkpoint_every: 2}"
+        grid = f"base: toy.yaml\nsettings: {settings}\naverage: 2\nscore: [dev]\nruns: {{base: {{}}}}\n"
+        (folder / "grid.yaml").write_text(grid)
+
+    return make_once(tmp_path_factory, "terminal", make)
+
+
+def list_arguments(ground: Path, run: Path) -> dict[str, list[str]]:
+    """The arguments with which each command comes to its end."""
+    src, tgt = f"{ground}/more.en", f"{ground}/more.de"
+    config = ["--config", f"{ground}/toy.yaml"]
+    return {
+        "init": ["--src", src, "--tgt", tgt, "-o", "own.yaml"],
+        "prepare": [*config, "data.store=own-store"],
+        "train": [*config, "out=own-run", "training.steps=5"],
+        "sweep": [f"{ground}/grid.yaml", "--out", "own-sweep"],
+        "track": [str(run), "--to", "tensorboard"],
+        "average": [str(run), "--last", "2"],
+        "eval": [str(run)],
+        "report": [str(run)],
+        "translate": [str(run), "-i", src, "-o", "own.txt"],
+        "score": [str(run), "--src", src, "--tgt", tgt, "-o", "own.tsv"],
+        "serve": [str(run), "--port", "0"],
+        "export": [str(run), "--to", "safetensors", "-o", "own-export"],
+        "completion": ["bash"],
+    }
+
+
+IN_MAKE_TEST = "prepare interrupted"
+# What each command shows when it is interrupted.
+SHOWN = {
+    "prepare": "collect",
+    "train": "training",
+    "sweep": "sweep: ",
+    "average": "averaging",
+    "eval": "translating",
+    "translate": "translating",
+    "score": "scoring",
+    "serve": "http://",
+}
+
+
+def list_ends() -> Iterator[tuple[str, str, int]]:
+    """Each command, how it ends, and the width of the terminal. In `make test` only one, because most take
+    seconds.
+    """
+    for command in COMMANDS:
+        for end in ("done", "interrupted", "error"):
+            case = f"{command} {end}"
+            # a server has no other end than Ctrl-C, and nmt-completion reads no file
+            if case == IN_MAKE_TEST or (IS_SOAK and case not in ("serve done", "completion error")):
+                yield from ((command, end, width) for width in WIDTHS)
+
+
+@pytest.mark.parametrize(("command", "end", "width"), list_ends())
+def test_every_command_leaves_a_clean_screen(
+    command: str, end: str, width: int, ground: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    if IS_SOAK:
+        shutil.copytree(ground / "run", run, symlinks=True)
+    argv = list_arguments(ground, run)[command]
+    interrupt_at, before = "", ""
+    if end == "interrupted":
+        interrupt_at = SHOWN.get(command, "waiting")
+        before = SLOW if command in SHOWN else WAITING
+    if end == "error":
+        argv = [
+            word.replace(str(ground), "/nowhere").replace(str(run), "/nowhere") for word in argv
+        ]
+    code, written = run_at_terminal([command, *argv], width, tmp_path, interrupt_at, before)
+    check_screen(written, width)
+    assert code == {"done": 0, "interrupted": 130, "error": 2}[end], written

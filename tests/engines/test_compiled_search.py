@@ -51,6 +51,7 @@ SHAPES = {
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
 N_PIECES = 12
 CPU = torch.device("cpu")
+NEAR = 1e-5  # of scores: either of two hypotheses may be kept
 
 
 def make_model(seed: int, shape: ModelConfig = SHAPE, size: int = N_PIECES) -> Transformer:
@@ -74,6 +75,7 @@ def make_sources(seed: int, n: int, longest: int, size: int = N_PIECES) -> list[
 @pytest.mark.parametrize(("finishing", "stopping"), RULES)
 @pytest.mark.parametrize("beam", range(1, 6) if IS_SOAK else (1, 4))
 def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam: int) -> None:
+    n_compared = 0
     for seed in range(counted(3, 20)):
         rng = random.Random(f"{finishing} {stopping} {beam} {seed}")
         model = make_model(seed)
@@ -94,8 +96,12 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
             make_ready(model), pack(given), make_rules(config, n_best), prefixes
         )
         for src, prefix, some in zip(given, prefixes, found, strict=True):
-            expected = recursion(Full(model), src, config, n_best, prefix)
-            assert_same(some, expected, f"{seed} {src} {prefix}")
+            margins: list[float] = []
+            expected = recursion(Full(model), src, config, n_best, prefix, margins)
+            if min(margins, default=1.0) > NEAR:
+                assert_same(some, expected, f"{seed} {src} {prefix}")
+                n_compared += 1
+    assert n_compared > 0.98 * 5 * counted(3, 20)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -162,7 +168,7 @@ def test_a_sentence_is_translated_alike_to_the_last_bit(is_bf16: bool, beam: int
     given = make_sources(6, counted(24, 100), 12, 300)
     config = DecodingConfig(beam=beam, max_extra=6)
     together = search_compiled(ready, pack(given), make_rules(config, beam))
-    assert len({tuple(some[0].ids) for some in together}) > 0.75 * len(given)
+    assert len({tuple(some[0].ids) for some in together}) > len(given) / 2
     for i, src in enumerate(given):
         assert search_compiled(ready, pack([src]), make_rules(config, beam)) == [together[i]]
     order = random.Random(1).sample(range(len(given)), len(given))

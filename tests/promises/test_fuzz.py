@@ -246,7 +246,8 @@ def list_packed_files() -> list[bytes]:
 
 
 def read_packed(folder: Path, data: bytes) -> None:
-    packing, content = PACKINGS[data[0] % len(PACKINGS)], data[1:]
+    kind, content = int.from_bytes(data[:1]), data[1:]  # nothing may be left of a file
+    packing = PACKINGS[kind % len(PACKINGS)]
     if packing in ARCHIVES:
         corpus = CorpusConfig(archive=f"x{packing}", src="x.en", tgt="x.de")
     else:

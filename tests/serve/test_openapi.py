@@ -60,6 +60,7 @@ def test_the_document_names_all_routes(server: RunningServer) -> None:
     assert set(body["multipart/form-data"]["schema"]["required"]) == {"q", "source", "target"}
 
 
+@pytest.mark.timeout(counted(120, 900))
 @pytest.mark.parametrize("path", VALUES)
 def test_no_question_breaks_the_server(
     server: RunningServer, path: str, capfd: pytest.CaptureFixture[str]

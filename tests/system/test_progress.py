@@ -30,7 +30,7 @@ def test_a_line_tells_speed_and_rest(time: list[float]) -> None:
     time[0] = 10.0
     shown.advance(200, "loss 3.21")
     assert shown.line() == "training: 300/1,000 updates, 20/s, 0:35 left  loss 3.21"
-    shown.expect(300)
+    shown.total = 300
     assert shown.line() == "training: 300/300 updates, 20/s, 0:00 left  loss 3.21"
 
 
@@ -40,6 +40,54 @@ def test_a_log_gets_a_line_now_and_then(
     for _ in track(range(25), "reading", "lines"):
         time[0] += 1.0
     assert capsys.readouterr() == ("", "reading: 10 lines, 1.00/s\nreading: 20 lines, 1.00/s\n")
+
+
+def test_time_left_ends_with_the_time_allowed(time: list[float]) -> None:
+    shown = Progress("training", 1000, "updates", ends_at=60.0)
+    time[0] = 10.0
+    shown.advance(100)
+    assert shown.line() == "training: 100/1,000 updates, 10/s, 0:50 left"
+    shown.total = 200
+    assert shown.line().endswith(", 0:10 left")
+    shown.total, time[0] = 1000, 70.0
+    assert shown.line().endswith(", 0:00 left")
+
+
+def test_a_line_waits_for_news_and_for_its_time(
+    time: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = Progress("training", None, "updates", line_s=1.0)
+    for step in range(1, 41):
+        time[0] += 0.1
+        shown.advance(1, f"loss {40 - step}", may_print=step % 4 == 0)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["loss 28", "loss 16", "loss 4"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_shows_what_a_line_does(time: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = Progress("training {1}", 1000, "updates", ends_at=60.0)
+    for step in range(1, 4):
+        time[0] = 10.0 * step
+        shown.advance(100, f"loss {step}")
+        assert shown.bar is not None
+        shown.bar.refresh()
+        drawn = terminal.getvalue().rpartition("\r")[2].rstrip()
+        assert drawn.startswith(f"training {{1}}:  {step}0%|")
+        assert drawn.endswith(
+            f"| {step}00/1,000 updates, 10/s, 0:{60 - 10 * step} left  loss {step}"
+        )
+    shown.close()
+
+    unknown = Progress("reading", None, "lines")
+    assert terminal.getvalue().endswith("\rreading: 0 lines, 0.00/s")
+    unknown.close()
 
 
 @pytest.mark.parametrize("state", ["absent", "closed", "broken"])

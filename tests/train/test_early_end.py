@@ -2,17 +2,20 @@
 the best."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.finished_run import read_lines, read_tensors, train_toy
+from support.finished_run import read_lines, read_losses, read_tensors, train_toy
 
 import nmt.api
 from nmt.config import RunConfig
 from nmt.system.errors import UserError
+from nmt.system.progress import Progress
 from nmt.system.run_folder import RunFolder
+from nmt.train import loop
 
 QUICK = ["training.steps=40", "training.validate_every=2", "evaluation.bleu=false"]
 
@@ -54,11 +57,44 @@ def test_epochs_end_training(toy: Path) -> None:
     assert state["validated"] == state["step"]  # it ends with a validation
 
 
-def test_hours_end_training_and_count_over_all_starts(
-    toy: Path, capsys: pytest.CaptureFixture[str]
+def test_a_log_has_the_loss_of_each_window_and_knows_the_end(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0.0)
+    settings = ["training.max_epochs=2", "training.log_every=4", "training.validate_every=1000"]
+    config = train_toy(toy, *QUICK, *settings)
+    said = capsys.readouterr().err
+    lines = re.findall(r"training: (\d+)/(\d+) updates, .* left  loss ([\d.]+),", said)
+    losses = {int(step): float(loss) for step, _, loss in lines}
+    assert losses == pytest.approx(read_losses(config.folder), abs=1e-3)
+    # the first epoch tells how many updates an epoch has
+    totals = [int(total) for _, total, _ in lines]
+    assert totals[0] == 40 and totals[-1] == read_state(config)["step"] < 40
+
+
+def test_a_bar_moves_between_log_lines(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, bool]] = []
+
+    def advance(self: Progress, n: int, postfix: str = "", may_print: bool = True) -> None:
+        if self.what == "training":
+            shown.append((postfix, may_print))
+
+    monkeypatch.setattr(Progress, "advance", advance)
+    config = train_toy(toy, *QUICK, "training.steps=6", "training.log_every=4")
+    losses = [float(text.split()[1].rstrip(",")) for text, _ in shown]
+    assert len(set(losses)) == 6  # a mean that each update changes
+    logged = {step: losses[step - 1] for step, (_, is_due) in enumerate(shown, 1) if is_due}
+    assert logged == pytest.approx(read_losses(config.folder), abs=1e-3)
+
+
+def test_hours_end_training_and_count_over_all_starts(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0.0)
     config = train_toy(toy, *QUICK, "training.max_hours=1e-6")
     assert read_state(config)["step"] == 1
+    (line,) = re.findall(r"training: 1/40 updates, .*", capsys.readouterr().err)
+    assert " 0:00 left" in line
     train_toy(toy, *QUICK, "training.max_hours=1e-6")
     assert "raise training.max_hours to continue" in capsys.readouterr().err
     assert read_status(config) == "done"

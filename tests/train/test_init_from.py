@@ -11,7 +11,9 @@ from support.toy_corpus import write_toy_config, write_toy_corpus
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
+from nmt.config import load_recorded_config
 from nmt.data.vocab import Vocab
+from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
 
 
@@ -84,7 +86,7 @@ def test_frozen_parts_keep_their_weights(ground: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["training.init_from=nowhere"], "nowhere"),
+        (["training.init_from=nowhere"], "training.init_from: nowhere: no such"),
         (["training.init_from=RUN", "model.n_layers=1"], "model.n_layers: 2 -> 1"),
         (["training.init_from=RUN", "model.norm=pre"], "model.norm: post -> pre"),
         (["training.freeze=[encoder,decoder,embeddings]"], "nothing would be trained"),
@@ -102,6 +104,7 @@ def test_what_cannot_be_started_from_is_one_line(
     assert start(ground, tmp_path / "out", *settings, "training.steps=1") == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith("nmt-train: error: ") and expected in last
+    assert list(tmp_path.iterdir()) == []  # neither a run folder nor a store
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
@@ -140,5 +143,11 @@ def test_a_store_of_another_vocabulary_is_refused(
     other = tmp_path / "other"
     assert start(ground, other, other_text(ground, tmp_path), "training.steps=1") == 0
     model = f"vocab.model={other}/vocab.model"
-    assert start(ground, tmp_path / "out", init, model, "training.steps=1") == 2
+    out = tmp_path / "out"
+    assert start(ground, out, init, model, "training.steps=1") == 2
     assert "its BPE model differs from that of" in capsys.readouterr().err
+    # launch.sh reads the exit code there; nothing else is left, and the next command may differ
+    assert read_json(out / "status.json")["exit_code"] == 2
+    assert not (out / "config.yaml").exists()
+    assert start(ground, out, model, "seed=9", "training.steps=1") == 0
+    assert load_recorded_config(out / "config.yaml").seed == 9

@@ -19,6 +19,7 @@ from nmt.config import RunConfig, format_config
 from nmt.data.batch import Batch
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
+from nmt.system.run_folder import RunFolder
 from nmt.train import memory_probe
 from nmt.train.memory_probe import (
     choose_micro_tokens,
@@ -90,7 +91,7 @@ def begun_run(folder: Path, micro_tokens: int) -> RunConfig:
     """A run's config with `auto`, and its folder as a first sitting has left it."""
     config = replace(PAPER, out=str(folder), training=replace(PAPER.training, micro_tokens="auto"))
     earlier = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
-    folder.mkdir()
+    RunFolder(folder).checkpoint(1).mkdir(parents=True)
     (folder / "config.yaml").write_text(format_config(earlier))
     return config
 
@@ -207,3 +208,7 @@ def test_an_out_of_memory_error_names_the_setting_to_lower(
     error = capsys.readouterr().err.splitlines()[-1]
     assert "training.micro_tokens 90" in error and "training.micro_tokens=45" in error
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 2
+
+    # nothing has come of it, so the next command may have any other settings
+    monkeypatch.undo()
+    assert main(["--config", str(toy), "seed=9", "training.steps=1"]) == 0

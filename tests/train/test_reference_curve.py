@@ -278,6 +278,7 @@ def test_a_damaged_run_is_below(
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="trains the demo, ten minutes")
+@pytest.mark.timeout(1800)
 def test_the_demo_with_another_seed_is_within(tmp_path: Path) -> None:
     words = [f"out={tmp_path}/run", f"data.store={tmp_path}/store", "seed=11"]
     assert main(["--config", "demo.yaml", *words]) == 0

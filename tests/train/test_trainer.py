@@ -9,7 +9,7 @@ from support.finished_run import list_differing, read_lines, read_losses, read_t
 from support.soaking import Ground, make_ground
 
 from nmt.commands.train import main
-from nmt.config import load_config
+from nmt.config import load_config, load_recorded_config
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 from nmt.train.run_start import check_same_run
@@ -80,6 +80,20 @@ def test_a_changed_setting_is_refused_by_name(
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and change.split("=")[0] in error[0] and "out=" in error[0]
     assert whole.path.name in error[0]
+
+
+def test_what_was_killed_before_its_first_checkpoint_makes_way(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = train(ground, "early", *LOGGED, "training.steps=2")
+    shutil.rmtree(killed.checkpoints)
+    other = (*LOGGED, "training.steps=1", "seed=9", "model.d_ff=16")
+    killed.average.mkdir()  # but not if an average was made of its checkpoints
+    assert main(ground.argv("early", *other)) == 2
+    assert "started with different settings (seed: 3 -> 9; " in capsys.readouterr().err
+    killed.average.rmdir()
+    assert list(read_losses(train(ground, "early", *other).path)) == [1]
+    assert load_recorded_config(killed.config).seed == 9
 
 
 @pytest.mark.parametrize("name", ["vocab.model", "metrics.jsonl", "report.html"])
