@@ -53,6 +53,7 @@ SLOW = ("torch", "numpy", "datasets", "sentencepiece", "sacrebleu", "safetensors
 WITHOUT_ROW = {
     "vocab.tgt_model": "goes with vocab.model",
     **dict.fromkeys(("name", "out", "data.root", "data.store"), "where things lie"),
+    "license": "of the weights, for their cards",
     **dict.fromkeys(("seed", "decoding.seed"), "a draw, not a rule"),
     **dict.fromkeys(
         (
