@@ -16,6 +16,9 @@ SOAKED = $(shell grep -rlE 'support.soaking|support.interpreted|NMT_SOAK' tests 
 
 DOCS_TYPES := python_blocks_have_no_type_errors
 
+# Hundreds of processes import the same files: what Python compiles is kept, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo check style types test tests docs soak gpu gpu-dry audit sbom bench bench-data clean
 
