@@ -34,7 +34,7 @@ $(BIN)/python:
 		|| { echo "cannot make .venv; does this Python have its venv module (Debian: python3-venv)?" >&2; exit 2; }
 
 $(TORCH): constraints.txt | $(BIN)/python
-	@command -v nvidia-smi >/dev/null || $(PIP) $(SMALL_TORCH) torch \
+	@command -v nvidia-smi >/dev/null || $(PIP) $(SMALL_TORCH) torch 2>/dev/null \
 		|| echo "torch's build for CPUs cannot be fetched from pytorch.org; the package index decides" >&2
 	@touch $@
 
