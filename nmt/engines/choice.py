@@ -21,7 +21,6 @@ from nmt.translate.search_rules import make_rules
 # In fp32 the search of smaller models is not compiled: loading it takes a second, which is more than it
 # saves on a test set. Base has 4M weights in a layer of the decoder, for which it is twice as fast.
 MIN_FP32_WEIGHTS = 2 << 20
-NOT_COMPILED = "torch searches, because the search cannot be compiled"
 
 
 def choose_cuda_engine() -> SearchEngine:
@@ -38,23 +37,20 @@ def choose_cpu_engine(models: Sequence[Transformer], config: DecodingConfig) -> 
     gains = is_bf16 or count_layer_weights(models[0]) >= MIN_FP32_WEIGHTS
     if config.compile == "off" or (config.compile == "auto" and not gains):
         return PackedEngine()
+    rules = make_rules(config)
     try:
-        from nmt.engines.cpu.compiled_search import (
-            CompiledEngine,
-            find_fault_of_compiler,
-            supports,
-        )
-    except Exception as error:  # numba is missing, or too old for this processor
+        from nmt.engines.cpu.compiled_search import CompiledEngine, compile_search, supports
+
+        reason = supports(models, rules, is_bf16)
+        if reason is None:
+            compile_search(is_bf16)
+            say_once("the search is compiled")
+            return CompiledEngine()
+    except (
+        Exception
+    ) as error:  # numba is missing, too old for this processor, or finds damaged files
         warn_uncompiled(error)
         return PackedEngine()
-    reason = supports(models, make_rules(config), is_bf16)
-    if reason is not None:
-        if config.compile == "on":
-            say_once(f"{NOT_COMPILED}: {reason}")
-        return PackedEngine()
-    fault = find_fault_of_compiler(is_bf16)
-    if fault is not None:
-        say_once(f"warning: {NOT_COMPILED} ({fault})")
-        return PackedEngine()
-    say_once("the search is compiled")
-    return CompiledEngine()
+    if config.compile == "on":
+        say_once(f"torch searches, because the search cannot be compiled: {reason}")
+    return PackedEngine()
