@@ -39,11 +39,11 @@ def choose_cpu_engine(models: Sequence[Transformer], config: DecodingConfig) -> 
         return PackedEngine()
     rules = make_rules(config)
     try:
-        from nmt.engines.cpu.compiled_search import CompiledEngine, compile_search, supports
+        from nmt.engines.cpu.compiled_search import CompiledEngine, compile_for_processor, supports
 
         reason = supports(models, rules, is_bf16)
         if reason is None:
-            compile_search(is_bf16)
+            compile_for_processor(is_bf16)
             say_once("the search is compiled")
             return CompiledEngine()
     except (

@@ -268,7 +268,7 @@ def test_torch_searches_if_numba_fails(
     def fail(_: bool) -> None:
         raise EOFError("ran out of input")  # as on damaged compiled code
 
-    monkeypatch.setattr(compiled_search, "compile_search", fail)
+    monkeypatch.setattr(compiled_search, "compile_for_processor", fail)
     for _ in range(2):
         assert (
             type(choose_engine([make_model(9)], DecodingConfig(compile="on"), CPU)) is PackedEngine

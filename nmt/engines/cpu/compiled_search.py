@@ -538,7 +538,7 @@ def multiplies_bf16_faster(model: Transformer) -> bool:
 
 
 @functools.cache
-def compile_search(is_bf16: bool) -> None:
+def compile_for_processor(is_bf16: bool) -> None:
     """Compile the search for this processor, or load what was compiled. It is kept, so later processes
     start in half a second instead of half a minute. numba fails with all kinds of errors.
     """
