@@ -46,9 +46,8 @@ def choose_cpu_engine(models: Sequence[Transformer], config: DecodingConfig) -> 
             compile_for_processor(is_bf16)
             say_once("the search is compiled")
             return CompiledEngine()
-    except (
-        Exception
-    ) as error:  # numba is missing, too old for this processor, or finds damaged files
+    except Exception as error:
+        # numba is missing, too old for this processor, or finds damaged files
         warn_uncompiled(error)
         return PackedEngine()
     if config.compile == "on":
