@@ -11,6 +11,7 @@ checkpoints it was made from.
 """
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -513,12 +514,25 @@ def list_steps(run: RunFolder) -> list[int]:
 
 def load_run_config(run: RunFolder) -> RunConfig | None:
     """Load the config that a run was begun with; None if another run may begin in its folder,
-    because nothing has come of this one: it was refused, or killed before its first checkpoint.
+    because nothing has come of this one: it failed, or was killed, before its first checkpoint.
     """
-    has_results = bool(list_steps(run)) or run.average.exists() or run.results.exists()
-    if has_results and has_plain_file(run.config):
-        return load_recorded_config(run.config)
-    return None
+    if not has_plain_file(run.config):
+        return None
+    recorded = load_recorded_config(run.config)  # which refuses what another program wrote
+    return None if _was_in_vain(run) else recorded
+
+
+def _was_in_vain(run: RunFolder) -> bool:
+    """Whether the run never saved a checkpoint, by what it wrote itself. A folder whose checkpoints
+    somebody removed still has their metrics and scores.
+    """
+    made = (run.average, run.results, run.curve, run.sweep)
+    if list_steps(run) or any(map(os.path.lexists, made)):
+        return False
+    try:
+        return bool(read_json(run.status)["step"] == 0)
+    except (UserError, OSError, KeyError, TypeError):
+        return False
 
 
 def parse_step(name: str) -> int | None:

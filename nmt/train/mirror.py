@@ -184,7 +184,7 @@ def _check_same_settings(recorded: bytes, config: RunConfig, remote: Remote) -> 
     if changes:
         raise UserError(
             f"training.mirror={remote.url}: holds a run with different settings "
-            f"({'; '.join(changes)}); restore them, or give another URL"
+            f"({'; '.join(changes)}); restore them, give another URL, or remove config.yaml there if nothing uses it"
         )
 
 

@@ -11,6 +11,7 @@ from support.soaking import Ground, make_ground
 from nmt.commands.train import main
 from nmt.config import load_config, load_recorded_config
 from nmt.system.errors import UserError
+from nmt.system.files import read_json, write_json
 from nmt.system.run_folder import RunFolder
 from nmt.train.run_start import check_same_run
 
@@ -88,12 +89,35 @@ def test_what_was_killed_before_its_first_checkpoint_makes_way(
     killed = train(ground, "early", *LOGGED, "training.steps=2")
     shutil.rmtree(killed.checkpoints)
     other = (*LOGGED, "training.steps=1", "seed=9", "model.d_ff=16")
-    killed.average.mkdir()  # but not if an average was made of its checkpoints
-    assert main(ground.argv("early", *other)) == 2
-    assert "started with different settings (seed: 3 -> 9; " in capsys.readouterr().err
-    killed.average.rmdir()
+    metrics = killed.metrics.read_bytes()
+
+    def check_refused() -> None:
+        assert main(ground.argv("early", *other)) == 2
+        assert "started with different settings (seed: 3 -> 9; " in capsys.readouterr().err
+        assert killed.metrics.read_bytes() == metrics
+
+    check_refused()  # it is done, and somebody removed its checkpoints
+    status = read_json(killed.status)
+    write_json(killed.status, status | {"state": "running", "step": 0})
+    for made in (killed.average, killed.results, killed.curve, killed.sweep):
+        made.touch()
+        check_refused()
+        made.unlink()
     assert list(read_losses(train(ground, "early", *other).path)) == [1]
     assert load_recorded_config(killed.config).seed == 9
+
+
+def test_the_folder_of_another_program_is_refused(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ground.run("foreign")
+    run.checkpoints.mkdir(parents=True)
+    texts = {run.config: "learning_rate: 0.1\n", run.metrics: "precious", run.status: '{"step": 0}'}
+    for path, text in texts.items():
+        path.write_text(text)
+    assert main(ground.argv("foreign")) == 2
+    assert "learning_rate: unknown key" in capsys.readouterr().err
+    assert {path: path.read_text() for path in texts} == texts
 
 
 @pytest.mark.parametrize("name", ["vocab.model", "metrics.jsonl", "report.html"])
