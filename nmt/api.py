@@ -61,8 +61,8 @@ def load(
     `translate(lines)` returns a translation with `text` and `score` for each line,
     `find_candidates(lines, request)` the best few of each.
 
-    On a CPU the search is compiled for small models too. That takes 20 seconds the first time on a
-    machine; with `settings=["decoding.compile=auto"]` it is done where nmt-translate would do it.
+    On a CPU the search is compiled, whatever the model's config says. That takes 20 seconds the first
+    time on a machine; `settings=["decoding.compile=auto"]` compiles it where nmt-translate would.
     """
     if engine == "nmt":  # who loads a model once translates often
         settings = ["decoding.compile=on", *settings]
@@ -115,7 +115,7 @@ def train(config: RunConfig) -> int:
     it; the run is saved then. Under torchrun every rank calls this.
     """
     from nmt.model.size import check_weights_fit
-    from nmt.system.files import make_folder
+    from nmt.system.files import check_free, make_folder
     from nmt.system.runtime import tune_process
     from nmt.train.sinks import check_sinks_installed
 
@@ -130,8 +130,10 @@ def train(config: RunConfig) -> int:
     from nmt.train.setup import check_initial_model
 
     def prepare_run() -> None:
-        # A mistake in the settings must not leave a folder or an unwanted store.
+        # A mistake in the settings must leave neither a folder nor an unwanted store, and another
+        # training in the same folder must not be discovered after hours of preparation.
         check_training_fits(config, world)
+        check_free(config.folder)
         run_start.check_same_run(config)
         fetch_run(config)
         check_initial_model(config)

@@ -20,7 +20,7 @@ from nmt.sweep.grid import PlannedRun, ScoredSet, Sweep
 from nmt.sweep.processes import PREEMPTED_CODE, STOP_SIGNALS, Children
 from nmt.sweep.result import RunResult, SetScore, read_result, write_result
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import FolderInUse, has_plain_file, lock, make_folder, write_text
+from nmt.system.files import FolderInUse, check_free, lock, make_folder, write_text
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import MODEL_FILE, RunFolder, dev_text_file
 from nmt.system.runtime import choose_matmul_library
@@ -125,9 +125,7 @@ def train_run(sweep: Sweep, run: PlannedRun) -> None:
 
 def check_unlocked(run: PlannedRun) -> None:
     """Raise FolderInUse while a training that must stop is still saving."""
-    if has_plain_file(run.folder.config):
-        with lock(run.folder.path, "nmt-sweep"):
-            pass
+    check_free(run.folder.path)
 
 
 # ---- average and scores --------------------------------------------------------------------------

@@ -547,6 +547,13 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
                 path.unlink(missing_ok=True)
 
 
+def check_free(folder: Path) -> None:
+    """Raise FolderInUse if another process holds the folder."""
+    if os.path.lexists(folder / LOCK_FILE):
+        with lock(folder, "looking"):
+            pass
+
+
 def _open_locked(path: Path, folder: Path) -> BinaryIO:
     while True:
         file = open_plain_file(path, "a+b")

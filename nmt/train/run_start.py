@@ -91,7 +91,7 @@ def _record_config(config: RunConfig, run: RunFolder) -> None:
 
 
 def check_same_run(config: RunConfig) -> None:
-    """Raise UserError if the run folder is that of another run, or of none and in use."""
+    """Raise UserError if the run folder is that of another run, or is not a run at all."""
     run = RunFolder(config.folder)
     _check_run_folder(run, Path(config.data.store))
     changes = list_differences(checkpoint.load_run_config(run) or config, config)
@@ -103,7 +103,7 @@ def check_same_run(config: RunConfig) -> None:
 
 
 def _check_run_folder(run: RunFolder, store: Path) -> None:
-    """Refuse a folder that is not a run, but something else or in use."""
+    """Refuse a folder that holds something other than a run."""
     if run.path.resolve() == store.resolve():
         raise UserError(f"{run.path}: is both out and data.store; choose another out=DIR")
     if os.path.lexists(run.path / MANIFEST_FILE):

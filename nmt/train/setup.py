@@ -153,8 +153,8 @@ def _restore(setup: Setup) -> TrainState:
 
 
 def check_initial_model(config: RunConfig) -> None:
-    """Refuse a training.init_from that no run with this config can begin with; whether its vocabulary
-    is that of the store is known when there is one.
+    """Refuse a training.init_from whose model does not fit this config. Its vocabulary is checked
+    later, once the store exists.
     """
     path = config.training.init_from
     if path is None or checkpoint.list_steps(RunFolder(config.folder)):
