@@ -37,19 +37,23 @@ def choose_cpu_engine(models: Sequence[Transformer], config: DecodingConfig) -> 
     gains = is_bf16 or count_layer_weights(models[0]) >= MIN_FP32_WEIGHTS
     if config.compile == "off" or (config.compile == "auto" and not gains):
         return PackedEngine()
-    rules = make_rules(config)
     try:
-        from nmt.engines.cpu.compiled_search import CompiledEngine, compile_for_processor, supports
-
-        reason = supports(models, rules, is_bf16)
-        if reason is None:
-            compile_for_processor(is_bf16)
-            say_once("the search is compiled")
-            return CompiledEngine()
-    except Exception as error:
-        # numba is missing, too old for this processor, or finds damaged files
+        from nmt.engines.cpu.compiled_search import (
+            CompiledEngine,
+            find_fault_of_compiler,
+            supports,
+        )
+    except Exception as error:  # numba is missing, or too old for this processor
         warn_uncompiled(error)
         return PackedEngine()
-    if config.compile == "on":
-        say_once(f"torch searches, because the search cannot be compiled: {reason}")
-    return PackedEngine()
+    reason = supports(models, make_rules(config), is_bf16)
+    if reason is not None:
+        if config.compile == "on":
+            say_once(f"torch searches, because the search cannot be compiled: {reason}")
+        return PackedEngine()
+    fault = find_fault_of_compiler(is_bf16)
+    if fault is not None:
+        warn_uncompiled(fault)
+        return PackedEngine()
+    say_once("the search is compiled")
+    return CompiledEngine()

@@ -265,19 +265,22 @@ def test_every_field_is_known_so_far() -> None:
 def test_torch_searches_if_numba_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_: bool) -> None:
-        raise EOFError("ran out of input")  # as on damaged compiled code
-
-    monkeypatch.setattr(compiled_search, "compile_for_processor", fail)
+    fault = EOFError("ran out of input")  # as on damaged compiled code
+    monkeypatch.setattr(compiled_search, "find_fault_of_compiler", lambda _: fault)
     for _ in range(2):
         assert (
             type(choose_engine([make_model(9)], DecodingConfig(compile="on"), CPU)) is PackedEngine
         )
-    assert capsys.readouterr().err.count("numba fails (EOFError: ran out of input)") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "compiling for this processor fails (EOFError: ran out of input)"
+        )
+        == 1
+    )
     choice.say_once.cache_clear()
     monkeypatch.setitem(sys.modules, "nmt.engines.cpu.compiled_search", None)
     assert type(choose_engine([make_model(9)], DecodingConfig(compile="on"), CPU)) is PackedEngine
-    assert "warning: numba fails (ModuleNotFoundError" in capsys.readouterr().err
+    assert "compiling for this processor fails (ModuleNotFoundError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_bf16", [False, pytest.param(True, marks=NEEDS_BF16)])

@@ -538,18 +538,22 @@ def multiplies_bf16_faster(model: Transformer) -> bool:
 
 
 @functools.cache
-def compile_for_processor(is_bf16: bool) -> None:
-    """Compile the search for this processor, or load what was compiled. It is kept, so later processes
-    start in half a second instead of half a minute. numba fails with all kinds of errors.
+def find_fault_of_compiler(is_bf16: bool) -> Exception | None:
+    """Compile the search for this processor, or load what was compiled. Return why that fails; None if it
+    does not. What was compiled is kept, so later processes start in half a second.
     """
-    with torch.random.fork_rng(devices=[]):
-        tiny = Transformer(ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1), EOS + 1)
-    rules = make_rules(DecodingConfig(max_extra=1))
-    # one process compiles, and all load what it compiled at the same time
-    with nullcontext() if is_code_cached() else hold_code_folder(*SEARCH_FILES):
-        if not is_code_cached():  # nor has another one compiled it meanwhile
-            say("compiling the search for this processor, once; this takes some 20 seconds")
-        search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            tiny = Transformer(ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1), EOS + 1)
+        rules = make_rules(DecodingConfig(max_extra=1))
+        # one process compiles, and all load what it compiled at the same time
+        with nullcontext() if is_code_cached() else hold_code_folder(*SEARCH_FILES):
+            if not is_code_cached():  # nor has another one compiled it meanwhile
+                say("compiling the search for this processor, once; this takes some 20 seconds")
+            search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
+    except Exception as error:  # numba raises all kinds, for example on damaged files
+        return error
+    return None
 
 
 def is_code_cached() -> bool:
