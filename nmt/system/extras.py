@@ -38,10 +38,8 @@ def import_extra(package: str) -> Any:
     """Import a package, or raise UserError that says how to install it."""
     try:
         return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise UserError(f"{package} is not installed; {name_remedy(package)}") from None
+    except ImportError as error:  # it is missing, or something that it needs
+        raise UserError(f"{package} cannot be imported ({error}); {name_remedy(package)}") from None
 
 
 def warn_uncompiled(error: Exception) -> None:
@@ -50,4 +48,6 @@ def warn_uncompiled(error: Exception) -> None:
         say_once(f"without numba, CPUs train and translate more slowly; {name_remedy('numba')}")
     else:
         reason = f"{type(error).__name__}: {error}"
-        say_once(f"warning: numba fails ({reason}), so CPUs train and translate more slowly")
+        say_once(
+            f"warning: compiling for this processor fails ({reason}), so CPUs train and translate more slowly"
+        )
