@@ -17,7 +17,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt \
     --extra-index-url https://download.pytorch.org/whl/${TORCH} torch
 
 COPY pyproject.toml setup.cfg LICENSE ./
-COPY docs/install.md docs/package.md
+COPY docs/install.md docs/install.md
 COPY nmt nmt
 COPY configs configs
 COPY scripts/nmt-launch scripts/nmt-launch

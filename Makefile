@@ -8,6 +8,8 @@ INSTALLED := .venv/.installed
 # the library, compiled for CPUs, and its reports: all that the demo needs
 RUNNABLE := .venv/.runnable
 TORCH := .venv/.torch
+# what an editable installation copies
+PACKAGE := setup.cfg pyproject.toml scripts/nmt-launch scripts/nmt-slurm
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Without a GPU, torch's small build is enough. The package index has the one for CUDA, of some gigabytes.
 SMALL_TORCH := --index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 20
@@ -34,15 +36,15 @@ $(BIN)/python:
 		|| { echo "cannot make .venv; does this Python have its venv module (Debian: python3-venv)?" >&2; exit 2; }
 
 $(TORCH): constraints.txt | $(BIN)/python
-	@command -v nvidia-smi >/dev/null || $(PIP) $(SMALL_TORCH) torch 2>/dev/null \
-		|| echo "torch's build for CPUs cannot be fetched from pytorch.org; the package index decides" >&2
+	@command -v nvidia-smi >/dev/null || $(PIP) $(SMALL_TORCH) --no-deps torch \
+		|| echo "torch's build for CPUs cannot be installed (see above); the package index decides which one is" >&2
 	@touch $@
 
-$(INSTALLED): setup.cfg pyproject.toml constraints.txt $(TORCH)
+$(INSTALLED): $(PACKAGE) constraints.txt $(TORCH)
 	$(PIP) -e '.[dev]'
 	@touch $@ $(RUNNABLE)
 
-$(RUNNABLE): setup.cfg pyproject.toml constraints.txt $(TORCH)
+$(RUNNABLE): $(PACKAGE) constraints.txt $(TORCH)
 	$(PIP) -e '.[cpu,report]'
 	@touch $@
 

@@ -580,6 +580,10 @@ def test_the_image_is_made_of_what_is_there() -> None:
         if line.startswith("!")
     ]
     sources = [word for name, rest in steps if name == "COPY" for word in rest.split()[:-1]]
+    for source, place in [
+        rest.split() for name, rest in steps if name == "COPY" and rest.count(" ") == 1
+    ]:
+        assert place in (source, "./")
     assert sources and all((ROOT / source).exists() for source in sources)
     assert os.access(LAUNCH, os.X_OK)
     assert sorted(allowed) == sorted(sources)
