@@ -573,8 +573,8 @@ class DecodingConfig:
     seed: int = default(1, RANDOM_SEED)
     # The precision of matrix products; bf16 is twice as fast on hardware that has it.
     precision: Literal["fp32", "bf16"] = "fp32"
-    # Whether the search on a CPU is compiled loops. They take a second to load, and half a minute to compile,
-    # once on a machine. auto: in bf16, in nmt-serve, and in fp32 for models like base and larger.
+    # Whether the search on a CPU is compiled loops. They take a second to load, and 20 seconds to compile, once
+    # on a machine. auto: in bf16, and in fp32 for models like base and larger; nmt-serve and nmt.api.load: on.
     compile: Literal["auto", "on", "off"] = "auto"
     # The longest source in pieces, and what to do with a longer one: cut or split it with a
     # warning, or refuse it.
@@ -664,7 +664,8 @@ class RunConfig:
     out: str = ""
     # auto: a GPU if there is one, otherwise the CPU; see docs/configuration.md#device.
     device: Literal["auto", "cpu"] = "auto"
-    # Of the weights, for their cards, as the Hugging Face hub names it: apache-2.0, cc-by-4.0, ...
+    # Of the weights, as the Hugging Face hub names it: apache-2.0, cc-by-4.0, ... Cards have what the
+    # checkpoint has, so set it before the last one is saved.
     license: str | None = None
     data: DataConfig = DataConfig()
     vocab: VocabConfig = VocabConfig()

@@ -146,7 +146,7 @@ def test_a_store_of_another_vocabulary_is_refused(
     out = tmp_path / "out"
     assert start(ground, out, init, model, "training.steps=1") == 2
     assert "its BPE model differs from that of" in capsys.readouterr().err
-    # launch.sh reads the exit code there; nothing else is left, and the next command may differ
+    # nmt-launch reads the exit code there; nothing else is left, and the next command may differ
     assert read_json(out / "status.json")["exit_code"] == 2
     assert not (out / "config.yaml").exists()
     assert start(ground, out, model, "seed=9", "training.steps=1") == 0
