@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = {
     "system": 0,
     "config": 1,
+    "documents": 1,
     "known_test_sets": 1,
     "paper": 2,
     "score": 2,

@@ -1,0 +1,93 @@
+"""Where the sentences of a paragraph begin and end.
+
+A model translates what it was trained on, usually one sentence; of a whole paragraph it translates
+the first sentence and drops the rest. `sentencex` finds the sentences, by rules of each language.
+Nothing is lost or changed: the sentences and the white space between them are the paragraph.
+
+A sentence that does not fit into the model is cut as a last resort: at the end of a clause, else
+between two words, else anywhere.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from unicodedata import east_asian_width
+
+import regex
+import sentencex
+
+CLAUSE_GAP = regex.compile(r"(?<=[,;:،؛–—][\"'”’»)\]]*)\s+|(?<=[，、；：])")
+WORD_END = regex.compile(r"\s+")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    text: str  # without white space at its ends
+    start: int  # its first character, in the paragraph
+    is_part: bool = False  # of a sentence that does not fit into the model
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+class Splitter:
+    """Splits paragraphs of one language into sentences that a model accepts."""
+
+    def __init__(self, language: str, fits: Callable[[str], bool]) -> None:
+        self.language, self.fits = language, fits
+
+    def split(self, paragraph: str) -> list[Sentence]:
+        """Return the sentences in order; a blank paragraph has none."""
+        sentences: list[Sentence] = []
+        start = 0
+        for segment in sentencex.segment(self.language, paragraph):
+            sentences += self._cut(segment, start, is_part=False)
+            start += len(segment)
+        return sentences
+
+    def _cut(self, text: str, start: int, is_part: bool) -> Iterator[Sentence]:
+        stripped = text.strip()
+        if not stripped:
+            return
+        start += text.index(stripped)
+        if len(stripped) == 1 or self.fits(stripped):
+            yield Sentence(stripped, start, is_part)
+            return
+        middle = find_cut(stripped)
+        yield from self._cut(stripped[:middle], start, is_part=True)
+        yield from self._cut(stripped[middle:], start + middle, is_part=True)
+
+
+def find_cut(text: str) -> int:
+    """Return the best place to cut a text: the clause end nearest to its middle if there is one in
+    its middle half, else the white space nearest to it, else the middle.
+    """
+    middle = len(text) // 2
+    for mark in (CLAUSE_GAP, WORD_END):
+        places = [found.end() for found in mark.finditer(text)]
+        central = [place for place in places if len(text) / 4 <= place <= 3 * len(text) / 4]
+        if central:
+            return min(central, key=lambda place: abs(place - middle))
+    return middle
+
+
+def join_sentences(
+    paragraph: str, sentences: Sequence[Sentence], translations: Sequence[str]
+) -> str:
+    """Put translations in the places of the sentences; the white space stays as it is, but for a space
+    between those of sentences in Chinese or Japanese, which have none.
+    """
+    parts: list[str] = []
+    done = 0
+    for sentence, translation in zip(sentences, translations, strict=True):
+        gap = paragraph[done : sentence.start]
+        if parts and not gap and is_wide(paragraph[done - 1]) and not is_wide(parts[-1][-1:]):
+            gap = " "
+        parts += [gap, translation]
+        done = sentence.end
+    return "".join([*parts, paragraph[done:]])
+
+
+def is_wide(character: str) -> bool:
+    """Whether it is one of the scripts that are written without spaces, or is none at all."""
+    return not character or east_asian_width(character) in "WF"
