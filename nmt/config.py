@@ -576,10 +576,10 @@ class DecodingConfig:
     # Whether the search on a CPU is compiled loops. They take a second to load, and 20 seconds to compile, once
     # on a machine. auto: in bf16, and in fp32 for models like base and larger; nmt-serve and nmt.api.load: on.
     compile: Literal["auto", "on", "off"] = "auto"
-    # The longest source in pieces, and what to do with a longer one: cut or split it with a
-    # warning, or refuse it.
+    # The longest source in pieces, and what to do with a longer one: cut it with a warning, or
+    # refuse it.
     max_source: int = default(1_000, SIZE)
-    long_lines: Literal["cut", "split", "refuse"] = "cut"
+    long_lines: Literal["cut", "refuse"] = "cut"
     # A tag in front of every source, such as those of the training corpora (docs/data.md#tags). The
     # dev set and the test set have their own.
     tag: str | None = None

@@ -80,12 +80,11 @@ def add_network_arguments(group: argparse._ArgumentGroup) -> None:
 def add_limit_arguments(group: argparse._ArgumentGroup) -> None:
     """What one client, and all together, may ask."""
     for name, value, text in (
-        ("--max-lines", 64, "lines of a request"),
-        ("--max-characters", 1_000, "characters of a line"),
+        ("--max-characters", 100_000, "characters of a request"),
         (
             "--max-waiting",
             1_024,
-            "lines in the queue; when it is full, requests are refused with a time to retry",
+            "sentences in the queue; when it is full, requests are refused with a time to retry",
         ),
         (
             "--max-connections",
@@ -106,13 +105,7 @@ def parse_port(text: str) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = build_parser()
-    args = parse_checkpoints(parser, argv)
-    if args.max_waiting < args.max_lines:
-        parser.error(
-            f"--max-waiting {args.max_waiting} is less than the {args.max_lines} lines of a request"
-        )
-    return args
+    return parse_checkpoints(build_parser(), argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,7 +126,6 @@ def serve_models(args: argparse.Namespace) -> int:
     from nmt.serve.server import make_server, open_socket, run_server
 
     limits = ServeLimits(
-        max_lines=args.max_lines,
         max_characters=args.max_characters,
         max_waiting=args.max_waiting,
         max_connections=min(args.max_connections, raise_file_limit() - OTHER_FILES),
@@ -183,7 +175,7 @@ def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     if not equals or os.path.exists(word):
         name, path = "", word
     # A client would not see the warning that its line was cut.
-    overrides = ["decoding.long_lines=split", *args.overrides]
+    overrides = ["decoding.long_lines=refuse", *args.overrides]
     if args.engine == "ctranslate2":
         loaded = open_ctranslate2([path], overrides, is_served=True)
     else:

@@ -16,6 +16,7 @@ import regex
 import sentencex
 
 CLAUSE_GAP = regex.compile(r"(?<=[,;:،؛–—][\"'”’»)\]]*)\s+|(?<=[，、；：])")
+HALF_CHARACTER = regex.compile("[\ud800-\udfff]")
 WORD_END = regex.compile(r"\s+")
 
 
@@ -33,17 +34,26 @@ class Sentence:
 class Splitter:
     """Splits paragraphs of one language into sentences that a model accepts."""
 
-    def __init__(self, language: str, fits: Callable[[str], bool]) -> None:
+    def __init__(self, language: str | None, fits: Callable[[str], bool]) -> None:
+        """`language`: None if each paragraph is a sentence."""
         self.language, self.fits = language, fits
 
     def split(self, paragraph: str) -> list[Sentence]:
         """Return the sentences in order; a blank paragraph has none."""
         sentences: list[Sentence] = []
         start = 0
-        for segment in sentencex.segment(self.language, paragraph):
+        for segment in self._segment(paragraph):
             sentences += self._cut(segment, start, is_part=False)
             start += len(segment)
         return sentences
+
+    def _segment(self, paragraph: str) -> list[str]:
+        if self.language is None:
+            return [paragraph]
+        # it reads UTF-8, which has no half characters
+        readable = HALF_CHARACTER.sub("\ufffd", paragraph)
+        segments: list[str] = sentencex.segment(self.language, readable)
+        return segments
 
     def _cut(self, text: str, start: int, is_part: bool) -> Iterator[Sentence]:
         stripped = text.strip()

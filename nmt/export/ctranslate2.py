@@ -305,6 +305,7 @@ class CTranslate2Translator(TextToText):
     def __init__(self, exported: CTranslate2Engine, config: RunConfig, quantization: str) -> None:
         super().__init__(exported.vocab, config.decoding, config.model)
         self.exported, self.run_config, self.quantization = exported, config, quantization
+        self.languages = config.data.src, config.data.tgt
         self.version: str = import_ctranslate2().__version__
         self.engine = f"ctranslate2 {self.version}, {quantization}"
 

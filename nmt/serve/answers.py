@@ -74,15 +74,11 @@ def _add_pieces(
     translations: Sequence[Translation],
     candidates: Sequence[LineCandidate],
 ) -> None:
-    """Give each candidate its pieces and their log-probabilities, if its line was translated whole."""
+    """Give each candidate its pieces and their log-probabilities."""
     assert isinstance(translator, Translator)
-    whole, sources, targets = [], [], []
     ids_of_lines = translator.vocab.src.encode(lines)
-    for ids, translation, candidate in zip(ids_of_lines, translations, candidates, strict=True):
-        if len(ids) <= translator.longest or translator.config.long_lines == "cut":
-            whole.append(candidate)
-            sources.append([*translator.tag_ids, *ids[: translator.longest]])
-            targets.append(list(translation.piece_ids))
+    sources = [[*translator.tag_ids, *ids[: translator.longest]] for ids in ids_of_lines]
+    targets = [list(translation.piece_ids) for translation in translations]
     budget = translator.config.batch_tokens or DEFAULT_BATCH_TOKENS
     found = compute_log_probs(
         translator.prepared_models, sources, targets, translator.device, budget
@@ -90,4 +86,4 @@ def _add_pieces(
     for batch, rows in found:
         for i, log_probs in zip(batch, rows, strict=True):
             pieces = zip(translator.vocab.tgt.pieces([*targets[i], EOS]), log_probs, strict=True)
-            whole[i].pieces = [Piece(piece=p, log_prob=round(x, 6)) for p, x in pieces]
+            candidates[i].pieces = [Piece(piece=p, log_prob=round(x, 6)) for p, x in pieces]

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
+from itertools import islice, repeat
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -18,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from nmt.documents.document import Document, PlainText
 from nmt.serve.answers import LineOptions
 from nmt.serve.batcher import Batcher, LineAnswer, QueueFull, WaitingLine
 from nmt.serve.guard import RETRY_AFTER, Guard
@@ -35,10 +37,12 @@ from nmt.serve.libretranslate import (
     list_languages,
     parse_body,
     read_values,
-    split_lines,
 )
-from nmt.serve.limits import MAX_STREAMED_LINES, ServeLimits, check_lines
+from nmt.serve.limits import ServeLimits, check_amount
 from nmt.serve.messages import (
+    MAX_ATTENTION_MAPS,
+    AnsweredSentence,
+    AnsweredText,
     Detection,
     DetectRequest,
     Health,
@@ -52,7 +56,6 @@ from nmt.serve.messages import (
     StreamedLine,
     TextsAnswer,
     TextsRequest,
-    TranslatedLine,
     explain_invalid,
 )
 from nmt.serve.metrics import ServerMetrics
@@ -95,27 +98,17 @@ class Service:
         if not any(compare_digest(words, key.encode()) for key in self.keys):
             raise HTTPException(403, "this API key is not known")
 
-    async def answer_lines(
+    async def answer_texts(
         self,
         request: Request,
         options: LineOptions,
-        texts: Sequence[str],
-        prefixes: Sequence[str] | None = None,
-    ) -> list[list[LineCandidate]]:
-        """Return the candidates of each line, or raise why one of them has none."""
-        prefixes = prefixes or [""] * len(texts)
-        lines = [WaitingLine(options, *one) for one in zip(texts, prefixes, strict=True)]
-        self.batcher.put(lines)
-        try:
-            await self._wait(request, [line.answered for line in lines])
-        finally:
-            self.batcher.drop(lines)
-        return [read_answer(line.answered.result(), number) for number, line in enumerate(lines, 1)]
-
-    async def _wait(self, request: Request, answers: list["asyncio.Future[LineAnswer]"]) -> None:
-        """Wait for all answers, but no longer than the deadline or the client."""
-        # `answered` is never cancelled, because that would cancel the answers before they are dropped
-        answered = asyncio.gather(*answers, return_exceptions=True)
+        documents: Sequence[Document],
+        prefixes: Sequence[str] = (),
+    ) -> list[list[list[LineCandidate]]]:
+        """Return the candidates of each sentence of each document, or raise why one has none. It ends with
+        the deadline, or as soon as the client leaves.
+        """
+        answered = asyncio.ensure_future(self.translate_documents(options, documents, prefixes))
         leaving = asyncio.ensure_future(wait_for_departure(request))
         try:
             done, _ = await asyncio.wait(
@@ -125,21 +118,56 @@ class Service:
             )
         finally:
             leaving.cancel()
+            answered.cancel()
         if not done:
             raise HTTPException(504, self.say_too_late())
         if answered not in done:
             raise HTTPException(STATUS_CLIENT_LEFT, "the client left")
+        return answered.result()
+
+    async def translate_documents(
+        self,
+        options: LineOptions,
+        documents: Sequence[Document],
+        prefixes: Sequence[str] = (),
+        waits_for_room: bool = False,
+    ) -> list[list[list[LineCandidate]]]:
+        """Return the candidates of each sentence of each document; a few sentences wait at a time."""
+        lines = [
+            WaitingLine(options, sentence.text, prefix if number == 0 else "")
+            for document, prefix in zip(documents, prefixes or repeat(""), strict=False)
+            for number, sentence in enumerate(document.sentences)
+        ]
+        for first in range(0, len(lines), self.limits.max_at_once):
+            group = lines[first : first + self.limits.max_at_once]
+            await self._translate_lines(group, waits_for_room)
+            waits_for_room = True  # what has begun is not refused any more
+        answers = (line.answered.result() for line in lines)
+        return [
+            [read_answer(one, number) for one in islice(answers, len(document.sentences))]
+            for number, document in enumerate(documents, 1)
+        ]
+
+    async def _translate_lines(self, lines: Sequence[WaitingLine], waits_for_room: bool) -> None:
+        while waits_for_room and self.batcher.n_waiting + len(lines) > self.batcher.max_waiting:
+            await asyncio.sleep(ROOM_PAUSE_S)
+        self.batcher.put(lines)
+        try:
+            # unlike gather, it cancels no answer if it is cancelled itself; `drop` does
+            await asyncio.wait([line.answered for line in lines])
+        finally:
+            self.batcher.drop(lines)
 
     def say_too_late(self) -> str:
         return f"there was no answer within {self.limits.timeout_s:g} s"
 
     async def stream_rows(self, asked: LinesRequest, options: LineOptions) -> AsyncIterator[str]:
-        """Yield a row for each line, as soon as it is translated. A few lines wait at a time."""
+        """Yield a row for each text, as soon as it is translated. A few texts wait at a time."""
         left = list(range(len(asked.q)))[::-1]
         running: set[asyncio.Task[str]] = set()
         try:
             while left or running:
-                while left and len(running) < self.limits.max_lines:
+                while left and len(running) < self.limits.max_at_once:
                     row = self._answer_row(left.pop(), asked, options)
                     running.add(asyncio.create_task(row))
                 done, running = await asyncio.wait(
@@ -148,27 +176,44 @@ class Service:
                 if not done:
                     yield StreamedLine(error=self.say_too_late()).to_row()
                     return
-                for row_of_line in done:
-                    yield row_of_line.result()
+                for row_of_text in done:
+                    yield row_of_text.result()
         finally:
-            for row_of_line in running:
-                row_of_line.cancel()
+            for row_of_text in running:
+                row_of_text.cancel()
 
     async def _answer_row(self, index: int, asked: LinesRequest, options: LineOptions) -> str:
-        """Translate a line once the queue has room for it."""
-        line = WaitingLine(options, asked.q[index], asked.prefix[index] if asked.prefix else "")
-        while self.batcher.n_waiting >= self.batcher.max_waiting:
-            await asyncio.sleep(ROOM_PAUSE_S)
-        self.batcher.put([line])
+        """Translate a text once the queue has room for it."""
+        (document,) = split_texts(asked.q[index : index + 1], options, asked.split)
+        prefixes = asked.prefix[index : index + 1] if asked.prefix else ()
         try:
-            candidates = read_answer(await line.answered, index + 1)
+            (candidates,) = await self.translate_documents(
+                options, [document], prefixes, waits_for_room=True
+            )
         except HTTPException as error:
-            return StreamedLine(index=index, error=error.detail).to_row()
+            message = error.detail.replace("q: line 1", f"q: line {index + 1}")
+            return StreamedLine(index=index, error=message).to_row()
         except Exception:  # a bug in the search, logged by the batcher; the other lines go on
             return StreamedLine(index=index, error=BUG).to_row()
-        finally:
-            self.batcher.drop([line])
-        return StreamedLine(index=index, candidates=candidates).to_row()
+        translated = join_text(document, candidates)
+        return StreamedLine(
+            index=index, text=translated.text, sentences=translated.sentences
+        ).to_row()
+
+
+def split_texts(texts: Sequence[str], options: LineOptions, has_sentences: bool) -> list[PlainText]:
+    splitter = options.model.loaded.translator.make_splitter(has_sentences)
+    return [PlainText(text, splitter) for text in texts]
+
+
+def join_text(document: Document, candidates: Sequence[list[LineCandidate]]) -> AnsweredText:
+    """Join the best candidates of the sentences, and list all of them."""
+    text = document.join([of_sentence[0].translated for of_sentence in candidates])
+    sentences = [
+        AnsweredSentence(source=sentence.text, start=sentence.start, candidates=of_sentence)
+        for sentence, of_sentence in zip(document.sentences, candidates, strict=True)
+    ]
+    return AnsweredText(text=text, sentences=sentences)
 
 
 def read_answer(answer: LineAnswer, number: int) -> list[LineCandidate]:
@@ -215,16 +260,17 @@ def answer_with(answer: BaseModel) -> Response:
     openapi_extra=describe_question(TextsRequest, JSON_TYPE, *FORM_TYPES),
 )
 async def translate(request: Request) -> Response:
-    """Translate a text, or a list of texts, line by line."""
+    """Translate a text, or a list of texts, sentence by sentence."""
     service = find_service(request)
     values = await read_values(request)
     service.check_key(request, find_key(values))
     asked = TextsRequest.model_validate(values)
     model = choose_model(asked, service.models)
-    lines = [line for text in asked.texts for line in split_lines(text)]
-    check_lines(lines, service.limits, service.limits.max_lines)
-    answers = await service.answer_lines(request, choose_options(asked, model), lines)
-    return answer_with(join_texts(asked, model, answers))
+    check_amount(asked.texts, service.limits)
+    options = choose_options(asked, model)
+    documents = split_texts(asked.texts, options, True)
+    candidates = await service.answer_texts(request, options, documents)
+    return answer_with(join_texts(asked, model, documents, candidates))
 
 
 @router.post("/detect", openapi_extra=describe_question(DetectRequest, JSON_TYPE, *FORM_TYPES))
@@ -288,13 +334,19 @@ async def list_models(service: Served) -> ModelList:
     openapi_extra=describe_question(LinesRequest, JSON_TYPE),
 )
 async def translate_lines(request: Request) -> Response:
-    """Translate lines, with n-best lists, pieces, alignments and attention on request."""
+    """Translate texts, with n-best lists, pieces, alignments and attention of their sentences on request."""
     service = find_service(request)
     asked = await read_lines_request(request, service)
-    options = check_question(asked, service, service.limits.max_lines)
-    answers = await service.answer_lines(request, options, asked.q, asked.prefix)
-    lines = [TranslatedLine(candidates=candidates) for candidates in answers]
-    return answer_with(LinesAnswer(model=options.model.name, translations=lines))
+    options = check_question(asked, service)
+    documents = split_texts(asked.q, options, asked.split)
+    n_sentences = sum(len(document.sentences) for document in documents)
+    if asked.attention and n_sentences * asked.n_best > MAX_ATTENTION_MAPS:
+        raise HTTPException(
+            400, f"attention is for at most {MAX_ATTENTION_MAPS} translations; ask for fewer"
+        )
+    candidates = await service.answer_texts(request, options, documents, asked.prefix or ())
+    texts = [join_text(*one) for one in zip(documents, candidates, strict=True)]
+    return answer_with(LinesAnswer(model=options.model.name, translations=texts))
 
 
 @router.post(
@@ -304,20 +356,22 @@ async def translate_lines(request: Request) -> Response:
     openapi_extra=describe_question(LinesRequest, JSON_TYPE),
 )
 async def stream_lines(request: Request) -> StreamingResponse:
-    """Translate many lines; each line of the answer is an object, in the order they are ready."""
+    """Translate many texts; each line of the answer is an object, in the order they are ready."""
     service = find_service(request)
     asked = await read_lines_request(request, service)
-    options = check_question(asked, service, MAX_STREAMED_LINES)
+    options = check_question(asked, service)
+    if asked.attention:
+        raise HTTPException(400, "/v1/stream does not support attention; ask /v1/translate")
     if service.batcher.n_waiting >= service.batcher.max_waiting:
         raise QueueFull
     rows = service.stream_rows(asked, options)
     return StreamingResponse(rows, media_type="application/x-ndjson")
 
 
-def check_question(asked: LinesRequest, service: Service, max_lines: int) -> LineOptions:
-    """Return what is asked of each line, if the server's limits and the model allow it."""
-    check_lines(asked.q, service.limits, max_lines)
-    check_lines(asked.prefix or (), service.limits, max_lines)
+def check_question(asked: LinesRequest, service: Service) -> LineOptions:
+    """Return what is asked of each sentence, if the server's limits and the model allow it."""
+    check_amount(asked.q, service.limits)
+    check_amount(asked.prefix or (), service.limits)
     model = find_model(asked.model, service.models)
     options = LineOptions(
         model=model,

@@ -22,9 +22,8 @@ from nmt.serve.messages import LineCandidate
 from nmt.serve.models import ServedModels
 from nmt.system.errors import Failure, UserError
 from nmt.translate.batching import MAX_THREADS
-from nmt.translate.translator import LineTooLong, Translation, Translator
+from nmt.translate.translator import LineTooLong, Translator
 
-NOTHING = Translation("", 0.0)  # of an empty line
 SMALLEST_SHARE = 4  # lines: together they take little longer than one
 # Of usual text; a batch that is larger after all is split by the search.
 PIECES_PER_LINE, CHARACTERS_PER_PIECE = 4, 4
@@ -34,15 +33,11 @@ LineAnswer = list[LineCandidate] | Exception  # why there are none
 
 
 class WaitingLine:
-    """A line in the queue; its answer, or why there is none, appears in `answered`. An empty line is
-    answered at once.
-    """
+    """A line in the queue, with text; its answer, or why there is none, appears in `answered`."""
 
     def __init__(self, options: LineOptions, text: str, prefix: str = "") -> None:
         self.options, self.text, self.prefix = options, text, prefix
         self.answered: asyncio.Future[LineAnswer] = asyncio.get_running_loop().create_future()
-        if not text:
-            self.answered.set_result([options.make_candidate(NOTHING)])
 
 
 class QueueFull(Exception):

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from nmt.documents.document import Document
 from nmt.serve.answers import LineOptions
 from nmt.serve.limits import ServeLimits
 from nmt.serve.messages import Detection, Language, LineCandidate, TextsAnswer, TextsRequest
@@ -83,10 +84,6 @@ def find_content_type(request: Request) -> str:
     return kind.partition(";")[0].strip().lower()
 
 
-def split_lines(text: str) -> list[str]:
-    return [line.removesuffix("\r") for line in text.split("\n")]
-
-
 def choose_model(asked: TextsRequest, models: ServedModels) -> ServedModel:
     """Find the model of the two languages. `auto` is the source language if there is only one."""
     sources = models.list_sources(asked.target)
@@ -114,17 +111,17 @@ def choose_options(asked: TextsRequest, model: ServedModel) -> LineOptions:
 
 
 def join_texts(
-    asked: TextsRequest, model: ServedModel, answers: Sequence[Sequence[LineCandidate]]
+    asked: TextsRequest,
+    model: ServedModel,
+    documents: Sequence[Document],
+    candidates: Sequence[Sequence[Sequence[LineCandidate]]],
 ) -> TextsAnswer:
-    """Join the candidates of all lines to the translations of the texts."""
+    """Join the candidates of all sentences to the translations of the texts."""
     texts, alternatives = [], []
-    done = 0
-    for text in asked.texts:
-        n_lines = len(split_lines(text))
-        best, *others = _join_lines(answers[done : done + n_lines])
+    for document, of_document in zip(documents, candidates, strict=True):
+        best, *others = _join_ranks(document, of_document)
         texts.append(best)
         alternatives.append(others[: asked.alternatives])
-        done += n_lines
 
     detected = Detection(confidence=UNMEASURED, language=model.src)
     is_list = isinstance(asked.q, list)
@@ -136,12 +133,12 @@ def join_texts(
     return answer
 
 
-def _join_lines(lines: Sequence[Sequence[LineCandidate]]) -> list[str]:
-    """Join the best candidates of all lines, then the second ones, and so on; no text occurs twice."""
+def _join_ranks(document: Document, candidates: Sequence[Sequence[LineCandidate]]) -> list[str]:
+    """Join the best candidates of all sentences, then the second ones, and so on; no text occurs twice."""
     texts = []
-    for rank in range(max(map(len, lines))):
-        chosen = [candidates[min(rank, len(candidates) - 1)] for candidates in lines]
-        texts.append("\n".join(one.text for one in chosen))
+    for rank in range(max(map(len, candidates), default=1)):
+        chosen = [of_sentence[min(rank, len(of_sentence) - 1)] for of_sentence in candidates]
+        texts.append(document.join([one.translated for one in chosen]))
     return list(dict.fromkeys(texts))
 
 

@@ -6,33 +6,43 @@ depend on the machine.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from starlette.exceptions import HTTPException
 
-MAX_STREAMED_LINES = 10_000  # of a request to /v1/stream, which is answered line by line
+MAX_AT_ONCE = 64  # sentences of one request in the queue, so that others are answered beside it
+MAX_TEXTS = 10_000  # of a request
+BYTES_PER_CHARACTER = 12  # in JSON, if all are escaped
 
 
 @dataclass(frozen=True)
 class ServeLimits:
-    max_body: int = 1_000_000  # bytes
-    max_lines: int = 64  # of a request
-    max_characters: int = 1_000  # of a line
-    max_waiting: int = 1_024  # lines in the queue
+    max_characters: int = 100_000  # of a request
+    max_waiting: int = 1_024  # sentences in the queue
     max_connections: int = 2_000  # with a request that is not answered yet
     timeout_s: float = 30.0  # for a whole request to come, and then for its answer
 
+    @property
+    def max_at_once(self) -> int:
+        return min(MAX_AT_ONCE, self.max_waiting)
 
-def check_lines(lines: Sequence[str], limits: ServeLimits, max_lines: int) -> None:
-    """Refuse too many lines, lines that are too long, and what is no text."""
-    if len(lines) > max_lines:
-        raise HTTPException(413, f"q has {len(lines):,} lines, more than {max_lines:,}")
-    for number, line in enumerate(lines, 1):
-        if len(line) > limits.max_characters:
-            raise HTTPException(
-                413,
-                f"q: line {number} has {len(line):,} characters, more than {limits.max_characters:,}",
-            )
+    @cached_property
+    def max_body(self) -> int:
+        """Bytes of a request: its text, and some kilobytes of everything else."""
+        return BYTES_PER_CHARACTER * self.max_characters + (64 << 10)
+
+
+def check_amount(texts: Sequence[str], limits: ServeLimits) -> None:
+    """Refuse too much text, and what is no text."""
+    n_characters = sum(map(len, texts))
+    if n_characters > limits.max_characters:
+        raise HTTPException(
+            413, f"q has {n_characters:,} characters, more than {limits.max_characters:,}"
+        )
+    if len(texts) > MAX_TEXTS:
+        raise HTTPException(413, f"q has {len(texts):,} texts, more than {MAX_TEXTS:,}")
+    for number, text in enumerate(texts, 1):
         try:
-            line.encode()
+            text.encode()
         except UnicodeEncodeError:
             raise HTTPException(400, f"q: line {number} has half a character") from None

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from nmt.documents.document import Translated
 from nmt.system.records import suggest_key
 
 MAX_ATTENTION_MAPS = 8  # of a request: all layers and heads of a long line are megabytes
@@ -87,12 +88,13 @@ class Health(BaseModel):
 class LinesRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    q: list[str] = Field(description="lines")
+    q: list[str] = Field(description="texts, each a line or several")
+    split: bool = Field(True, description="into sentences; otherwise each line is one")
     model: str | None = Field(None, description="the first one if absent")
     preset: Preset | None = None
     beam: BeamWidth | None = None
     n_best: BeamWidth = 1
-    prefix: list[str] | None = Field(None, description="how each translation begins")
+    prefix: list[str] | None = Field(None, description="how the translation of each text begins")
     scores: bool = True
     alignments: bool = False
     pieces: bool = False
@@ -100,19 +102,12 @@ class LinesRequest(BaseModel):
     api_key: str | None = None
 
     @model_validator(mode="after")
-    def check_lines(self) -> "LinesRequest":
+    def check_prefixes(self) -> "LinesRequest":
         if self.prefix is not None and len(self.prefix) != len(self.q):
             raise ValueError(f"prefix has {len(self.prefix):,} lines, and q has {len(self.q):,}")
-        for key, lines in (("q", self.q), ("prefix", self.prefix or ())):
-            for number, line in enumerate(lines, 1):
-                if "\n" in line:
-                    raise ValueError(
-                        f"{key}: line {number} has a line end; give each line by itself"
-                    )
-        if self.attention and len(self.q) * self.n_best > MAX_ATTENTION_MAPS:
-            raise ValueError(
-                f"attention is for at most {MAX_ATTENTION_MAPS} translations; ask for fewer"
-            )
+        for number, line in enumerate(self.prefix or (), 1):
+            if "\n" in line:
+                raise ValueError(f"prefix: line {number} has a line end; leave it out")
         return self
 
 
@@ -131,7 +126,7 @@ class ShownAttention(BaseModel):
 
 
 class LineCandidate(BaseModel):
-    """A translation of a line. A line that was translated in parts has no pieces."""
+    """A translation of a sentence."""
 
     text: str
     score: float | None = None
@@ -139,21 +134,33 @@ class LineCandidate(BaseModel):
     alignment: list[tuple[int, int]] | None = None
     attention: ShownAttention | None = None
 
+    @property
+    def translated(self) -> Translated:
+        return Translated(self.text)
 
-class TranslatedLine(BaseModel):
+
+class AnsweredSentence(BaseModel):
+    source: str
+    start: int = Field(description="its first character in the text")
     candidates: list[LineCandidate]
+
+
+class AnsweredText(BaseModel):
+    text: str
+    sentences: list[AnsweredSentence]
 
 
 class LinesAnswer(BaseModel):
     model: str
-    translations: list[TranslatedLine]
+    translations: list[AnsweredText]
 
 
 class StreamedLine(BaseModel):
-    """A line of the answer of /v1/stream: candidates, or why there are none."""
+    """A line of the answer of /v1/stream: the translation of a text, or why there is none."""
 
     index: int | None = None
-    candidates: list[LineCandidate] | None = None
+    text: str | None = None
+    sentences: list[AnsweredSentence] | None = None
     error: str | None = None
 
     def to_row(self) -> str:

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nmt.translate.translator import OUR_ENGINE, Request, TextToText, Translation
+from nmt.translate.translator import (
+    OUR_ENGINE,
+    Request,
+    TextToText,
+    TranslatedText,
+    Translation,
+)
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,7 @@ class Layout:
     has_alignments: bool = False
     is_json: bool = False
     keeps_translations: bool = False  # and not their text alone: their attention is wanted
+    is_text: bool = False  # a line is a paragraph of sentences
 
     @property
     def request(self) -> Request:
@@ -36,6 +43,23 @@ class Layout:
             return self._row([], candidates[0], self.has_scores)
         columns = [str(number - 1)]  # Marian and fairseq count from 0
         return "".join(self._row(columns, one, True) for one in candidates)
+
+    def paragraph(
+        self, number: int, source: str, translated: TranslatedText, translator: TextToText
+    ) -> str:
+        """The output for a line that is a paragraph: with scores and candidates of each sentence in JSON,
+        else its text.
+        """
+        if not self.is_json:
+            return translated.text + "\n"
+        fields: dict[str, Any] = {"line": number, "source": source, "text": translated.text}
+        fields["sentences"] = [
+            self._fields(n, sentence.text, candidates, translator)
+            for n, (sentence, candidates) in enumerate(
+                zip(translated.sentences, translated.candidates, strict=True), 1
+            )
+        ]
+        return json.dumps(fields, ensure_ascii=False) + "\n"
 
     def _row(self, first_columns: list[str], one: Translation, has_score: bool) -> str:
         columns = [*first_columns]
@@ -61,7 +85,8 @@ class Layout:
                 row["pieces"] = translator.vocab.tgt.pieces(one.piece_ids)
                 row["alignment"] = [[s, t] for t, s in enumerate(one.alignment)]
             rows.append(row)
-        fields: dict[str, Any] = {"line": number, "source": source, "candidates": rows}
+        name = "sentence" if self.is_text else "line"
+        fields: dict[str, Any] = {name: number, "source": source, "candidates": rows}
         if self.has_alignments:
             vocab = translator.vocab.src
             fields["source_pieces"] = vocab.pieces(vocab.encode([source])[0])

@@ -19,6 +19,8 @@ from typing import IO
 
 import torch
 
+from nmt.documents.document import PlainText
+from nmt.documents.sentences import Splitter
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import refuse_run_file
 from nmt.system.pool import map_with_workers
@@ -39,6 +41,7 @@ class TranslatedChunk:
     error: str | None = None  # raised once `data` is written
     lines: Sequence[str] = ()  # and their best translations, if the layout keeps them
     translations: Sequence[Translation] = ()
+    shortened: Sequence[int] = ()  # lines of several sentences, with fewer in their translations
 
 
 def translate_stream(
@@ -101,6 +104,8 @@ def translate_chunk(translator: TextToText, layout: Layout, task: Task) -> Trans
     """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
     if isinstance(task, str):
         return TranslatedChunk(b"", 0, 0, task)
+    if layout.is_text:
+        return _translate_paragraphs(translator, layout, task)
     lines, prefixes, demanded, refusal = task.lines, task.prefixes, task.demanded, None
     try:
         candidates = translator.find_candidates(
@@ -117,11 +122,52 @@ def translate_chunk(translator: TextToText, layout: Layout, task: Task) -> Trans
     rows = []
     for number, (line, of_line) in enumerate(zip(lines, candidates, strict=True), task.first):
         rows.append(layout.lines(number, line, of_line, translator))
-    data = "".join(rows).encode(errors="replace")
-    chunk = TranslatedChunk(data, len(lines), task.n_bytes, refusal)
+    best = [of_line[0] for of_line in candidates]
+    shortened = find_shortened(translator, lines, [one.text for one in best])
+    chunk = TranslatedChunk(
+        _encode(rows),
+        len(lines),
+        task.n_bytes,
+        refusal,
+        shortened=[task.first + i for i in shortened],
+    )
     if layout.keeps_translations:
-        return replace(chunk, lines=lines, translations=[of_line[0] for of_line in candidates])
+        return replace(chunk, lines=lines, translations=best)
     return chunk
+
+
+def _translate_paragraphs(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
+    splitter = translator.make_splitter()
+    paragraphs = [PlainText(line, splitter) for line in task.lines]
+    translated = translator.translate_documents(paragraphs, layout.request)
+    rows = []
+    for number, (line, one) in enumerate(zip(task.lines, translated, strict=True), task.first):
+        rows.append(layout.paragraph(number, line, one, translator))
+    chunk = TranslatedChunk(_encode(rows), len(task.lines), task.n_bytes)
+    if layout.keeps_translations:
+        sentences = [one.text for text in translated for one in text.sentences]
+        best = [candidates[0] for text in translated for candidates in text.candidates]
+        return replace(chunk, lines=sentences, translations=best)
+    return chunk
+
+
+def _encode(rows: Sequence[str]) -> bytes:
+    return "".join(rows).encode(errors="replace")
+
+
+def find_shortened(
+    translator: TextToText, lines: Sequence[str], translations: Sequence[str]
+) -> list[int]:
+    """Return which lines have several sentences, and fewer in their translations: a model that was trained on
+    single sentences leaves out the others.
+    """
+    src, tgt = (Splitter(language, lambda _: True) for language in translator.languages)
+    found = []
+    for i, (line, translation) in enumerate(zip(lines, translations, strict=True)):
+        n_sentences = len(src.split(line))
+        if n_sentences > 1 and len(tgt.split(translation)) < n_sentences:
+            found.append(i)
+    return found
 
 
 # ---- output -------------------------------------------------------------------------------------------------------

@@ -2,16 +2,15 @@
 
 The one path by which this project translates, whether for validation, scoring or a user's file. An
 empty line stays empty. The translation of a sentence does not depend on its neighbours in the
-batch. A line that is too long is cut, refused or translated in parts, as `decoding.long_lines`
-says, and always with a message.
+batch. A line that is too long is cut or refused, as `decoding.long_lines` says, and always with a
+message. Running text and other documents are split into sentences first (nmt/documents/).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import nlargest
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -26,6 +25,8 @@ from nmt.config import (
     parse_device,
 )
 from nmt.data.vocab import EOS, Vocabulary
+from nmt.documents.document import Document, PlainText, Translated
+from nmt.documents.sentences import Sentence, Splitter
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
@@ -38,7 +39,6 @@ from nmt.translate.attention_maps import AttentionMap, generate_attention_maps
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.ensemble import Ensemble
-from nmt.translate.long_lines import split_pieces
 from nmt.translate.phrases import LinePhrases, PhraseRules
 from nmt.translate.search_state import Decodable, Hypothesis
 
@@ -46,15 +46,25 @@ OUR_ENGINE = "nmt"
 GREEDY_MESSAGE = (
     "decoding.beam is 1, but --glossary and --must need several hypotheses; give --beam 4 or more"
 )
+SHOWN_OF_PART = 60  # characters, in a message
 Candidates = list["Translation"]  # of a line, best first
 
 
 @dataclass(frozen=True)
 class Translation:
     text: str
-    score: float  # penalised log-probability; for a line in parts, the sum over its parts
+    score: float  # penalised log-probability
     piece_ids: tuple[int, ...] = ()
     alignment: tuple[int, ...] = ()  # for each piece the index of its source piece, if requested
+
+
+@dataclass(frozen=True)
+class TranslatedText:
+    """A document, its sentences, and the candidates of each."""
+
+    text: str
+    sentences: list[Sentence]
+    candidates: list[Candidates]
 
 
 @dataclass(frozen=True)
@@ -72,9 +82,10 @@ class LineTooLong(UserError):
 
 
 class TextToText(ABC):
-    """What every engine has in common: lines to pieces, long lines to parts, and back again."""
+    """What every engine has in common: documents to lines, lines to pieces, and back again."""
 
     engine = OUR_ENGINE  # other engines' scores are labelled with name and version
+    languages = ("", "")  # of the sources and of the translations, if they are known
 
     def __init__(self, vocab: Vocabulary, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
@@ -112,11 +123,6 @@ class TextToText(ABC):
             raise UserError(
                 "decoding.sample does not support --forbid, --glossary or --must; search instead"
             )
-        if self.config.long_lines == "split":
-            raise UserError(
-                "decoding.long_lines=split does not support --forbid, --glossary or --must, because phrases "
-                "may be split too; choose cut or refuse"
-            )
         if self.config.beam == 1 and rules.glossary:
             raise UserError(GREEDY_MESSAGE)
         self.rules = rules
@@ -151,14 +157,10 @@ class TextToText(ABC):
     def map_attention(
         self, lines: Sequence[str], translations: Sequence["Translation"]
     ) -> Iterator[AttentionMap | None]:
-        """Yield the attention behind the translation of each line; None for an empty line, and for one
-        that was translated in parts.
-        """
+        """Yield the attention behind the translation of each line; None for an empty line."""
         sources = []
         for ids in self.vocab.src.encode(lines):
-            is_in_parts = len(ids) > self.longest and self.config.long_lines == "split"
-            read = [] if is_in_parts else ids[: self.longest]
-            sources.append([*self.tag_ids, *read] if read else [])
+            sources.append([*self.tag_ids, *ids[: self.longest]] if ids else [])
         shown = [i for i, source in enumerate(sources) if source]
         maps = self.attend([sources[i] for i in shown], [translations[i].piece_ids for i in shown])
         for source in sources:
@@ -169,6 +171,48 @@ class TextToText(ABC):
         raise UserError(
             f"{self.engine} does not show its attention; leave out --attention or --engine"
         )
+
+    def fits(self, sentence: str) -> bool:
+        """Whether the model can translate a sentence whole."""
+        if len(sentence.encode(errors="replace")) < self.longest:
+            return True  # no character or byte has more than one piece, and the first space another
+        (ids,) = self.vocab.src.encode([sentence])
+        return len(ids) <= self.longest
+
+    def make_splitter(self, has_sentences: bool = True) -> Splitter:
+        """Make what splits paragraphs into sentences that the model can translate; without, a paragraph is
+        one sentence if the model can translate it whole.
+        """
+        return Splitter(self.languages[0] if has_sentences else None, self.fits)
+
+    def translate_text(self, text: str) -> TranslatedText:
+        """Translate running text: each line of it is a paragraph of sentences."""
+        (translated,) = self.translate_documents([PlainText(text, self.make_splitter())])
+        return translated
+
+    def translate_documents(
+        self,
+        documents: Sequence[Document],
+        request: Request = Request(),
+        progress: Progress | None = None,
+    ) -> list[TranslatedText]:
+        """Translate documents sentence by sentence."""
+        sentences = [one for document in documents for one in document.sentences]
+        report_parts(sentences)
+        candidates: list[Candidates] = []
+        for first in range(0, len(sentences), self.chunk_lines):
+            chunk = sentences[first : first + self.chunk_lines]
+            candidates += self.find_candidates([one.text for one in chunk], request)
+            if progress is not None:
+                progress.advance(len(chunk))
+
+        remaining = iter(candidates)
+        results = []
+        for document in documents:
+            of_document = list(islice(remaining, len(document.sentences)))
+            text = document.join([Translated(best.text) for best, *_ in of_document])
+            results.append(TranslatedText(text, document.sentences, of_document))
+        return results
 
     def translate(
         self, lines: Sequence[str], progress: Progress | None = None, first: int = 1
@@ -216,59 +260,47 @@ class TextToText(ABC):
         demanded: Sequence[Sequence[str]] | None = None,
     ) -> Iterator[list[tuple[int, Candidates]]]:
         """Translate lines; yields those that each batch completes, with their candidates."""
-        # all parts of all lines; a prefix belongs to the first part of its line
-        line_prefixes = None if prefixes is None else self.vocab.tgt.encode(prefixes)
-        parts_of: list[list[range]] = []  # each line
-        places: list[tuple[int, int]] = []  # line and number of each part
-        sources: list[list[int]] = []  # of each part
-        part_prefixes: list[list[int]] = []
+        line_prefixes = [[]] * len(lines) if prefixes is None else self.vocab.tgt.encode(prefixes)
+        places: list[int] = []  # the lines that are not empty
+        sources: list[list[int]] = []  # of these lines
+        forced: list[list[int]] = []
         for line, ids in enumerate(self.vocab.src.encode(lines)):
-            prefix = [] if line_prefixes is None else line_prefixes[line]
+            prefix = line_prefixes[line]
             if len(prefix) > self.longest:
                 raise LineTooLong(
                     line,
                     f"line {first + line}: its prefix has {len(prefix):,} pieces, more than "
                     f"{self.longest:,}; shorten it, or raise decoding.max_source",
                 )
-            parts = self.split_line(ids, line, first)
-            parts_of.append(parts)
-            for number, part in enumerate(parts):
-                places.append((line, number))
-                sources.append([*self.tag_ids, *ids[part.start : part.stop]])
-                part_prefixes.append(prefix if number == 0 else [])
+            if ids:
+                places.append(line)
+                sources.append([*self.tag_ids, *self.shorten(ids, line, first)])
+                forced.append(prefix)
 
-        # batches come in the order of lengths, so the parts of a line come in any order
-        incomplete: dict[int, dict[int, Candidates]] = {}
-        forced = None if prefixes is None else part_prefixes
         phrases = None
         if demanded is not None:
             self.use_demanded_phrases()
-        if self.rules is not None:  # no line has several parts then
+        if self.rules is not None:
             phrases = [
                 self.rules.for_line(lines[line], demanded[line] if demanded else ())
-                for line, _ in places
+                for line in places
             ]
             if self.config.beam == 1 and any(one.required for one in phrases):
                 raise UserError(GREEDY_MESSAGE)
-        for batch, hypotheses in self.search_batches(sources, forced, request.n_best, phrases):
+        searched = self.search_batches(
+            sources, None if prefixes is None else forced, request.n_best, phrases
+        )
+        for batch, hypotheses in searched:
             translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
             completed = []
             for i, candidates in zip(batch, translations, strict=True):
-                line, number = places[i]
                 if not candidates:
                     say(
-                        f"warning: line {first + line}: no translation was found that keeps to its phrases; "
-                        "it is left empty"
+                        f"warning: line {first + places[i]}: no translation was found that keeps to its "
+                        "phrases; it is left empty"
                     )
                     candidates = [Translation("", 0.0)]
-                parts = parts_of[line]
-                found = incomplete.setdefault(line, {})  # of the parts of this line
-                found[number] = candidates
-                if len(found) < len(parts):
-                    continue
-                del incomplete[line]
-                in_order = [found[number] for number in range(len(parts))]
-                completed.append((line, self._join_parts(in_order, parts, request)))
+                completed.append((places[i], candidates))
             yield completed
 
     def _make_translations(
@@ -296,63 +328,32 @@ class TextToText(ABC):
         )
         return [list(islice(remaining, len(some))) for some in hypotheses]
 
-    def _join_parts(
-        self, parts_candidates: list[Candidates], parts: list[range], request: Request
-    ) -> Candidates:
-        """Join the candidates of a line's parts: samples one by one, others in all combinations,
-        best sums first.
-        """
-        joined, *others = parts_candidates
-        for part, candidates in zip(parts[1:], others, strict=True):
-            if self.config.sample:  # a sample of one part goes with any of the next
-                pairs = list(zip(joined, candidates, strict=False))
-            else:
-                pairs = list(product(joined, candidates))
-            joined = [_join_two(a, b, part.start) for a, b in pairs]
-            if not self.config.sample:
-                joined = nlargest(request.n_best, joined, key=lambda one: one.score)
-        return joined
-
-    def split_line(self, ids: list[int], index: int, first: int) -> list[range]:
-        """Split a line into the parts that are translated, ranges of its pieces. An empty line has
-        none.
-        """
+    def shorten(self, ids: list[int], index: int, first: int = 1) -> list[int]:
+        """Return what the model reads of line `index` of those that begin with number `first`."""
         n = len(ids)
-        if n == 0:
-            return []
         if n <= self.longest:
-            return [range(n)]
+            return ids
         line = f"line {first + index} has {n:,} pieces"
         if self.config.long_lines == "refuse":
             raise LineTooLong(
                 index,
                 f"{line}, more than {self.longest:,}; split it, raise decoding.max_source, or "
-                "set decoding.long_lines=split or cut",
+                "set decoding.long_lines=cut",
             )
-        if self.config.long_lines == "cut":
-            say(
-                f"warning: {line} and is cut to {self.longest:,}; split it, or raise decoding.max_source"
-            )
-            return [range(self.longest)]
-        parts = split_pieces(self.vocab.src.pieces(ids), self.longest)
-        say(f"{line} and is translated in {len(parts):,} parts")
-        return parts
-
-    def shorten(self, ids: list[int], line: int) -> list[int]:
-        """Return the pieces of a line's first part."""
-        parts = self.split_line(ids, 0, line)
-        return ids[: parts[0].stop] if parts else []
+        say(
+            f"warning: {line} and is cut to {self.longest:,}; split it, or raise decoding.max_source"
+        )
+        return ids[: self.longest]
 
 
-def _join_two(a: Translation, b: Translation, start: int) -> Translation:
-    """Join two parts; the source of the second begins at piece `start` of the line."""
-    moved = tuple(start + source for source in b.alignment)
-    return Translation(
-        text=f"{a.text} {b.text}",
-        score=a.score + b.score,
-        piece_ids=a.piece_ids + b.piece_ids,
-        alignment=a.alignment + moved,
-    )
+def report_parts(sentences: Sequence[Sentence]) -> None:
+    """Say which sentences are too long to be translated whole."""
+    parts = [one for one in sentences if one.is_part]
+    if parts:
+        say(
+            f"warning: {len(parts):,} parts of sentences are translated by themselves, because the model "
+            f"does not accept the whole; the first is {parts[0].text[:SHOWN_OF_PART]!r}"
+        )
 
 
 class Translator(TextToText):
@@ -402,7 +403,9 @@ class Translator(TextToText):
     def change_search(self, config: DecodingConfig) -> "Translator":
         config = replace(config, precision=self.config.precision, compile=self.config.compile)
         first, *others = self.prepared_models
-        return Translator(first, self.vocab, config, self.device, others, self.search_engine)
+        changed = Translator(first, self.vocab, config, self.device, others, self.search_engine)
+        changed.languages = self.languages
+        return changed
 
     @property
     def chunk_lines(self) -> int:
@@ -455,7 +458,9 @@ def make_translator(
                 "vocabulary"
             )
     models = [_load_model(one).to(device) for one in (checkpoint, *others)]
-    return Translator(models[0], vocab, config, device, models[1:])
+    translator = Translator(models[0], vocab, config, device, models[1:])
+    translator.languages = checkpoint.config.data.src, checkpoint.config.data.tgt
+    return translator
 
 
 def warn_if_untagged(data: DataConfig, tag: str | None) -> None:

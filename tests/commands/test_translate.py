@@ -37,7 +37,7 @@ from nmt.translate.formats import Layout
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
 from nmt.translate.search_state import Hypothesis
-from nmt.translate.translator import Translation, Translator, make_translator
+from nmt.translate.translator import Request, Translation, Translator, make_translator
 
 LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk holds
 TEXT = "".join(line + "\n" for line in LINES)
@@ -156,12 +156,13 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("how", ["cut", "split"])
+@pytest.mark.parametrize("unit", ["sentence", "paragraph"])
 def test_a_line_out_for_each_line_in(
-    how: str, place: Path, translator: Translator, tmp_path: Path
+    unit: str, place: Path, translator: Translator, tmp_path: Path
 ) -> None:
     data = b"".join(b"red dog\n" + odd + b"\n" for odd in ODD.values()) + b"blue cat"
-    out = run_translate(tmp_path, data, place, *BOUNDS, how, "decoding.beam=2").decode()
+    how = ["cut", "--text"] if unit == "paragraph" else ["cut"]
+    out = run_translate(tmp_path, data, place, *BOUNDS, *how, "decoding.beam=2").decode()
     lines = out.split("\n")
     assert len(lines) == 2 * len(ODD) + 2
     assert set(lines[:-2:2]) == {translate_alone(translator, "red dog")}
@@ -188,10 +189,9 @@ def test_a_line_end_in_a_translation_becomes_a_space() -> None:
 # ---- long lines ---------------------------------------------------------------------------------------------------
 
 
-def test_long_lines_are_cut_or_split_with_a_warning(
+def test_long_lines_are_cut_with_a_warning(
     place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a split line becomes is tested in tests/translate/test_translator.py."""
     lines = ["red", ". ".join(LINES[:12])]
     text = "".join(line + "\n" for line in lines)
     ids = translator.vocab.src.encode(lines)[1]
@@ -200,12 +200,39 @@ def test_long_lines_are_cut_or_split_with_a_warning(
     assert cut == translator.vocab.tgt.decode([best.ids])[0]
     assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
 
-    config = replace(DECODING, max_source=40, long_lines="split")
-    splitter = Translator(translator.model, translator.vocab, config, torch.device("cpu"))
-    split = run_translate(tmp_path, text, place, *BOUNDS, "split").decode().splitlines()
-    assert split == [one.text for one in splitter.translate(lines)]
-    problem = f"line 2 has {len(ids)} pieces and is translated in "
-    assert problem in capsys.readouterr().err
+
+def test_a_line_of_text_is_a_paragraph(
+    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = ["A red dog.", "Two cats!", "The house is old."]
+    text = "{}  {}\n\n{}\n".format(*sentences)
+    found = translator.find_candidates(sentences, Request(2))
+    best = [candidates[0].text for candidates in found]
+    paragraphs = "{}  {}\n\n{}\n".format(*best)
+    assert run_translate(tmp_path, text, place, "--text").decode() == paragraphs
+    assert "warning" not in capsys.readouterr().err
+
+    rows = run_translate(tmp_path, text, place, "--text", "--json", "--n-best", "2").splitlines()
+    first, empty, last = map(json.loads, rows)
+    assert first["source"] == " ".join(sentences[:2]).replace(" Two", "  Two")
+    assert [row["text"] for row in (first, empty, last)] == paragraphs.splitlines()
+    shown = [*first["sentences"], *empty["sentences"], *last["sentences"]]
+    assert [one["source"] for one in shown] == sentences
+    assert [one["sentence"] for one in shown] == [1, 2, 1]
+    for one, candidates in zip(shown, found, strict=True):
+        assert [row["text"] for row in one["candidates"]] == [each.text for each in candidates]
+
+
+def test_lines_of_several_sentences_are_named_once(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["A red dog.", "Two cats! The house is old.", "Mr. Smith has 3.5 dogs.", "A b. C d. E."]
+    run_translate(tmp_path, "".join(line + "\n" for line in lines * 50), place)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "sentences" in line]
+    assert len(warnings) == 1
+    assert ":2: has several sentences, and its translation has fewer; give --text" in warnings[0]
+    run_translate(tmp_path, "".join(line + "\n" for line in lines[::2] * 50), place)
+    assert "sentences" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -609,6 +636,8 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         ("--preset moses", "moses"),
         ("--interactive -i x", "-i"),
         ("--interactive --workers 2", "--workers"),
+        ("--text --scores", "as JSON only; give --json too"),
+        ("--html --n-best 2", "--html does not support --n-best"),
         ("--attention x.svg", "name it .html or .json"),
         ("--attention x.json --workers 2", "--workers"),
         ("--attention x.json --interactive -i x", "--attention does not support --interactive"),
@@ -658,7 +687,6 @@ def test_attention_does_not_replace_what_is_read(
         ("--prefix nowhere", "nowhere: cannot be read"),
         ("--attention nowhere/x.html", "nowhere/x.html: its folder does not exist"),
         ("--attention {place}/x.html", "belongs to a run"),
-        ("--attention x.html --long-lines split", "choose cut or refuse"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(

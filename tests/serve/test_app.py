@@ -34,9 +34,13 @@ def find_alone(server: RunningServer, question: dict[str, Any]) -> list[list[tup
 
 def assert_same(server: RunningServer, question: dict[str, Any], answer: Any) -> None:
     for found, expected in zip(answer["translations"], find_alone(server, question), strict=True):
-        texts = [one["text"] for one in found["candidates"]]
-        scores = [one["score"] for one in found["candidates"]]
-        assert texts == [text for text, _ in expected]
+        if not found["sentences"]:
+            assert (found["text"], expected[0][0]) == ("", "")
+            continue
+        (sentence,) = found["sentences"]
+        texts = [one["text"] for one in sentence["candidates"]]
+        scores = [one["score"] for one in sentence["candidates"]]
+        assert texts == [text for text, _ in expected] and found["text"] == texts[0]
         assert scores == pytest.approx([score for _, score in expected], abs=NEAR)
 
 
@@ -97,7 +101,7 @@ def test_pieces_alignments_and_attention(server: RunningServer) -> None:
     question = {"q": LINES[:2], "pieces": True, "alignments": True, "attention": True}
     answer = server.post("/v1/translate", question).json
     for row in answer["translations"]:
-        (candidate,) = row["candidates"]
+        (candidate,) = row["sentences"][0]["candidates"]
         pieces = [one["piece"] for one in candidate["pieces"]]
         assert pieces[-1] == "</s>"
         assert "".join(pieces[:-1]).replace("▁", " ").strip() == candidate["text"]
@@ -111,7 +115,33 @@ def test_pieces_alignments_and_attention(server: RunningServer) -> None:
 
 def test_scores_can_be_left_out(server: RunningServer) -> None:
     answer = server.post("/v1/translate", {"q": LINES[:1], "scores": False}).json
-    assert list(answer["translations"][0]["candidates"][0]) == ["text"]
+    assert list(answer["translations"][0]["sentences"][0]["candidates"][0]) == ["text"]
+
+
+def test_a_text_is_split_into_sentences(server: RunningServer) -> None:
+    text = "A red dog.  Two cats!\r\n\nThe house is old."
+    translator = server.models.first.loaded.translator
+    whole, sentences = [translator.translate([text[:21]]), translator.translate_text(text)]
+    texts = [candidates[0].text for candidates in sentences.candidates]
+    for route in ("/v1/translate", "/v1/stream"):
+        question = {"q": [text], "prefix": [texts[0]]}
+        answer = server.post(route, question).json
+        row = answer["translations"][0] if "translations" in answer else answer
+        assert row["text"] == "{}  {}\r\n\n{}".format(*texts)
+        for one, expected in zip(row["sentences"], texts, strict=True):
+            assert text[one["start"] :].startswith(one["source"])
+            assert one["candidates"][0]["text"] == expected
+    answer = server.post("/v1/translate", {"q": [text[:21]], "split": False}).json
+    assert [answer["translations"][0]["text"]] == [one.text for one in whole]
+
+
+def test_a_long_text_is_answered_in_groups_that_leave_room_for_others(
+    server: RunningServer,
+) -> None:
+    texts = [f"{line}." for line in LINES]
+    answer = server.post("/v1/translate", {"q": ["\n".join(texts)]}).json
+    lines = answer["translations"][0]["text"].split("\n")
+    assert lines == [one.text for one in server.models.first.loaded.translator.translate(texts)]
 
 
 @pytest.mark.parametrize(
@@ -131,12 +161,13 @@ def test_scores_can_be_left_out(server: RunningServer) -> None:
         ({"q": ["a"], "scores": "yes"}, 400, "scores: 'yes' is not true or false"),
         ({"q": ["a"], "prefix": []}, 400, "prefix has 0 lines, and q has 1"),
         ({"q": ["a"], "apiKey": "k"}, 400, "apiKey: unknown key; did you mean api_key?"),
-        ({"q": ["a\nb"]}, 400, "q: line 1 has a line end"),
+        ({"q": ["a"], "prefix": ["a\nb"]}, 400, "prefix: line 1 has a line end"),
         ({"q": ["\ud800"]}, 400, "q: line 1 has half a character"),
-        ({"q": ["a"] * 65}, 413, "q has 65 lines, more than 64"),
-        ({"q": ["a", "b" * 1001]}, 413, "q: line 2 has 1,001 characters, more than 1,000"),
+        ({"q": [""] * 10_001}, 413, "q has 10,001 texts, more than 10,000"),
+        ({"q": ["a", "b" * 100_000]}, 413, "q has 100,001 characters, more than 100,000"),
         ({"q": ["a"] * 9, "attention": True}, 400, "attention is for at most 8"),
-        ({"q": ["a" * 1_000_000]}, 413, "the body has more than 1,000,000 bytes"),
+        ({"q": ["A dog. " * 9], "attention": True}, 400, "attention is for at most 8"),
+        ({"q": ["a" * 1_300_000]}, 413, "the body has more than 1,265,536 bytes"),
     ],
 )
 def test_bad_questions(server: RunningServer, question: object, status: int, words: str) -> None:

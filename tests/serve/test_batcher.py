@@ -25,7 +25,7 @@ from nmt.serve.limits import ServeLimits
 from nmt.serve.messages import LineCandidate
 from nmt.serve.models import ServedModels
 
-LIMITS = ServeLimits(max_lines=4, max_waiting=4, timeout_s=0.5)
+LIMITS = ServeLimits(max_waiting=4, timeout_s=0.5)
 
 
 class Gate:
@@ -160,13 +160,14 @@ def test_a_batch_has_a_bounded_size(models: ServedModels, gate: Gate) -> None:
     assert sum(sizes) == 40_000 and max(sizes) <= budget
 
 
-def test_a_line_too_long_is_refused_by_itself(tmp_path: Path) -> None:
+def test_a_prefix_too_long_is_refused_by_itself(tmp_path: Path) -> None:
     overrides = ["decoding.long_lines=refuse", "decoding.max_source=30"]
     with run_in_thread(open_toy_models(tmp_path, overrides)) as server:
-        answer = server.post("/v1/translate", {"q": ["red dog", " ".join(LINES)[:900]]})
+        question = {"q": ["red dog", "blue dog"], "prefix": ["", " ".join(LINES)[:900]]}
+        answer = server.post("/v1/translate", question)
         assert (answer.status, "line 2" in answer.json["error"]) == (413, True)
-        answer = server.post("/v1/stream", {"q": ["red dog", " ".join(LINES)[:900]]})
+        answer = server.post("/v1/stream", question)
         rows = {row["index"]: row for row in map(json.loads, answer.text.splitlines())}
-        assert "error" in rows[1]
+        assert "line 2" in rows[1]["error"]
         expected = server.models.first.loaded.translator.translate(["red dog"])
-        assert rows[0]["candidates"][0]["text"] == expected[0].text
+        assert rows[0]["text"] == expected[0].text

@@ -68,7 +68,7 @@ def open_toy_models(folder: Path, settings: Sequence[str] = ()) -> ServedModels:
     models = []
     for name, seed in (("en-de", 2), ("other", 3)):
         checkpoint = make_checkpoint(folder / name, vocab, seed=seed)
-        overrides = ["decoding.long_lines=split", "device=cpu", *settings]
+        overrides = ["decoding.long_lines=refuse", "device=cpu", *settings]
         models.append(ServedModel(name, open_model([str(checkpoint)], overrides)))
     return ServedModels(models)
 

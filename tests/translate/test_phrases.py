@@ -203,7 +203,6 @@ MISTAKES = {
     ("--glossary", "\n"): "FILE: has no phrases",
     ("--forbid", "\n"): "FILE: has no phrases",
     ("--forbid", "a\n", "--sample"): "decoding.sample does not support --forbid",
-    ("--forbid", "a\n", "--long-lines", "split"): "long_lines=split does not support --forbid",
     ("--glossary", "a\tb\n", "--beam", "1"): "decoding.beam is 1, but --glossary and --must need",
     ("--must", "a\n", "--sample"): "decoding.sample does not support",
     (

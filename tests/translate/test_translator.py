@@ -1,6 +1,5 @@
 """Text to text against sentence-by-sentence search: n-best lists, long lines, prefixes, failures."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,11 +10,12 @@ from support.untrained import DECODING, SHAPE, make_model, make_vocab
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import EOS, Vocab
-from nmt.system.errors import Failure, UserError
+from nmt.documents.document import PlainText
+from nmt.system.errors import Failure
 from nmt.translate.alignment import align
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
-from nmt.translate.translator import LineTooLong, Request, Translator
+from nmt.translate.translator import LineTooLong, Request, Translation, Translator
 
 SOURCES = [src for src, _ in sentences(30, seed=5)]
 
@@ -65,35 +65,26 @@ def test_a_model_of_nan_is_a_failure(vocab: Vocab) -> None:
         ours.translate(SOURCES[:3])
 
 
-def test_a_long_line_is_translated_part_by_part(vocab: Vocab) -> None:
-    ours = translator(vocab, replace(DECODING, long_lines="split", max_source=12))
-    lines = [". ".join(SOURCES[:9]), SOURCES[3], "", ", ".join(SOURCES[9:15])]
-    together = ours.find_candidates(lines, Request(2, is_aligned=True))
-    for line, candidates in zip(lines, together, strict=True):
-        ids = vocab.encode([line])[0]
-        parts = ours.split_line(ids, 0, 1)
-        assert (len(parts) > 3) is (line in (lines[0], lines[3]))
-        alone = [
-            search(
-                ours.model, pack([[*ids[part.start : part.stop], EOS]]), make_rules(DECODING, 2)
-            )[0]
-            for part in parts
-        ]
-        ranked = sorted(itertools.product(*alone), key=lambda row: -sum(one.score for one in row))[
-            :2
-        ]
-        sums = [sum(one.score for one in row) for row in ranked]
-        assert [one.score for one in candidates] == pytest.approx(sums, abs=1e-4)
-        best = ranked[0]
-        assert candidates[0].text == " ".join(vocab.decode([one.ids for one in best]))
-        links = [
-            part.start + link
-            for part, one in zip(parts, best, strict=True)
-            for link in align(ours.model, [ids[part.start : part.stop]], [one.ids])[0]
-        ]
-        assert candidates[0].alignment == tuple(links) and len(links) == len(
-            candidates[0].piece_ids
-        )
+def test_a_text_is_the_translations_of_its_sentences(
+    vocab: Vocab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = translator(vocab, replace(DECODING, max_source=12))
+    ours.languages = "en", "de"
+    long = ", ".join(SOURCES[9:12])
+    text = f"  A dog.  Two cats!\n\n{long}?\t\r\n"
+    (translated,) = ours.translate_documents([PlainText(text, ours.make_splitter())], Request(2))
+    sentences = [one.text for one in translated.sentences]
+    assert sentences[:2] == ["A dog.", "Two cats!"]
+    assert " ".join(sentences[2:]) == f"{long}?" and len(sentences) > 3
+    assert all(len(ids) <= 12 for ids in vocab.encode(sentences))
+    assert translated.candidates == ours.find_candidates(sentences, Request(2))
+
+    best = [candidates[0].text for candidates in translated.candidates]
+    assert translated.text == f"  {best[0]}  {best[1]}\n\n{' '.join(best[2:])}\t\r\n"
+    assert ours.translate_text(text).text == translated.text
+    shown = capsys.readouterr().err.splitlines()
+    assert f"warning: {len(best) - 2} parts of sentences are translated by themselves" in shown[0]
+    assert ours.translate_text(" \n").text == " \n"
 
 
 def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
@@ -105,12 +96,10 @@ def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
     assert error.value.index == 2
 
 
-@pytest.mark.parametrize("how", ["cut", "split"])
 def test_learned_positions_bound_a_line_too(
-    how: str, vocab: Vocab, capsys: pytest.CaptureFixture[str]
+    vocab: Vocab, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = replace(DECODING, long_lines="split" if how == "split" else "cut")
-    ours = translator(vocab, config, replace(SHAPE, positions="learned", max_positions=30))
+    ours = translator(vocab, shape=replace(SHAPE, positions="learned", max_positions=30))
     (one,) = ours.translate([" ".join(SOURCES)], first=7)
     assert one.score < 0 and "line 7 has" in capsys.readouterr().err
 
@@ -152,30 +141,17 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
     return make_vocab(tmp_path_factory.mktemp("words"), tags=("<a>", "<b>"))
 
 
-def test_a_tag_is_in_front_of_each_part_of_a_line(tagged: Vocab) -> None:
-    decoding = replace(DECODING, long_lines="split", max_source=12, tag="<b>")
-    ours = translator(tagged, decoding)
+def test_a_tag_is_in_front_of_each_line(tagged: Vocab) -> None:
+    ours = translator(tagged, replace(DECODING, max_source=30, tag="<b>"))
     tag = tagged.find_symbol("<b>")
-    lines = [". ".join(SOURCES[:9]), SOURCES[3], ""]
+    lines = [SOURCES[0], SOURCES[3], ""]
     together = ours.find_candidates(lines, Request(is_aligned=True))
-    for line, (best,) in zip(lines, together, strict=True):
-        ids = tagged.encode([line])[0]
-        score, links = 0.0, []
-        for part in ours.split_line(ids, 0, 1):
-            source = [tag, *ids[part.start : part.stop]]
-            assert len(source) <= 12
-            (found,) = search(ours.model, pack([[*source, EOS]]), make_rules(DECODING))[0]
-            score += found.score
-            for place in align(ours.model, [source], [found.ids])[0]:
-                links.append(part.start + max(0, place - 1))
-        assert best.score == pytest.approx(score, abs=1e-4)
-        assert best.alignment == tuple(links)
+    assert together[2] == [Translation("", 0.0)]
+    for line, (best,) in zip(lines[:2], together, strict=False):
+        source = [tag, *tagged.encode([line])[0]]
+        (found,) = search(ours.model, pack([[*source, EOS]]), make_rules(DECODING))[0]
+        assert best.score == pytest.approx(found.score, abs=1e-4)
+        links = align(ours.model, [source], [found.ids])[0]
+        assert best.alignment == tuple(max(0, place - 1) for place in links)
     ours.set_tag("<a>")
     assert ours.translate(lines) != [best for (best,) in together]
-
-
-def test_a_tag_must_be_a_symbol_and_leave_room(tagged: Vocab) -> None:
-    with pytest.raises(UserError, match=r"decoding\.tag: '<c>' is not a symbol of this BPE model"):
-        translator(tagged, replace(DECODING, tag="<c>"))
-    with pytest.raises(UserError, match=r"decoding\.max_source is 1, .* tag; raise it"):
-        translator(tagged, replace(DECODING, tag="<a>", max_source=1))
