@@ -5,6 +5,7 @@
     translator = nmt.api.load("runs/base/average")
     for translation in translator.translate(["A sentence.", "Another one."]):
         print(translation.text, translation.score)
+    print(translator.translate_text("A paragraph. It has two sentences.").text)
 
     config = nmt.api.load_config("demo.yaml", ["training.steps=200", "out=runs/short"])
     nmt.api.train(config)
@@ -59,7 +60,8 @@ def load(
 
     With engine="ctranslate2" the path is a folder that nmt-export wrote. The result's
     `translate(lines)` returns a translation with `text` and `score` for each line,
-    `find_candidates(lines, request)` the best few of each.
+    `find_candidates(lines, request)` the best few of each, and `translate_text(text)` translates running
+    text sentence by sentence.
 
     On a CPU the search is compiled, whatever the model's config says. That takes 20 seconds the first
     time on a machine; `settings=["decoding.compile=auto"]` compiles it where nmt-translate would.

@@ -43,7 +43,6 @@ def test_a_process_answers_until_sigterm(checkpoint: Path, tmp_path: Path) -> No
         (["decoding.beam=2"], "no checkpoint is given"),
         (["a", "model.d_model=2"], "model.d_model=2: was fixed by training"),
         (["a", "--port", "65536"], "'65536' is not a port"),
-        (["a", "--max-waiting", "10"], "--max-waiting 10 is less than the 64 lines"),
         (["a", "--timeout", "0"], "0: give a number of at least 1"),
     ],
 )
