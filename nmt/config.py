@@ -47,6 +47,7 @@ SIZE = Rule(lambda x: 1 <= x <= 2**40, "be between 1 and 2^40")
 POSITIVE = Rule(lambda x: x > 0, "be positive")
 AT_LEAST_ONE = Rule(lambda x: x >= 1, "be at least 1")
 FRACTION = Rule(lambda x: 0 <= x < 1, "be in [0, 1)")
+SHARE = Rule(lambda x: 0 <= x <= 0.5, "be between 0 and 0.5")
 DECAY = Rule(lambda x: 0 < x < 1, "be between 0 and 1; null switches it off")
 PROBABILITY = Rule(lambda x: 0 < x <= 1, "be in (0, 1]")
 BEAM_SIZE = Rule(lambda x: 1 <= x <= 1_000, "be between 1 and 1000")
@@ -167,6 +168,25 @@ class CleanConfig:
 
 
 @dataclass(frozen=True)
+class AugmentConfig:
+    """Which share of the training pairs an epoch has in other letters, drawn anew for each epoch."""
+
+    # In capitals on both sides, so that the model can translate headlines.
+    upper: float = default(0.0, SHARE)
+    # With a capital at the start of each word, on both sides.
+    title: float = default(0.0, SHARE)
+
+    @property
+    def is_on(self) -> bool:
+        return self.upper + self.title > 0
+
+    def check(self) -> str | None:
+        if self.upper + self.title >= 1:
+            return f"upper {self.upper} and title {self.title} leave no pair as it is; lower one"
+        return None
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """The corpora, and how they become a token store."""
 
@@ -189,6 +209,7 @@ class DataConfig:
     # Whether to stop at a line that cannot be read, or to drop its pair and count it.
     on_bad_line: Literal["stop", "skip"] = "stop"
     clean: CleanConfig = CleanConfig()
+    augment: AugmentConfig = AugmentConfig()
 
     @property
     def is_mixed(self) -> bool:

@@ -170,12 +170,12 @@ def read_ledger(store: Path) -> Ledger:
 def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
     """List the settings that decide the content of a store.
 
-    These are left out: where the data and the store lie, the number of workers, and the weights of corpora, which count
-    only in training. The run's seed is left out too, although the BPE is learned from a sample drawn with it:
-    runs with different seeds share one store, and the ledger notes which seed made it.
+    These are left out: where the data and the store lie, the number of workers, and what counts only in training: the
+    weights of corpora and data.augment. The run's seed is left out too, although the BPE is learned from a sample
+    drawn with it: runs with different seeds share one store, and the ledger notes which seed made it.
     """
     values = to_plain_values(data)
-    for name in ("root", "store", "workers", "temperature"):
+    for name in ("root", "store", "workers", "temperature", "augment"):
         del values[name]
     for corpus in values["train"]:
         corpus.pop("weight", None)

@@ -1,8 +1,9 @@
-"""The training text segmented anew for each epoch, as BPE-dropout asks: one token store an epoch.
+"""The training text drawn anew for each epoch, as BPE-dropout and data.augment ask: one token store
+an epoch.
 
 An epoch's plan needs all of its lengths, so several processes draw the whole epoch when it begins.
 It appears beside the store by one rename, once for all ranks and runs that share the store, and is
-removed when it is left behind. It follows from (store, rate, seed, epoch) alone. A sentence that
+removed when it is left behind. It follows from (store, rates, seed, epoch) alone. A sentence that
 would have more than `max_pieces` pieces keeps its stored ones.
 """
 
@@ -17,9 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from nmt.config import AugmentConfig
 from nmt.data.bpe_dropout import MergeTable, segment
+from nmt.data.letter_case import CaseChanger, choose_changes
 from nmt.data.store import SideWriter, TokenStore, gather_runs, open_store
-from nmt.data.vocab import Vocabulary
+from nmt.data.vocab import Vocabulary, load_vocab
 from nmt.system.errors import UserError
 from nmt.system.files import (
     FolderInUse,
@@ -41,6 +44,7 @@ from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files
 PAIRS_PER_DRAW = 8_192  # pairs drawn from one seed: another size draws other segmentations
 CHECKED = 500  # pairs that must come back unchanged at rate 0
 POLL_S = 0.2
+NO_AUGMENT = AugmentConfig()
 TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
 Merges = tuple[MergeTable, MergeTable]  # of the source and of the target
 
@@ -52,11 +56,18 @@ Merges = tuple[MergeTable, MergeTable]  # of the source and of the target
 class Draw:
     """What decides, beside the text, what is drawn for an epoch."""
 
-    merges: Merges
+    merges: Merges | None  # at rate 0
     rate: float
+    changers: tuple[CaseChanger, CaseChanger] | None  # None if data.augment is off
+    augment: AugmentConfig
     seed: int
     epoch: int
     max_pieces: int | None
+
+    def start_random(self, first: int, number: int) -> np.random.Generator:
+        """Start the numbers for the source (0), the target (1) or the letters (2) of a block."""
+        key = (self.seed, self.epoch, first, number)
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 @dataclass(frozen=True)
@@ -72,15 +83,37 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
     """Both sides of some pairs as the epoch has them. It runs in other processes, so it is given
     all that it reads.
     """
+    sides = [pairs.src, pairs.tgt]
+    if draw.changers is not None:
+        sides = _change_letters(draw, pairs)
+    if draw.merges is None:
+        return sides
     rows = []
-    for number, (ids, counts) in enumerate((pairs.src, pairs.tgt)):
-        key = (draw.seed, draw.epoch, pairs.first, number)
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+    for number, (ids, counts) in enumerate(sides):
+        random = draw.start_random(pairs.first, number)
         drawn, drawn_counts = segment(draw.merges[number], ids, counts, draw.rate, random)
         if draw.max_pieces is not None:
             drawn, drawn_counts = _restore_long(ids, counts, drawn, drawn_counts, draw.max_pieces)
         rows.append((drawn, drawn_counts))
     return rows
+
+
+def _change_letters(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
+    """Return both sides with the letters of some pairs changed, unless that makes them too long."""
+    assert draw.changers is not None
+    stored = (pairs.src, pairs.tgt)
+    rows = [np.split(ids, np.cumsum(counts)[:-1]) for ids, counts in stored]
+    random = draw.start_random(pairs.first, 2)
+    for i, change in choose_changes(draw.augment, len(pairs.src[1]), random):
+        src, tgt = (
+            changer.change(side[i], change)
+            for changer, side in zip(draw.changers, rows, strict=True)
+        )
+        if src is None or tgt is None:
+            continue
+        if draw.max_pieces is None or max(len(src), len(tgt)) <= draw.max_pieces:
+            rows[0][i], rows[1][i] = src, tgt
+    return [(np.concatenate(side), np.array([len(row) for row in side])) for side in rows]
 
 
 def _restore_long(
@@ -117,8 +150,8 @@ def _read_merges(folder: Path, store: TokenStore) -> Merges:
 
 
 class EpochStores:
-    """`stores(epoch)` is the token store of that epoch; at rate 0 always the store itself. Close it
-    to end the drawing.
+    """`stores(epoch)` is the token store of that epoch; always the store itself if nothing is
+    drawn. Close it to end the drawing.
     """
 
     def __init__(
@@ -129,21 +162,36 @@ class EpochStores:
         max_pieces: int | None,
         workers: int,
         vocab: Vocabulary | None = None,
+        augment: AugmentConfig = NO_AUGMENT,
     ) -> None:
         self.folder = store.resolve()
         self.rate, self.seed, self.max_pieces, self.workers = rate, seed, max_pieces, workers
-        self.vocab = vocab
+        self.vocab, self.augment = vocab, augment
         self._stored = open_store(store, "train", vocab)
         identity = digest_file(store / MANIFEST_FILE)[:12]
         name = f"{identity}-{rate}-{seed}-{max_pieces}"
+        if augment.is_on:
+            name += f"-{augment.upper}-{augment.title}"
         self.epochs = self.folder.with_name(f"{self.folder.name}.epochs") / name
         self._merges = _read_merges(self.folder, self._stored) if rate else None
+        self._changers = None
+        if augment.is_on:
+            known = vocab or load_vocab(self.folder)
+            self._changers = CaseChanger(known.src), CaseChanger(known.tgt)
         self._closed = threading.Event()
 
     def __call__(self, epoch: int) -> TokenStore:
-        if self._merges is None:
+        if self._merges is None and self._changers is None:
             return self._stored
-        draw = Draw(self._merges, self.rate, self.seed, epoch, self.max_pieces)
+        draw = Draw(
+            self._merges,
+            self.rate,
+            self._changers,
+            self.augment,
+            self.seed,
+            epoch,
+            self.max_pieces,
+        )
         while (store := self._find(epoch)) is None:
             self._stop_if_closed()
             for folder in (self.epochs.parent, self.epochs):
@@ -189,9 +237,7 @@ class EpochStores:
             closing(drawn),  # after an error too, the processes end here
             closing(SideWriter(folder, "train", "src")) as src,
             closing(SideWriter(folder, "train", "tgt")) as tgt,
-            closing(
-                Progress(f"segment epoch {draw.epoch}", len(self._stored), "pairs")
-            ) as progress,
+            closing(Progress(f"draw epoch {draw.epoch}", len(self._stored), "pairs")) as progress,
         ):
             for src_row, tgt_row in drawn:
                 self._stop_if_closed()
@@ -214,7 +260,7 @@ class EpochStores:
 
     def remove(self) -> None:
         """Remove all epochs, at the end of a run, which needs them no more."""
-        if self.rate:
+        if self._merges is not None or self._changers is not None:
             shutil.rmtree(self.epochs, ignore_errors=True)
             with suppress(OSError):  # other runs have theirs there
                 self.epochs.parent.rmdir()

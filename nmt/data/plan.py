@@ -189,8 +189,8 @@ def choose_shape(
 
     It holds `micro_tokens` per side, or the longest sentence if that is more, and one and a half
     times as many sentences as that many tokens usually contain; if pairs are grouped by length, as
-    many as a micro-batch of short ones contains. With BPE-dropout lengths differ between epochs,
-    up to `max_pieces`.
+    many as a micro-batch of short ones contains. If pairs are drawn anew, their lengths differ
+    between epochs, up to `max_pieces`.
     """
     sides = (src_lengths, tgt_lengths)
     longest = max(int(side.max(initial=1)) for side in sides)

@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 
 import sentencepiece
@@ -76,6 +77,8 @@ class Vocab:
         spans_spaces = any(SPACE in piece[1:] for piece in pieces)
         # Whether the ids of a line are those of its words.
         self.is_wordwise = is_identity and not spans_spaces
+        # Whether it spells in bytes what has no piece, so that nothing is unknown.
+        self.has_bytes: bool = processor.is_byte(processor.piece_to_id("<0x00>"))
         self._processor = processor
 
     @property
@@ -134,6 +137,11 @@ class Vocab:
             f"{symbol!r} is not a symbol of this BPE model; learn one that has it: give it as the tag "
             "of a training corpus, or in vocab.user_symbols"
         )
+
+    def list_user_symbols(self) -> list[str]:
+        """Return the texts that are one piece wherever they occur."""
+        symbols = filter(partial(is_user_symbol, self._processor), range(self.size))
+        return self.pieces(list(symbols))
 
     def list_texts(self) -> list[str]:
         """Return what each piece adds to a text. The space at the very start of a text is dropped later."""

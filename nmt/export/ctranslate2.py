@@ -236,7 +236,8 @@ class CTranslate2Engine:
         if not has_plain_file(file):
             file = folder / TGT_VOCAB_FILE
         names = read_json(file)  # a list of pieces, or CTranslate2 had not loaded it
-        self._suppressed = [[self._tgt_pieces[i]] for i in (PAD, BOS)]
+        never = (PAD, BOS, UNK) if tgt.has_bytes else (PAD, BOS)
+        self._suppressed = [[self._tgt_pieces[i]] for i in never]
         self._suppressed += [[name] for name in names[tgt.size :]]  # unused rows
 
     def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:

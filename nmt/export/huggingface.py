@@ -99,6 +99,7 @@ def write_huggingface(
     # the settings with which transformers decodes as nearly as it can to our search
     decoding = config.decoding
     alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
+    never = (PAD, BOS, UNK) if vocab.tgt.has_bytes else (PAD, BOS)
     generation = import_transformers().GenerationConfig(
         num_beams=decoding.beam,
         do_sample=False,
@@ -110,7 +111,7 @@ def write_huggingface(
         eos_token_id=EOS,
         decoder_start_token_id=BOS,
         # our search never chooses them either
-        suppress_tokens=[PAD, BOS, *range(vocab.tgt.size, model.n_vocab)],
+        suppress_tokens=[*never, *range(vocab.tgt.size, model.n_vocab)],
     )
     generation.save_pretrained(folder)
 

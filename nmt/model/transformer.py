@@ -130,6 +130,7 @@ class Transformer(nn.Module):
         self.sizes = vocab_size, tgt_size or vocab_size
         n_src_rows, n_rows = map(config.count_rows, self.sizes)
         self.config, self.n_pieces, self.n_vocab = config, self.sizes[1], n_rows
+        self.writes_unknown = True  # a Translator forbids it if the vocabulary spells in bytes
         self.tgt_embedding = nn.Embedding(n_rows, config.d_model)
         self.src_embedding = self.tgt_embedding
         if not config.has_shared_embeddings:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from nmt.config import (
     COURSE_KEYS,
     MACHINE_KEYS,
+    DataConfig,
     RunConfig,
     VocabConfig,
     find_shipped_configs,
@@ -40,9 +41,10 @@ MIN_NLL_DEVIATION = 0.005  # of the logarithm
 MIN_BLEU_DEVIATION = 0.3
 
 SEARCH_KEYS = ("decoding", "evaluation.sentences")  # they do not change the NLL
-# The store's digest covers data and vocabulary, but BPE-dropout cuts the words anew in training.
+# The store's digest covers data and vocabulary, but not what training draws anew for each epoch.
+DATA_KEYS = [f.name for f in dataclasses.fields(DataConfig) if f.name != "augment"]
 VOCAB_KEYS = [f.name for f in dataclasses.fields(VocabConfig) if f.name != "bpe_dropout"]
-STORE_KEYS = ("data", *(f"vocab.{name}" for name in VOCAB_KEYS))
+STORE_KEYS = (*(f"data.{name}" for name in DATA_KEYS), *(f"vocab.{name}" for name in VOCAB_KEYS))
 IGNORED_KEYS = (
     *STORE_KEYS,
     *MACHINE_KEYS,

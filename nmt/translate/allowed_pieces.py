@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.data.vocab import BOS, EOS, PAD
+from nmt.data.vocab import BOS, EOS, PAD, UNK
 from nmt.translate.search_rules import Length, SearchRules
 from nmt.translate.search_state import NEG_INF, Beams, Decodable, find_step_column
 
@@ -79,15 +79,18 @@ def find_repeats(ids: Tensor, length: Length, rules: SearchRules) -> Tensor | No
 
 
 def forbid_pieces(
-    logits: Tensor, n_pieces: int, is_eos_forbidden: bool | Tensor, repeats: Tensor | None
+    logits: Tensor, model: Decodable, is_eos_forbidden: bool | Tensor, repeats: Tensor | None
 ) -> None:
-    """Set the logits (R, V) of what may not be chosen freely to -inf: pad, bos, unused rows, repeats and, if forbidden,
-    eos. A hypothesis that every other piece would repeat may end.
+    """Set the logits (R, V) of what may not be chosen freely to -inf: pad, bos, unused rows, the unknown piece if the
+    vocabulary can spell everything, repeats and, if forbidden, eos. A hypothesis that every other piece would repeat
+    may end.
     """
     if repeats is not None:
         eos_logits = logits[:, EOS].clone()
-    if n_pieces < logits.shape[1]:
-        logits[:, n_pieces:] = NEG_INF
+    if model.n_pieces < logits.shape[1]:
+        logits[:, model.n_pieces :] = NEG_INF
+    if not model.writes_unknown:
+        logits[:, UNK] = NEG_INF
     logits[:, PAD] = NEG_INF
     logits[:, BOS] = NEG_INF
     if isinstance(is_eos_forbidden, Tensor):

@@ -51,7 +51,7 @@ class PhraseSearch:
             # what is forbidden stays so in a prefix and at the length limit
             self._rule_out_forbidden(totals, sentences[here])
             forced_totals = totals.gather(1, forced.clamp(min=0))
-            forbid_pieces(totals, model.n_pieces, length <= rules.min_length, repeats)
+            forbid_pieces(totals, model, length <= rules.min_length, repeats)
             only_forced = torch.full_like(totals, NEG_INF)
             only_forced.scatter_(1, forced.clamp(min=0), forced_totals)
             totals = torch.where(forced < 0, totals, only_forced)

@@ -53,6 +53,7 @@ class Ensemble:
         self.models = list(models)
         self.sizes = [model.config.d_model for model in models]
         self.config, self.n_pieces = models[0].config, models[0].n_pieces
+        self.writes_unknown = models[0].writes_unknown
         self.n_vocab = max(model.n_vocab for model in models)
         learned = [model.config for model in models if model.config.positions == "learned"]
         if learned:  # the shortest table bounds them all

@@ -47,7 +47,7 @@ def sample_step(
     blocks = []
     for block in compute_logit_blocks(beams, model, hidden, length, rules):
         own_uniforms = uniforms[block.here].reshape(-1, 1)
-        blocks.append(_draw_pieces(block, own_uniforms, model.n_pieces, length, rules))
+        blocks.append(_draw_pieces(block, own_uniforms, model, length, rules))
     pieces, log_probs = (torch.cat(block).view(-1, n) for block in zip(*blocks, strict=True))
     scores = beams.scores + log_probs
     ended = (pieces == EOS) & (scores > NEG_INF)
@@ -62,14 +62,14 @@ def sample_step(
 
 
 def _draw_pieces(
-    block: LogitBlock, uniforms: Tensor, n_pieces: int, length: Length, rules: SearchRules
+    block: LogitBlock, uniforms: Tensor, model: Decodable, length: Length, rules: SearchRules
 ) -> tuple[Tensor, Tensor]:
     """A piece for each row and its log-probability, each (R, 1)."""
     _, logits, required, repeats = block
     log_probs = logits.log_softmax(1)
 
     # The distribution to draw from: temperature, then top-k, then top-p.
-    forbid_pieces(logits, n_pieces, length <= rules.min_length, repeats)
+    forbid_pieces(logits, model, length <= rules.min_length, repeats)
     logits = logits / rules.temperature
     if rules.top_k is not None:
         least = logits.topk(min(rules.top_k, logits.shape[1]), 1).values[:, -1:]

@@ -155,13 +155,13 @@ def _find_continuations(
     blocks = []
     for block in compute_logit_blocks(beams, model, hidden, length, rules):
         scores = beams.scores[block.here]
-        blocks.append(_best_continuations(block, scores, model.n_pieces, length, rules))
+        blocks.append(_best_continuations(block, scores, model, length, rules))
     parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))
     return parents, pieces, scores
 
 
 def _best_continuations(
-    block: LogitBlock, scores: Tensor, n_pieces: int, length: Length, rules: SearchRules
+    block: LogitBlock, scores: Tensor, model: Decodable, length: Length, rules: SearchRules
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the n best continuations of each sentence: parents, pieces and log-probabilities, each (S, n).
 
@@ -173,7 +173,7 @@ def _best_continuations(
     # Any logit minus its log_softmax is logsumexp; torch's log_softmax takes half the time of its logsumexp.
     base = scores.flatten() - (logits[:, EOS] - logits.log_softmax(1)[:, EOS])
     required_logits = logits.gather(1, required.clamp(min=0))
-    forbid_pieces(logits, n_pieces, length <= rules.min_length, repeats)
+    forbid_pieces(logits, model, length <= rules.min_length, repeats)
     # A sentence's n best are among each parent's n best
     values, pieces = find_topk_by_group(logits, n)
 

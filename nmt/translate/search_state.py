@@ -44,6 +44,7 @@ class Decodable(Protocol):
 
     config: ModelConfig
     n_pieces: int  # in the vocabulary: only these can be chosen
+    writes_unknown: bool  # whether the unknown piece can be chosen
     n_vocab: int  # in the softmax: the pieces and any unused rows after them
 
     def make_cache(self, src: Packed, beam: int, /) -> Any: ...

@@ -398,6 +398,7 @@ class Translator(TextToText):
         self.model, *self.others = self.prepared_models
 
     def _prepare(self, model: Transformer) -> Transformer:
+        model.writes_unknown = not self.vocab.tgt.has_bytes
         return self.search_engine.prepare(model, self.config.precision == "bf16")
 
     def change_search(self, config: DecodingConfig) -> "Translator":

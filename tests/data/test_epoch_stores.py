@@ -17,9 +17,10 @@ from support.block_faults import die, slow
 from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
 
-from nmt.config import TrainingConfig
+from nmt.config import AugmentConfig, TrainingConfig
 from nmt.data import epoch_stores
 from nmt.data.epoch_stores import EpochStores, TokenRow
+from nmt.data.letter_case import capitalise_words
 from nmt.data.loader import Loader, Update
 from nmt.data.plan import Cursor
 from nmt.data.store import Side, SideWriter, open_store
@@ -32,6 +33,8 @@ from nmt.system.run_folder import VOCAB_FILE
 N = 1_000
 UNKNOWN = 7  # the pair with a character that the BPE does not know
 CPU = torch.device("cpu")
+OFF, QUARTERS = AugmentConfig(), AugmentConfig(upper=0.25, title=0.25)
+WAYS = [(0.1, OFF), (0.0, QUARTERS), (0.1, QUARTERS)]
 Rows = list[list[int]]
 
 
@@ -50,7 +53,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("original") / "store"
     folder.mkdir()
     pairs = sentences(N, 0)
-    model = train_sentencepiece([line for pair in pairs for line in pair], 110)
+    lines = [line for pair in pairs for line in pair]
+    capitals = "".join(sorted({letter for line in lines for letter in line.upper()} - {" "}))
+    model = train_sentencepiece(lines, 140, required_chars=capitals)
     src, tgt = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     src[UNKNOWN] += " \N{SNOWMAN} " + src[UNKNOWN + 1]
     write_store(folder, model, {"src": src, "tgt": tgt})
@@ -86,8 +91,9 @@ def draw_epoch(
     seed: int = 1,
     max_pieces: int | None = None,
     workers: int = 1,
+    augment: AugmentConfig = OFF,
 ) -> list[Rows]:
-    with EpochStores(store, rate, seed, max_pieces, workers) as stores:
+    with EpochStores(store, rate, seed, max_pieces, workers, augment=augment) as stores:
         drawn = stores(epoch)
         return [rows_of(drawn.src), rows_of(drawn.tgt)]
 
@@ -149,6 +155,37 @@ def test_unknown_characters_stay_and_too_many_pieces_keep_what_is_stored(store: 
 
 
 @pytest.mark.usefixtures("here")
+def test_a_share_of_the_pairs_is_in_capitals_on_both_sides(store: Path) -> None:
+    vocab = Vocab.load(store / VOCAB_FILE)
+    stored, drawn = read_stored(store), draw_epoch(store, 0, rate=0, augment=QUARTERS)
+    texts = [vocab.decode(side) for side in stored]
+    changed = [a != b for a, b in zip(stored[0], drawn[0], strict=True)]
+    for side in (0, 1):
+        for i, text in enumerate(vocab.decode(drawn[side])):
+            if changed[i]:
+                assert text in (texts[side][i].upper(), capitalise_words(texts[side][i]))
+            else:
+                assert drawn[side][i] == stored[side][i]
+    assert 0.4 < np.mean(changed) < 0.6
+    assert not changed[UNKNOWN]
+    both = draw_epoch(store, 0, augment=QUARTERS)  # with BPE-dropout: the same pairs
+    assert [vocab.decode(side) for side in both] == [vocab.decode(side) for side in drawn]
+    assert share_equal(drawn[0], draw_epoch(store, 1, rate=0, augment=QUARTERS)[0]) < 0.8
+
+
+@pytest.mark.usefixtures("here")
+def test_pairs_that_capitals_make_too_long_stay(store: Path) -> None:
+    upper = AugmentConfig(upper=0.5)
+    stored, free = read_stored(store), draw_epoch(store, 0, rate=0, augment=upper)
+    limited = draw_epoch(store, 0, rate=0, augment=upper, max_pieces=30)
+    is_long = [max(map(len, pair)) > 30 for pair in zip(*free, strict=True)]
+    assert 0 < sum(is_long)
+    for side in (0, 1):
+        rows = zip(is_long, stored[side], free[side], strict=True)
+        assert limited[side] == [old if long else new for long, old, new in rows]
+
+
+@pytest.mark.usefixtures("here")
 def test_another_store_under_the_same_name_is_drawn_anew(store: Path) -> None:
     before = draw_epoch(store, 0)
     for part in ("ids", "offsets"):
@@ -169,13 +206,14 @@ def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
 # ---- who draws it, and when -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("rate", "augment"), WAYS[::2])
 def test_other_processes_draw_what_this_one_would(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, monkeypatch: pytest.MonkeyPatch, rate: float, augment: AugmentConfig
 ) -> None:
-    truth = draw_epoch(store, 3)
+    truth = draw_epoch(store, 3, rate, augment=augment)
     shutil.rmtree(store.with_name("store.epochs"))
     monkeypatch.setattr(epoch_stores, "draw_block", slow)
-    assert draw_epoch(store, 3, workers=2) == truth
+    assert draw_epoch(store, 3, rate, augment=augment, workers=2) == truth
 
 
 def test_many_ask_and_one_makes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +246,15 @@ def test_epochs_left_behind_go_and_come_back_for_who_needs_them(store: Path) -> 
 # ---- the loader and training on top -----------------------------------------------------------------------------
 
 
-def take(store: Path, n: int, cursor: Cursor, rank: int = 0, size: int = 1) -> list[Update]:
+Way = tuple[float, AugmentConfig]
+
+
+def take(
+    store: Path, way: Way, n: int, cursor: Cursor, rank: int = 0, size: int = 1
+) -> list[Update]:
     config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000)
-    stores = EpochStores(store, 0.1, 7, None, 1)
+    rate, augment = way
+    stores = EpochStores(store, rate, 7, None, 1, augment=augment)
     with Loader(stores, config, 500, 7, cursor, World(rank, size, CPU)) as updates, stores:
         return [next(updates) for _ in range(n)]
 
@@ -221,21 +265,23 @@ def content(update: Update) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("here")
-def test_the_same_batches_after_a_stop_in_the_middle_of_an_epoch(store: Path) -> None:
-    whole = take(store, 12, Cursor())
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_batches_after_a_stop_in_the_middle_of_an_epoch(store: Path, way: Way) -> None:
+    whole = take(store, way, 12, Cursor())
     k = next(k for k, update in enumerate(whole) if update.next_cursor == Cursor(1, 1))
     for is_kept in (True, False):
         if not is_kept:
             shutil.rmtree(store.with_name("store.epochs"))
-        again = take(store, 2, whole[k].next_cursor)
+        again = take(store, way, 2, whole[k].next_cursor)
         assert list(map(content, again)) == list(map(content, whole[k + 1 : k + 3]))
-    shares = [take(store, 3, Cursor(1, 0), rank, 2) for rank in (0, 1)]
+    shares = [take(store, way, 3, Cursor(1, 0), rank, 2) for rank in (0, 1)]
     for updates in zip(whole[k : k + 3], *shares, strict=True):
         assert len({(update.n_src, update.n_tgt, update.next_cursor) for update in updates}) == 1
 
 
 @pytest.mark.usefixtures("here")
-def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drawing", ["vocab.bpe_dropout=0.1", "data.augment.upper=0.3"])
+def test_training_continues_exactly(toy: Path, tmp_path: Path, drawing: str) -> None:
     from nmt.commands.train import main
 
     def weights(run: str) -> bytes:
@@ -247,14 +293,22 @@ def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
 
     budget = ["training.src_tokens=1500", "training.tgt_tokens=1500", "training.micro_tokens=800"]
     small = ["data.valid=null", "model.n_layers=1", *budget]
-    options = ["--config", str(toy), *small, "vocab.bpe_dropout=0.1", "training.steps=9"]
+    options = [
+        "--config",
+        str(toy),
+        *small,
+        drawing,
+        "training.steps=9",
+        "vocab.byte_fallback=true",
+        "vocab.size=400",
+    ]
     assert main(options) == 0
     assert figures("run")[-1]["epoch"] >= 1
     assert main([*options, f"out={tmp_path}/two", "training.steps=5"]) == 0
     assert not (tmp_path / "store.epochs").exists()  # the end of a run removes them
     assert main([*options, f"out={tmp_path}/two"]) == 0
     assert weights("run") == weights("two")
-    plain = ["vocab.bpe_dropout=0", f"out={tmp_path}/plain", "training.steps=1"]
+    plain = [drawing.split("=")[0] + "=0", f"out={tmp_path}/plain", "training.steps=1"]
     assert main([*options, *plain]) == 0
     assert figures("run")[0]["loss"] != figures("plain")[0]["loss"]
 

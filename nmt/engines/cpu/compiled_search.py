@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
-from nmt.data.vocab import BOS, EOS, PAD
+from nmt.data.vocab import BOS, EOS, PAD, UNK
 from nmt.engines.cpu.compiled_code import find_code_folder, hold_code_folder, make_compiler
 from nmt.engines.cpu.compiled_layers import (
     ACTIVATIONS,
@@ -159,6 +159,7 @@ class CompiledRules(NamedTuple):
     min_length: int
     penalties: Floats  # of each length
     n_pieces: int  # that may be chosen
+    writes_unknown: bool
     n_vocab: int  # over which the softmax is
 
 
@@ -245,6 +246,8 @@ def find_continuations(
             continue
         own_logits[PAD] = NEG_INF
         own_logits[BOS] = NEG_INF
+        if not rules.writes_unknown:
+            own_logits[UNK] = NEG_INF
         if length <= rules.min_length:
             own_logits[EOS] = NEG_INF
         for first in range(N_GROUPS):
@@ -486,6 +489,7 @@ def compile_rules(model: Transformer, rules: SearchRules, longest: int) -> Compi
         min_length=rules.min_length,
         penalties=compute_penalty(torch.arange(longest + 2), rules).numpy(),
         n_pieces=model.n_pieces,
+        writes_unknown=model.writes_unknown,
         n_vocab=model.n_vocab,
     )
 

@@ -1,0 +1,35 @@
+"""A model with byte fallback never writes the unknown piece, however it is searched."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.untrained import DECODING, SHAPE, make_model, make_vocab
+
+from nmt.config import DecodingConfig
+from nmt.data.vocab import EOS, UNK
+from nmt.translate.translator import Translator
+
+CPU = torch.device("cpu")
+WAYS = [
+    replace(DECODING, compile="off"),
+    replace(DECODING, compile="on"),
+    DecodingConfig(sample=True, max_extra=5),
+]
+
+
+@pytest.mark.parametrize("config", WAYS, ids=["torch", "compiled", "sampling"])
+@pytest.mark.parametrize("has_bytes", [True, False])
+def test_the_unknown_piece_is_forbidden_where_bytes_spell_everything(
+    tmp_path: Path, config: DecodingConfig, has_bytes: bool
+) -> None:
+    vocab = make_vocab(tmp_path, 340 if has_bytes else 80, byte_fallback=has_bytes)
+    model = make_model(vocab, replace(SHAPE, tied=False))
+    with torch.no_grad():
+        model.projection.weight[UNK] = 30 * model.projection.weight[EOS]
+    translators = [Translator(model, vocab, config, CPU, others) for others in ((), (model,))]
+    for translator in translators:
+        found = translator.translate(["a b c", "snow \N{SNOWMAN}"])
+        text = "".join(each.text for each in found)
+        assert ("\u2047" in text) == (not has_bytes)
