@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from nmt.documents.sentences import Sentence, Splitter, join_sentences
+from nmt.documents.sentences import Sentence, Splitter, interleave
 
 
 class Link(NamedTuple):
@@ -54,4 +54,4 @@ class PlainText:
 
     def join(self, translations: Sequence[Translated]) -> str:
         texts = [one.text.replace("\n", " ") for one in translations]
-        return join_sentences(self.text, self.sentences, texts)
+        return "".join(interleave(self.text, self.sentences, texts))

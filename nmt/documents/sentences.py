@@ -81,11 +81,12 @@ def find_cut(text: str) -> int:
     return middle
 
 
-def join_sentences(
+def interleave(
     paragraph: str, sentences: Sequence[Sentence], translations: Sequence[str]
-) -> str:
-    """Put translations in the places of the sentences; the white space stays as it is, but for a space
-    between those of sentences in Chinese or Japanese, which have none.
+) -> list[str]:
+    """Return the white space before the first sentence, its translation, the white space after it, and so
+    on. It is that of the paragraph, but for a space between translations of sentences in Chinese or
+    Japanese, which have none.
     """
     parts: list[str] = []
     done = 0
@@ -95,7 +96,7 @@ def join_sentences(
             gap = " "
         parts += [gap, translation]
         done = sentence.end
-    return "".join([*parts, paragraph[done:]])
+    return [*parts, paragraph[done:]]
 
 
 def is_wide(character: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nmt.data.vocab import EOS
+from nmt.documents.document import Link
 from nmt.serve.messages import LineCandidate, Piece, ShownAttention
 from nmt.serve.models import SearchChoice, ServedModel
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS
@@ -28,13 +29,18 @@ class LineOptions:
     has_pieces: bool = False
     has_attention: bool = False
     has_scores: bool = True
+    has_links: bool = False  # between the characters of a translation and of its source
 
-    def make_candidate(self, translation: Translation) -> LineCandidate:
+    def make_candidate(self, source: str, translation: Translation) -> LineCandidate:
+        links: Sequence[Link] = ()
+        if self.has_links:
+            links = self.model.loaded.translator.link(source, translation).links
         alignment = [(source, target) for target, source in enumerate(translation.alignment)]
         return LineCandidate(
             text=translation.text.replace("\n", " "),
             score=round(translation.score, 6) if self.has_scores else None,
             alignment=alignment if self.has_alignments else None,
+            links=links,
         )
 
 
@@ -45,10 +51,13 @@ def answer_lines_alike(
     translator = options.model.find_translator(options.search)
     found = translator.find_candidates(
         texts,
-        Request(options.n_best, options.has_alignments),
+        Request(options.n_best, options.has_alignments or options.has_links),
         prefixes if options.has_prefix else None,
     )
-    answers = [[options.make_candidate(one) for one in translations] for translations in found]
+    answers = [
+        [options.make_candidate(text, one) for one in translations]
+        for text, translations in zip(texts, found, strict=True)
+    ]
 
     # all candidates of all lines in one list, each with its line
     lines: list[str] = []

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from nmt.documents.document import Document, PlainText
+from nmt.documents.html import Html
 from nmt.serve.answers import LineOptions
 from nmt.serve.batcher import Batcher, LineAnswer, QueueFull, WaitingLine
 from nmt.serve.guard import RETRY_AFTER, Guard
@@ -201,6 +202,16 @@ class Service:
         ).to_row()
 
 
+async def read_documents(asked: TextsRequest, options: LineOptions) -> Sequence[Document]:
+    if asked.format == "text":
+        return split_texts(asked.texts, options, True)
+    splitter = options.model.loaded.translator.make_splitter()
+    try:
+        return await asyncio.to_thread(lambda: [Html(text, splitter) for text in asked.texts])
+    except UserError as error:
+        raise HTTPException(400, f"q: {error}") from None
+
+
 def split_texts(texts: Sequence[str], options: LineOptions, has_sentences: bool) -> list[PlainText]:
     splitter = options.model.loaded.translator.make_splitter(has_sentences)
     return [PlainText(text, splitter) for text in texts]
@@ -268,8 +279,10 @@ async def translate(request: Request) -> Response:
     model = choose_model(asked, service.models)
     check_amount(asked.texts, service.limits)
     options = choose_options(asked, model)
-    documents = split_texts(asked.texts, options, True)
+    documents = await read_documents(asked, options)
     candidates = await service.answer_texts(request, options, documents)
+    if asked.format == "html":  # a large one takes a while, and others are answered meanwhile
+        return answer_with(await asyncio.to_thread(join_texts, asked, model, documents, candidates))
     return answer_with(join_texts(asked, model, documents, candidates))
 
 

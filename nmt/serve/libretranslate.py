@@ -1,8 +1,7 @@
 """LibreTranslate's API, so that its clients work unchanged.
 
-Its keys come as JSON, as a form, or in the query. Two things that it offers are not supported, and
-refused rather than ignored: markup, and detection of languages (a server knows only those of its
-models).
+Its keys come as JSON, as a form, or in the query. Detection of languages is not supported, and refused
+rather than ignored (a server knows only those of its models).
 """
 
 import json
@@ -107,7 +106,8 @@ def choose_options(asked: TextsRequest, model: ServedModel) -> LineOptions:
     config = model.loaded.translator.config
     has_alternatives = model.is_ours and not config.sample
     n_best = min(1 + asked.alternatives, config.beam) if has_alternatives else 1
-    return LineOptions(model, n_best=n_best)
+    has_links = asked.format == "html" and model.is_ours
+    return LineOptions(model, n_best=n_best, has_links=has_links)
 
 
 def join_texts(

@@ -5,7 +5,7 @@ numbers may come as digits. A `LinesRequest` is ours and strict: an unknown key 
 leave out what was not asked for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -17,8 +17,9 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
-from nmt.documents.document import Translated
+from nmt.documents.document import Link, Translated
 from nmt.system.records import suggest_key
 
 MAX_ATTENTION_MAPS = 8  # of a request: all layers and heads of a long line are megabytes
@@ -45,7 +46,7 @@ class TextsRequest(BaseModel):
     q: str | Annotated[list[str], Field(min_length=1)]
     source: str
     target: str
-    format: Literal["text"] = "text"
+    format: Literal["text", "html"] = "text"
     alternatives: Annotated[StrictInt, BeforeValidator(read_digits)] = Field(0, ge=0)
     api_key: Any = None  # checked before by those servers that need one
 
@@ -133,10 +134,11 @@ class LineCandidate(BaseModel):
     pieces: list[Piece] | None = Field(None, description="the end mark comes last")
     alignment: list[tuple[int, int]] | None = None
     attention: ShownAttention | None = None
+    links: SkipJsonSchema[Sequence[Link]] = Field((), exclude=True)
 
     @property
     def translated(self) -> Translated:
-        return Translated(self.text)
+        return Translated(self.text, self.links)
 
 
 class AnsweredSentence(BaseModel):
@@ -197,7 +199,7 @@ LIBRETRANSLATE_MISTAKES = {
     "q": "q is missing; give a text, or a list of texts",
     "source": "source is missing; give the code of a language",
     "target": "target is missing; give the code of a language",
-    "format": "format {shown} is not supported; send plain text",
+    "format": "format {shown} is not supported; send text or html",
     "alternatives": "alternatives is not a number of alternatives",
 }
 

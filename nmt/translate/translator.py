@@ -39,6 +39,7 @@ from nmt.translate.attention_maps import AttentionMap, generate_attention_maps
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.ensemble import Ensemble
+from nmt.translate.links import link_characters
 from nmt.translate.phrases import LinePhrases, PhraseRules
 from nmt.translate.search_state import Decodable, Hypothesis
 
@@ -199,6 +200,8 @@ class TextToText(ABC):
         """Translate documents sentence by sentence."""
         sentences = [one for document in documents for one in document.sentences]
         report_parts(sentences)
+        if self.engine == OUR_ENGINE and any(document.needs_links for document in documents):
+            request = replace(request, is_aligned=True)
         candidates: list[Candidates] = []
         for first in range(0, len(sentences), self.chunk_lines):
             chunk = sentences[first : first + self.chunk_lines]
@@ -210,9 +213,20 @@ class TextToText(ABC):
         results = []
         for document in documents:
             of_document = list(islice(remaining, len(document.sentences)))
-            text = document.join([Translated(best.text) for best, *_ in of_document])
+            translated = [
+                self.link(sentence.text, best)
+                for sentence, (best, *_) in zip(document.sentences, of_document, strict=True)
+            ]
+            text = document.join(translated)
             results.append(TranslatedText(text, document.sentences, of_document))
         return results
+
+    def link(self, source: str, translation: "Translation") -> Translated:
+        """Return a translation with its links to the source, if it is aligned."""
+        links = link_characters(
+            self.vocab, source, translation.text, translation.piece_ids, translation.alignment
+        )
+        return Translated(translation.text, links)
 
     def translate(
         self, lines: Sequence[str], progress: Progress | None = None, first: int = 1
