@@ -20,6 +20,8 @@ from support.hostile_text import PAYLOADS
 from support.needs import needs_chromium
 from support.waiting import until
 
+from nmt.documents.document import PlainText, Translated
+from nmt.documents.sentences import Splitter
 from nmt.serve.pages import CONTENT_POLICY, read_page_files
 
 pytestmark = needs_chromium()
@@ -95,8 +97,20 @@ def make_model(name: str, source: str, target: str, engine: str = "nmt") -> JSON
 
 
 def translate_words(body: JSON) -> tuple[int, JSON, dict[str, str]]:
-    translations = [{"candidates": list_candidates(text, body)} for text in body["q"]]
+    translations = [
+        make_translation(text, body, lambda one: list_candidates(one, body)) for text in body["q"]
+    ]
     return 200, {"model": "multi30k", "translations": translations}, {}
+
+
+def make_translation(text: str, body: JSON, find: Callable[[str], list[JSON]]) -> JSON:
+    document = PlainText(text, Splitter("en" if body.get("split", True) else None, lambda _: True))
+    sentences: list[JSON] = [
+        {"source": one.text, "start": one.start, "candidates": find(one.text)}
+        for one in document.sentences
+    ]
+    best = [Translated(one["candidates"][0]["text"]) for one in sentences]
+    return {"text": document.join(best), "sentences": sentences}
 
 
 def list_candidates(text: str, body: JSON) -> list[JSON]:
@@ -333,8 +347,7 @@ def test_it_works_with_the_server_itself(page: Any, tab: OpenPage, tmp_path: Pat
             page.select_option("#model", name)
             type_text(page, "\n".join(lines))
             answer = server.post("/v1/translate", {"q": lines, "model": name}).json
-            best = [row["candidates"][0]["text"] for row in answer["translations"]]
-            expect_rows(page, *best)
+            expect_rows(page, *(row["text"] for row in answer["translations"]))
         page.click("#alternatives")
         page.locator("[role=option]").nth(1).click()
         page.click("#look")
@@ -346,6 +359,44 @@ def test_it_works_with_the_server_itself(page: Any, tab: OpenPage, tmp_path: Pat
 
 
 # --- what can be done with a translation ---
+
+
+def test_sentences_of_a_line_have_their_own_alternatives_and_attention(
+    page: Any, stand_in: StandIn
+) -> None:
+    type_text(page, "The man\n 🎸 A dog runs.  The snow.\tThe woman sleeps.")
+    expect_rows(page, "der Mann", "🎸 ein Hund rennt. der Schnee. der Frau schläft.")
+    second, third = page.locator(".line:nth-child(2) .sentence").all()[1:]
+    third.locator(".word").nth(1).hover()
+    expect_text(page, "#detail", "Frau: looks at woman 75 %")
+    assert page.locator(".source-line mark").all_text_contents() == ["woman"]
+    place = "mark => mark.previousSibling.textContent"
+    assert page.locator("mark").evaluate(place) == " 🎸 A dog runs.  The snow.\tThe "
+
+    second.locator(".word").first.focus()
+    page.keyboard.press("Enter")
+    expect_text(page, "[role=listbox]", "Wort4")
+    label = page.get_attribute("[role=listbox]", "aria-label")
+    assert label == "Alternatives of sentence 2 of line 2"
+    assert stand_in.questions[-1]["q"] == ["The snow."]
+    page.keyboard.press("Enter")
+    expect_rows(page, "der Mann", "🎸 ein Hund rennt. der Wort1 der Frau schläft.")
+    page.click("#copy")
+    expect_text(page, "#copy", "Copied")
+    copied = "der Mann\n 🎸 ein Hund rennt.  der Wort1\tder Frau schläft."
+    assert page.evaluate("navigator.clipboard.readText()") == copied
+
+    # the sentence with the caret, which is at the end of the text
+    page.focus("#source")
+    page.locator("#source").press("Control+End")
+    until_page(page, lambda: "current" in third.get_attribute("class"), lambda: read_rows(page))
+    page.click("#look")
+    expect_text(page, "#attentionTitle", "^Attention of sentence 3 of line 2$")
+    page.keyboard.press("Escape")
+
+    # what was chosen stays while other sentences change
+    type_text(page, "The man\n 🎸 A dog sleeps.  The snow.\tThe woman sleeps.")
+    expect_rows(page, "der Mann", "🎸 ein Hund schläft. der Wort1 der Frau schläft.")
 
 
 def test_alternatives_by_keyboard_replace_the_line(page: Any) -> None:
@@ -581,7 +632,12 @@ def test_hostile_translations_and_pieces_are_shown_as_text(page: Any, stand_in: 
     lines = [*payloads, tags]
 
     def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
-        return 200, {"translations": [{"candidates": list_hostile(text)} for text in body["q"]]}, {}
+        whole = {**body, "split": False}
+        return (
+            200,
+            {"translations": [make_translation(t, whole, list_hostile) for t in body["q"]]},
+            {},
+        )
 
     def list_hostile(text: str) -> list[JSON]:
         pieces = ["▁" + word for word in text.split(" ")]
@@ -599,7 +655,7 @@ def test_hostile_translations_and_pieces_are_shown_as_text(page: Any, stand_in: 
     assert [row.split(" ") for row in shown] == [line.split(" ") for line in lines]
 
     # each line's first word, the alternatives and all attention of the line that has all tags
-    focus = "row => document.querySelectorAll('.line')[row].children[0].focus()"
+    focus = "row => document.querySelectorAll('.line')[row].querySelector('.word').focus()"
     for row in range(len(lines)):
         page.evaluate(focus, row)
     page.locator("mark").wait_for()

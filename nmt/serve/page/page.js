@@ -1,6 +1,7 @@
 // The server's page: text in, text out, while typing.
 //
-// The text is a list of lines. Each keeps its translation until it is changed, so only changed lines are asked for.
+// The text is a list of lines; the server splits each into sentences. A line keeps its translation until it is changed,
+// so only changed lines are asked for. Alternatives, attention and confidence are those of a sentence.
 // A newer question aborts the older one, and what an aborted question brings is dropped: an older answer never replaces
 // a newer one. All text of users and of the server is shown through textContent; nothing here writes HTML or a style
 // attribute, so that the page works under the server's Content-Security-Policy. It talks to its own server only.
@@ -22,7 +23,9 @@ const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((elem
 
 let models = []; // {name, source, target, engine}
 let lines = []; // what makeLine returns, one for each line of the text
-let current = null; // the line that the buttons are about
+let current = null; // the line that the buttons are about,
+let currentPlace = 0; // and the character of it: its sentence
+let open = null; // {sentence, box} of the list of alternatives
 let apiKey = null; // in memory only
 let question = new AbortController(); // of the newest translation
 let typingTimer = 0;
@@ -30,6 +33,7 @@ let retryTimer = 0;
 let hoverTimer = 0;
 let lookedAt = null; // the word whose attention is shown
 const lineOfRow = new WeakMap();
+const sentenceOfElement = new WeakMap();
 const wordOfCell = new WeakMap();
 
 // --- the text and its lines ---
@@ -41,15 +45,21 @@ function makeLine(source) {
     source,
     copy: makeElement("div", "source-line", source), // behind the text field
     row,
-    shown: null, // a candidate
-    isStale: false, // what is shown translates what the line was before
+    sentences: [], // what makeSentence returns
+    tail: "", // white space after the last one
+    isTranslated: false, // otherwise its sentences are of what the line was before
     refusal: null, // why the server does not translate it
-    search: {}, // how what is shown was found
-    alternatives: null, // the open list
-    map: null, // a promise of the attention
   };
   lineOfRow.set(row, line);
   return line;
+}
+
+// `start` is its place in the line, `gap` the white space before its translation, `shown` a candidate, `search` how that
+// was found, and `map` a promise of its attention.
+function makeSentence(line, source, start, gap, shown, search) {
+  const sentence = { line, source, start, gap, shown, search, map: null, element: makeElement("span", "sentence") };
+  sentenceOfElement.set(sentence.element, sentence);
+  return sentence;
 }
 
 function isEmpty(line) {
@@ -57,7 +67,16 @@ function isEmpty(line) {
 }
 
 function isWaiting(line) {
-  return !isEmpty(line) && line.refusal === null && (line.shown === null || line.isStale);
+  return !isEmpty(line) && line.refusal === null && !line.isTranslated;
+}
+
+function writeTranslation(line) {
+  if (isEmpty(line)) return line.source;
+  return line.sentences.map(({ gap, shown }) => gap + writeOnOneLine(shown)).join("") + line.tail;
+}
+
+function writeOnOneLine(candidate) {
+  return candidate.text.replaceAll("\n", " "); // as the server joins sentences
 }
 
 // Lines at the start and the end that are what they were keep their translations. A changed line between them shows the
@@ -78,9 +97,9 @@ function matchLines(sources, before) {
 
 function changeLine(old, source) {
   const line = makeLine(source);
-  if (old?.shown && !isEmpty(line)) {
-    line.shown = old.shown;
-    line.isStale = true;
+  if (old && !isEmpty(line)) {
+    line.sentences = old.sentences;
+    for (const sentence of line.sentences) sentence.line = line;
   }
   return line;
 }
@@ -156,20 +175,21 @@ async function translateWaiting() {
 async function translateGroup(group, signal) {
   let answer;
   try {
-    answer = await askForCandidates(group, {}, signal);
+    answer = await askForTranslations(group.map((line) => line.source), {}, signal);
   } catch (error) {
     if (signal.aborted || !isRefused(error)) throw error;
     await refuseGroup(group, error, signal);
     return;
   }
   if (signal.aborted) return;
-  group.forEach((line, i) => showCandidate(line, answer[i][0]));
+  group.forEach((line, i) => showTranslation(line, answer[i]));
   alignRows();
 }
 
 // One line that the server refuses must not cost its neighbours their translation: each is asked for by itself.
 async function refuseGroup(group, error, signal) {
   if (group.length === 1) {
+    group[0].sentences = [];
     group[0].refusal = error.message.replace(/^q: line 1\b/, "this line"); // it was the only one
     drawLine(group[0]);
     updateActions();
@@ -179,31 +199,43 @@ async function refuseGroup(group, error, signal) {
   for (const line of group) await translateGroup([line], signal);
 }
 
-// Returns the candidates of each line, best first.
-async function askForCandidates(group, search, signal) {
-  const body = { q: group.map((line) => line.source), model: page.model.value, pieces: isExplained(), ...search };
+// Returns the translation of each text: its `text`, and the candidates of each of its `sentences`, best first.
+async function askForTranslations(texts, search, signal) {
+  const body = { q: texts, model: page.model.value, pieces: isExplained(), ...search };
   if (apiKey !== null) body.api_key = apiKey;
-  const answer = await askServer("v1/translate", body, signal);
-  const found = answer?.translations?.map((translation) => translation.candidates);
-  if (found?.length !== group.length || !found.every((candidates) => candidates?.length > 0)) {
+  const found = (await askServer("v1/translate", body, signal))?.translations;
+  const isWhole = ({ sentences }) => sentences?.every(({ candidates }) => candidates?.length > 0);
+  if (found?.length !== texts.length || !found.every(isWhole)) {
     throw new ServerProblem("The server's answer makes no sense.", 0);
   }
   return found;
 }
 
-function showCandidate(line, candidate, search = {}) {
-  line.shown = candidate;
-  line.search = search;
-  line.isStale = false;
-  line.refusal = null;
-  line.map = null;
+async function askForCandidates(sentence, search) {
+  const [translation] = await askForTranslations([sentence.source], { ...search, split: false }, null);
+  return translation.sentences[0].candidates;
+}
+
+// Sentences that are what they were keep what was chosen for them.
+function showTranslation(line, { text, sentences }) {
+  const before = new Map(line.sentences.map((sentence) => [sentence.source, sentence]));
+  const characters = [...line.source]; // the server counts an emoji as one
+  line.tail = text;
+  line.sentences = sentences.map(({ source, start, candidates }) => {
+    const best = writeOnOneLine(candidates[0]);
+    const gap = line.tail.slice(0, Math.max(0, line.tail.indexOf(best)));
+    line.tail = line.tail.slice(gap.length + best.length);
+    const { shown, search } = before.get(source) ?? { shown: candidates[0], search: {} };
+    return makeSentence(line, source, characters.slice(0, start).join("").length, gap, shown, search);
+  });
+  line.isTranslated = true;
   drawLine(line);
   updateActions();
 }
 
 function announceLines(translated) {
   if (translated.length === 0) return;
-  const text = translated.map((line) => line.shown?.text ?? line.refusal).join("\n");
+  const text = translated.map((line) => line.refusal ?? writeTranslation(line)).join("\n");
   const isShort = text.length <= LONGEST_ANNOUNCEMENT;
   announce(isShort ? text : `${translated.length} lines translated`);
 }
@@ -225,22 +257,28 @@ function makeCell(className, text = "") {
 
 function drawLine(line) {
   const hadFocus = line.row.contains(document.activeElement);
-  line.alternatives = null;
-  line.row.replaceChildren(...drawCells(line));
-  line.row.classList.toggle("stale", line.isStale);
+  line.sentences.forEach(drawSentence);
+  line.row.replaceChildren(...listContent(line));
+  line.row.classList.toggle("stale", !line.isTranslated && line.sentences.length > 0);
   if (hadFocus) line.row.querySelector(".word")?.focus();
 }
 
-function drawCells(line) {
+function listContent(line) {
   if (isEmpty(line)) return [describeCell(makeCell("nothing"), "empty line")];
   if (line.refusal !== null) return [makeCell("refusal", `Not translated: ${line.refusal}`)];
-  if (line.shown === null) return [describeCell(makeCell("nothing", "…"), "not translated yet")];
+  if (isWaiting(line) && line.sentences.length === 0) {
+    return [describeCell(makeCell("nothing", "…"), "not translated yet")];
+  }
+  return [...line.sentences.flatMap(({ gap, element }) => [gap, element]), line.tail];
+}
+
+function drawSentence(sentence) {
   const cells = [];
-  for (const word of splitIntoWords(line.shown)) {
+  for (const word of splitIntoWords(sentence.shown)) {
     if (word.isSpaced && cells.length > 0) cells.push(" ");
     cells.push(drawWord(word));
   }
-  return cells;
+  sentence.element.replaceChildren(...cells);
 }
 
 function describeCell(cell, label) {
@@ -287,8 +325,9 @@ function alignRows() {
 
 // --- the current line, and what can be done with it ---
 
-function chooseLine(line) {
+function chooseLine(line, place = 0) {
   current = line;
+  currentPlace = place;
   for (const other of lines) {
     const isCurrent = other === current && lines.length > 1;
     other.row.classList.toggle("current", isCurrent);
@@ -298,26 +337,36 @@ function chooseLine(line) {
 }
 
 function chooseLineAtCaret() {
-  const before = page.source.value.slice(0, page.source.selectionStart);
-  const line = lines[before.split("\n").length - 1];
-  chooseLine(line && !isEmpty(line) ? line : lines.find((other) => !isEmpty(other)) ?? null);
+  const before = page.source.value.slice(0, page.source.selectionStart).split("\n");
+  const line = lines[before.length - 1];
+  if (line && !isEmpty(line)) chooseLine(line, before.at(-1).length);
+  else chooseLine(lines.find((other) => !isEmpty(other)) ?? null);
+}
+
+function findCurrentSentence() {
+  if (!current?.isTranslated) return null;
+  return current.sentences.findLast(({ start }) => start <= currentPlace) ?? current.sentences[0] ?? null;
 }
 
 function updateActions() {
-  const isReady = current !== null && current.shown !== null && !current.isStale;
-  page.alternatives.disabled = !isReady;
-  page.look.disabled = !isReady;
-  page.copy.disabled = !lines.some((line) => line.shown !== null);
+  const sentence = findCurrentSentence();
+  page.alternatives.disabled = sentence === null;
+  page.look.disabled = sentence === null;
+  page.copy.disabled = !lines.some((line) => line.sentences.length > 0);
+  page.result.querySelector(".sentence.current")?.classList.remove("current");
+  if (current?.sentences.length > 1) sentence?.element.classList.add("current");
   const first = page.result.querySelector(".word");
   if (first && !page.result.querySelector('.word[tabindex="0"]')) setTabStop(first);
 }
 
-function nameLine(line) {
-  return lines.length > 1 ? `line ${lines.indexOf(line) + 1}` : "the line";
+function nameSentence(sentence) {
+  const { sentences } = sentence.line;
+  const line = lines.length > 1 ? `line ${lines.indexOf(sentence.line) + 1}` : "the line";
+  return sentences.length > 1 ? `sentence ${sentences.indexOf(sentence) + 1} of ${line}` : line;
 }
 
 async function copyTranslation() {
-  const text = lines.map((line) => (isEmpty(line) ? "" : line.shown?.text ?? "")).join("\n");
+  const text = lines.map(writeTranslation).join("\n");
   let message = "Not translated yet";
   if (!lines.some(isWaiting)) {
     message = (await writeToClipboard(text)) ? "Copied" : "Not copied: the browser forbids it";
@@ -351,36 +400,36 @@ function copyBySelection(text) {
 // --- alternatives ---
 
 // Someone who points keeps the focus on the word, and so sees its attention beside the alternatives.
-async function toggleAlternatives(line, takesFocus = true) {
-  const wasOpen = line.alternatives !== null;
+async function toggleAlternatives(sentence, takesFocus = true) {
+  const wasOpen = open?.sentence === sentence;
   closeAlternatives();
-  if (wasOpen || line.shown === null || line.isStale || !isExplained()) return;
-  chooseLine(line);
+  if (wasOpen || !sentence?.line.isTranslated || !isExplained()) return;
+  chooseLine(sentence.line, sentence.start);
   const box = makeCell("alternatives", "Looking for alternatives …");
-  line.alternatives = box;
-  line.row.append(box);
+  open = { sentence, box };
+  sentence.line.row.append(box);
   alignRows();
   try {
     const search = { n_best: N_ALTERNATIVES, beam: N_ALTERNATIVES };
-    const [candidates] = await askForCandidates([line], search, null);
-    if (line.alternatives === box) listAlternatives(line, candidates, search, takesFocus);
+    const candidates = await askForCandidates(sentence, search);
+    if (open?.box === box) listAlternatives(sentence, candidates, search, takesFocus);
   } catch (error) {
-    if (line.alternatives === box) box.textContent = `No alternatives: ${error.message}`;
+    if (open?.box === box) box.textContent = `No alternatives: ${error.message}`;
     if (isAboutKey(error)) showProblem(error);
   }
 }
 
-function listAlternatives(line, candidates, search, takesFocus) {
+function listAlternatives(sentence, candidates, search, takesFocus) {
   const list = makeElement("ul");
   list.setAttribute("role", "listbox");
-  list.setAttribute("aria-label", `Alternatives of ${nameLine(line)}`);
-  const choices = [{ candidate: line.shown, search: line.search }];
+  list.setAttribute("aria-label", `Alternatives of ${nameSentence(sentence)}`);
+  const choices = [{ candidate: sentence.shown, search: sentence.search }];
   for (const candidate of candidates) {
     const isNew = choices.every((choice) => choice.candidate.text !== candidate.text);
     if (isNew) choices.push({ candidate, search });
   }
-  list.replaceChildren(...choices.map((choice) => drawChoice(line, choice)));
-  line.alternatives.replaceChildren(list);
+  list.replaceChildren(...choices.map((choice) => drawChoice(sentence, choice)));
+  open.box.replaceChildren(list);
   alignRows();
   announce(`${choices.length - 1} alternatives`);
   const first = list.children[Math.min(1, choices.length - 1)];
@@ -388,22 +437,28 @@ function listAlternatives(line, candidates, search, takesFocus) {
   if (takesFocus) first.focus();
 }
 
-function drawChoice(line, { candidate, search }) {
+function drawChoice(sentence, { candidate, search }) {
   const choice = makeElement("li");
-  const isShown = candidate === line.shown;
+  const isShown = candidate === sentence.shown;
   choice.setAttribute("role", "option");
   choice.setAttribute("aria-selected", String(isShown));
   choice.tabIndex = -1;
-  compareWords(candidate.text, line.shown.text).forEach(({ text, isNew }, i) => {
+  compareWords(candidate.text, sentence.shown.text).forEach(({ text, isNew }, i) => {
     choice.append(i > 0 ? " " : "", isNew ? makeElement("b", "", text) : text);
   });
   choice.addEventListener("click", () => {
-    if (!isShown) showCandidate(line, candidate, search);
+    if (!isShown) showCandidate(sentence, candidate, search);
     closeAlternatives(); // aligns the rows
-    line.row.querySelector(".word")?.focus();
-    if (!isShown) announce(`${nameLine(line)} is now: ${candidate.text}`);
+    sentence.element.querySelector(".word")?.focus();
+    if (!isShown) announce(`${nameSentence(sentence)} is now: ${candidate.text}`);
   });
   return choice;
+}
+
+function showCandidate(sentence, candidate, search) {
+  Object.assign(sentence, { shown: candidate, search, map: null });
+  drawSentence(sentence);
+  updateActions();
 }
 
 function focusChoice(choice) {
@@ -412,41 +467,39 @@ function focusChoice(choice) {
 }
 
 function closeAlternatives() {
-  for (const line of lines) {
-    line.alternatives?.remove();
-    line.alternatives = null;
-  }
+  open?.box.remove();
+  open = null;
   alignRows();
 }
 
 // --- attention ---
 
-// The map of what the line shows, as the server's `attention` has it. A chosen alternative is found by its text in the
-// search that found it.
-function loadMap(line) {
-  line.map ??= askForMap(line, line.shown);
-  return line.map;
+// The map of what is shown, as the server's `attention` has it. A chosen alternative is found by its text in the search
+// that found it.
+function loadMap(sentence) {
+  sentence.map ??= askForMap(sentence, sentence.shown);
+  return sentence.map;
 }
 
-async function askForMap(line, shown) {
+async function askForMap(sentence, shown) {
   try {
-    const [candidates] = await askForCandidates([line], { ...line.search, attention: true }, null);
+    const candidates = await askForCandidates(sentence, { ...sentence.search, attention: true });
     const candidate = candidates.find((other) => other.text === shown.text);
     if (!candidate?.attention) throw new ServerProblem("the server did not send it", 0);
     return candidate.attention;
   } catch (error) {
-    line.map = null; // the next time it is asked for again
+    sentence.map = null; // the next time it is asked for again
     throw error;
   }
 }
 
-async function showFullAttention(line) {
-  if (line === null || line.shown === null || line.isStale) return;
-  page.attentionTitle.textContent = lines.length > 1 ? `Attention of ${nameLine(line)}` : "Attention";
+async function showFullAttention(sentence) {
+  if (!sentence?.line.isTranslated) return;
+  page.attentionTitle.textContent = `Attention of ${nameSentence(sentence)}`;
   page.attentionView.textContent = "Asking the server …";
   page.attention.showModal();
   try {
-    const map = await loadMap(line);
+    const map = await loadMap(sentence);
     page.attentionView.textContent = "";
     window.nmtAttention.show(page.attentionView, map);
   } catch (error) {
@@ -457,21 +510,21 @@ async function showFullAttention(line) {
 // Shows for a word what it looks at: in the source, in the line of details, and to a screen reader if it has the focus.
 async function lookAtWord(cell) {
   if (!cell.isConnected) return; // a new translation has come meanwhile
-  const line = lineOfRow.get(cell.closest(".line"));
+  const sentence = findSentence(cell);
   const word = wordOfCell.get(cell);
   lookedAt = cell;
   page.detail.textContent = describeWord(word, []);
   const pieces = word.parts.flatMap((part) => part.pieces);
-  if (line.isStale || pieces.length === 0) return;
+  if (!sentence.line.isTranslated || pieces.length === 0) return;
   let map;
   try {
-    map = await loadMap(line);
+    map = await loadMap(sentence);
   } catch {
     return; // the details say nothing of attention then; the button tells why
   }
   if (lookedAt !== cell) return;
-  const sources = weighSourceWords(line.source, map, pieces);
-  showAttentionInSource(line, sources);
+  const sources = weighSourceWords(sentence.source, map, pieces);
+  showAttentionInSource(sentence, sources);
   page.detail.textContent = describeWord(word, sources);
   if (document.activeElement === cell) announce(page.detail.textContent);
 }
@@ -512,17 +565,18 @@ function chooseLookedAt(sources) {
   return sources.filter(({ weight }) => weight >= Math.min(LOOKED_AT, highest));
 }
 
-function showAttentionInSource(line, words = []) {
+function showAttentionInSource(sentence, words = []) {
   for (const element of page.backdrop.querySelectorAll(".looked-at")) {
     element.classList.remove("looked-at");
     element.replaceChildren(element.textContent); // without marks
   }
-  if (line === null) return;
+  if (sentence === null) return;
+  const { line, start: first } = sentence;
   const children = [];
   let at = 0;
   for (const { start, end, text, weight } of chooseLookedAt(words)) {
-    children.push(line.source.slice(at, start), makeElement("mark", nameWeight(weight), text));
-    at = end;
+    children.push(line.source.slice(at, first + start), makeElement("mark", nameWeight(weight), text));
+    at = first + end;
   }
   line.copy.classList.add("looked-at");
   line.copy.replaceChildren(...children, line.source.slice(at));
@@ -537,6 +591,10 @@ function nameWeight(weight) {
 
 function listWords(row = page.result) {
   return [...row.querySelectorAll(".word")];
+}
+
+function findSentence(cell) {
+  return sentenceOfElement.get(cell.parentElement);
 }
 
 // Tab reaches one word, the last one that had the focus.
@@ -564,10 +622,9 @@ function moveFocus(cell, key) {
 
 function handleKeyOnWord(event, cell) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const line = lineOfRow.get(cell.closest(".line"));
   if (/^(Arrow.*|Home|End)$/.test(event.key)) moveFocus(cell, event.key);
-  else if (event.key === "Enter" || event.key === " ") toggleAlternatives(line);
-  else if (event.key === "a" || event.key === "A") showFullAttention(line);
+  else if (event.key === "Enter" || event.key === " ") toggleAlternatives(findSentence(cell));
+  else if (event.key === "a" || event.key === "A") showFullAttention(findSentence(cell));
   else if (event.key === "c" || event.key === "C") copyTranslation();
   else if (event.key === "Escape") leaveWords();
   else return;
@@ -575,8 +632,7 @@ function handleKeyOnWord(event, cell) {
 }
 
 function leaveWords() {
-  const isOpen = lines.some((line) => line.alternatives !== null);
-  if (isOpen) closeAlternatives();
+  if (open?.box.isConnected) closeAlternatives();
   else page.source.focus();
 }
 
@@ -586,15 +642,15 @@ function handleKeyOnChoice(event, choice) {
   const next = { ArrowDown: place + 1, ArrowUp: place - 1, Home: 0, End: choices.length - 1 }[event.key];
   if (next !== undefined) focusChoice(choices[Math.max(0, Math.min(next, choices.length - 1))]);
   else if (event.key === "Enter" || event.key === " ") choice.click();
-  else if (event.key === "Escape") closeChoices(choice);
+  else if (event.key === "Escape") closeChoices();
   else return;
   event.preventDefault();
 }
 
-function closeChoices(choice) {
-  const row = choice.closest(".line");
+function closeChoices() {
+  const { sentence } = open;
   closeAlternatives();
-  row.querySelector(".word")?.focus();
+  sentence.element.querySelector(".word")?.focus();
 }
 
 function handleResultKey(event) {
@@ -607,9 +663,10 @@ function handleResultClick(event) {
   const cell = event.target.closest(".word");
   const row = event.target.closest(".line");
   if (!row || event.target.closest(".alternatives")) return;
-  chooseLine(lineOfRow.get(row));
+  const sentence = cell && findSentence(cell);
+  chooseLine(lineOfRow.get(row), sentence?.start);
   const isSelecting = !getSelection().isCollapsed; // the user marks text
-  if (cell && !isSelecting) toggleAlternatives(lineOfRow.get(row), false);
+  if (cell && !isSelecting) toggleAlternatives(sentence, false);
 }
 
 function handlePointerOver(event) {
@@ -621,8 +678,9 @@ function handlePointerOver(event) {
 
 function handleFocusIn(event) {
   const cell = event.target;
-  chooseLine(lineOfRow.get(cell.closest(".line")));
   if (!cell.matches(".word")) return;
+  const { line, start } = findSentence(cell);
+  chooseLine(line, start);
   setTabStop(cell);
   lookAtWord(cell);
 }
@@ -735,6 +793,7 @@ function listen() {
   page.source.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) translateWaiting();
   });
+  page.source.addEventListener("focus", chooseLineAtCaret);
   document.addEventListener("selectionchange", () => {
     if (document.activeElement === page.source) chooseLineAtCaret();
   });
@@ -750,8 +809,8 @@ function listen() {
   });
   page.clear.addEventListener("click", clearText);
   page.copy.addEventListener("click", copyTranslation);
-  page.alternatives.addEventListener("click", () => toggleAlternatives(current));
-  page.look.addEventListener("click", () => showFullAttention(current));
+  page.alternatives.addEventListener("click", () => toggleAlternatives(findCurrentSentence()));
+  page.look.addEventListener("click", () => showFullAttention(findCurrentSentence()));
   page.attentionClose.addEventListener("click", () => page.attention.close());
   page.confidence.addEventListener("change", showConfidence);
   page.tryAgain.addEventListener("click", tryAgain);
