@@ -44,6 +44,7 @@ RAW = frozenset(("iframe", "noframes", "plaintext", "script", "style", "xmp"))
 DEEPEST = 50  # inline elements in one another
 OPTIONAL = ("html", "head", "body")  # libxml2 adds them where they are missing
 WORD = regex.compile(r"\w+(?:[-'’]\w+)*|\S")
+WORD_START, WORD_END = regex.compile(r"[\w'’-]+\Z"), regex.compile(r"^[\w'’-]+")
 NO_SPACE = regex.compile(r"\S")
 LINE_BREAKS = str.maketrans("\t\n\f\r", "    ")  # which are spaces in HTML
 
@@ -315,9 +316,26 @@ def make_run(tokens: Sequence[Token], splitter: Splitter) -> Run:
         end += len(text)
     root.stop = end
     text = "".join(texts)
+    widen_fixed(root, text)
     is_translated = any(isinstance(token, str) and not token.isspace() for token in tokens)
     sentences = splitter.split(text.translate(LINE_BREAKS)) if is_translated else []
     return Run(text, root, sentences)
+
+
+def widen_fixed(parent: Element, text: str) -> None:
+    """Let <code> take the rest of its word with it: the s of <code>int</code>s."""
+    bounds = [one.start for one in parent.children[1:]] + [parent.stop]
+    done = parent.start
+    for element, bound in zip(parent.children, bounds, strict=False):
+        widen_fixed(element, text)
+        if element.has_fixed_text and element.start < element.stop:
+            before = WORD_START.search(text[done : element.start])
+            after = WORD_END.search(text[element.stop : bound])
+            rests = [found[0] if found else "" for found in (before, after)]
+            element.before = f"{write_text(rests[0])}{element.before}{write_text(rests[1])}"
+            element.start -= len(rests[0])
+            element.stop += len(rests[1])
+        done = element.stop
 
 
 # ---- writing -----------------------------------------------------------------------------------------

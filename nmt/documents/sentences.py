@@ -17,7 +17,7 @@ import sentencex
 
 CLAUSE_GAP = regex.compile(r"(?<=[,;:،؛–—][\"'”’»)\]]*)\s+|(?<=[，、；：])")
 HALF_CHARACTER = regex.compile("[\ud800-\udfff]")
-WORD_END = regex.compile(r"\s+")
+WORD_GAP = regex.compile(r"\s+")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def find_cut(text: str) -> int:
     its middle half, else the white space nearest to it, else the middle.
     """
     middle = len(text) // 2
-    for mark in (CLAUSE_GAP, WORD_END):
+    for mark in (CLAUSE_GAP, WORD_GAP):
         places = [found.end() for found in mark.finditer(text)]
         central = [place for place in places if len(text) / 4 <= place <= 3 * len(text) / 4]
         if central:

@@ -3,6 +3,7 @@ goings-on, other engines.
 """
 
 import fcntl
+import html
 import json
 import os
 import pty
@@ -221,6 +222,17 @@ def test_a_line_of_text_is_a_paragraph(
     assert [one["sentence"] for one in shown] == [1, 2, 1]
     for one, candidates in zip(shown, found, strict=True):
         assert [row["text"] for row in one["candidates"]] == [each.text for each in candidates]
+
+
+def test_html_comes_back_as_html(place: Path, translator: Translator, tmp_path: Path) -> None:
+    text = '<ul>\n<li class="a">A <b>red</b> dog. Two cats!\r\n<li><code>x y</code></ul>\n'
+    out = run_translate(tmp_path, text, place, "--html").decode()
+    assert re.findall("<.*?>", out) == [
+        *("<ul>", '<li class="a">', "<b>", "</b>", "</li>", "<li>", "<code>", "</code>", "</li>"),
+        "</ul>",
+    ]
+    best = [one.text for one in translator.translate(["A red dog.", "Two cats!"])]
+    assert html.unescape(re.sub("<.*?>", "", out)) == "\n{} {}\nx y\n".format(*best)
 
 
 def test_lines_of_several_sentences_are_named_once(

@@ -114,6 +114,7 @@ def test_words_in_their_order_give_the_same_document(text: str) -> None:
         ),
         ("<ul>\n  <li>a b</li>\n</ul>\n", "<ul>\n  <li>B A</li>\n</ul>\n"),
         ("Use <code>map&lt;x&gt;</code> here", "HERE <code>map&lt;x&gt;</code> USE"),
+        ("a non-<code>int</code>s b", "B non-<code>int</code>s A"),
         ("<p>a b<p>c d", "<p>B A</p><p>D C</p>"),
         ("a b<br>c d", "B A<br>D C"),
     ],

@@ -3,9 +3,11 @@
 Recorded with deep-translator 1.11.4, libretranslatepy 2.1.4 and the npm package libretranslate 1.0.1.
 """
 
+import html
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,6 +80,32 @@ def test_lists_alternatives_and_multipart_forms(server: RunningServer) -> None:
     assert len(answer["alternatives"]) == 1
 
 
+def test_html_as_mastodon_and_wagtail_localize_ask(server: RunningServer) -> None:
+    """Mastodon: one text, JSON, with a key of null. wagtail-localize: a list of strings with inline tags."""
+    asked = {"source": "en", "target": "de", "format": "html", "api_key": None}
+    post = f'<p>{LINES[0]} <a href="https://x.example/?a=1&amp;b=2" class="u-url">@<span>{LINES[1]}</span></a></p>'
+    answer = server.post("/translate", {**asked, "q": post})
+    assert answer.status == 200
+    found = answer.json["translatedText"]
+    for part in ("<p>", "</p>", 'href="https://x.example/?a=1&amp;b=2"', "<span>", "</span></a>"):
+        assert found.count(part) == 1
+    words = re.sub("<.*?>", "", found)
+    assert words == translate(server, re.sub("<.*?>", "", post))
+
+    texts = [f"{LINES[0]} <b>&amp;</b>", f'<a id="a1">{LINES[1]}</a>', "", "Tom &lt;3 Jerry"]
+    answer = server.post("/translate", {**asked, "q": texts, "alternatives": 1})
+    found = answer.json["translatedText"]
+    assert [re.findall("<.*?>", text) for text in found] == [
+        ["<b>", "</b>"],
+        ['<a id="a1">', "</a>"],
+        [],
+        [],
+    ]
+    assert len(answer.json["alternatives"]) == 4
+    plain = server.post("/translate", {**asked, "q": LINES[2]}).json["translatedText"]
+    assert html.unescape(plain) == translate(server, LINES[2])
+
+
 def test_settings_for_pages(server: RunningServer) -> None:
     answer = server.ask("GET", "/frontend/settings").json
     assert answer["language"]["source"] == {"code": "en", "name": "English"}
@@ -94,7 +122,7 @@ def test_settings_for_pages(server: RunningServer) -> None:
         (JSON, b'{"q": "a", "target": "de"}', 400, "source is missing"),
         (JSON, b'{"q": "a", "source": "fr", "target": "de"}', 400, "there is en to de"),
         (JSON, b'{"q": "a", "source": "auto", "target": "fr"}', 400, "not supported"),
-        (JSON, b'{"q": "a", "source": "en", "target": "de", "format": "html"}', 400, "plain text"),
+        (JSON, b'{"q": "a", "source": "en", "target": "de", "format": "rtf"}', 400, "text or html"),
         (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": -1}', 400, "number"),
         (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": true}', 400, "number"),
         (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": 2.0}', 400, "number"),
