@@ -143,16 +143,15 @@ class Vocab:
         symbols = filter(partial(is_user_symbol, self._processor), range(self.size))
         return self.pieces(list(symbols))
 
-    def list_texts(self) -> list[str]:
-        """Return what each piece adds to a text. The space at the very start of a text is dropped later."""
-        texts = []
+    def list_texts(self) -> list[str | bytes]:
+        """Return what each piece adds to a text: characters, or a byte of one. The space at the very start of a
+        text is dropped later.
+        """
+        texts: list[str | bytes] = []
         for i in range(self.size):
             if self._processor.is_byte(i):
-                raise UserError(
-                    "this vocabulary spells characters in bytes (vocab.byte_fallback), so a piece has no text "
-                    "of its own; phrases can be forbidden or required only without that"
-                )
-            if self._processor.is_control(i):
+                texts.append(bytes.fromhex(self._processor.id_to_piece(i)[3:5]))  # <0xE2>
+            elif self._processor.is_control(i):
                 texts.append("")
             elif self._processor.is_unknown(i):
                 texts.append(self._processor.decode([i]))

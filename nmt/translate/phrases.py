@@ -2,7 +2,8 @@
 
 A text contains a phrase if it has the phrase's words in this order, with white space between them, and no letter,
 digit, mark or underscore directly before or after: see the regular expression of `make_pattern`. Case matters. The
-search follows the characters of the pieces, so it does not matter how the model cuts a phrase into pieces.
+search follows the characters of the pieces, so it does not matter how the model cuts a phrase into pieces, or that
+it spells a character in bytes.
 """
 
 from collections import defaultdict
@@ -85,6 +86,7 @@ class PhraseState(NamedTuple):
     # (phrase, n): the text ends in the first n characters of the phrase, which may be all of them
     begun: frozenset[tuple[str, int]]
     met: frozenset[str]  # required phrases that the text contains
+    tail: bytes = b""  # of a character that is not whole yet
 
     @property
     def ended(self) -> set[str]:
@@ -120,6 +122,27 @@ def read_text(
     return is_boundary, begun, found
 
 
+def read_bytes_after(tail: bytes, text: str | bytes) -> tuple[str, bytes]:
+    """Return the characters that a piece completes behind the bytes of one, and the bytes that it leaves."""
+    if not text:
+        return "", tail
+    if isinstance(text, str):
+        return ("\ufffd" if tail else "") + text, b""
+    try:
+        return (tail + text).decode(), b""
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":
+            return "", tail + text
+    if not tail:
+        return "\ufffd", b""
+    more, rest = read_bytes_after(b"", text)  # the byte does not belong to those before
+    return "\ufffd" + more, rest
+
+
+def count_bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
 def group_by_first(phrases: Sequence[str]) -> dict[str, list[str]]:
     groups = defaultdict(list)
     for phrase in phrases:
@@ -132,7 +155,7 @@ class PhraseRules:
 
     def __init__(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str | bytes],
         forbidden: Sequence[str] = (),
         glossary: dict[str, str] | None = None,
     ) -> None:
@@ -141,13 +164,18 @@ class PhraseRules:
         self.by_text: dict[str, list[int]] = defaultdict(list)
         self.by_first: dict[str, list[int]] = defaultdict(list)
         not_words = []
+        self.byte_pieces: dict[bytes, int] = {}
         for piece, text in enumerate(texts):
-            if text:
+            if isinstance(text, bytes):
+                self.byte_pieces[text] = piece
+            elif text:
                 self.by_text[text].append(piece)
                 self.by_first[" " if is_space(text[0]) else text[0]].append(piece)
                 if not is_word(text[0]):
                     not_words.append(piece)
         self.not_words = torch.tensor(not_words, dtype=torch.int64)  # they end the word before
+        with_text = [piece for piece, text in enumerate(texts) if text and isinstance(text, str)]
+        self.with_text = torch.tensor(with_text, dtype=torch.int64)
         self.banned_whole = {  # pieces that hold a whole forbidden phrase, by whether one may begin
             is_boundary: self._find_whole(is_boundary) for is_boundary in (False, True)
         }
@@ -165,7 +193,7 @@ class PhraseRules:
         characters = set(texts)
         for target in terms.values():
             for character in target:
-                if character not in characters:
+                if character not in characters and b"\0" not in characters:
                     raise UserError(
                         f"{glossary}: {target!r}: the vocabulary has no {character!r}, so the model cannot "
                         "write it; leave it out"
@@ -193,6 +221,8 @@ class PhraseRules:
         state = PhraseState(is_boundary, frozenset(), frozenset())
         pieces = []
         for piece, text in enumerate(self.texts if self.forbidden else ()):
+            if isinstance(text, bytes):
+                continue
             has_end = not all(map(is_word, text[1:]))
             if has_end and read_text(state, text, self.forbidden_by_first)[2]:
                 pieces.append(piece)
@@ -207,7 +237,9 @@ class PhraseRules:
             if phrase[n - 1] == " ":
                 candidates += self.by_first.get(" ", ())
             state = PhraseState(False, frozenset([(phrase, n)]), frozenset())
-            ends = [piece for piece in candidates if read_text(state, self.texts[piece], {})[2]]
+            ends = [
+                piece for piece in candidates if read_text(state, str(self.texts[piece]), {})[2]
+            ]
             self.banned_ends[phrase, n] = torch.tensor(ends, dtype=torch.int64)
         return self.banned_ends[phrase, n]
 
@@ -224,17 +256,19 @@ class LinePhrases:
     @property
     def n_needed(self) -> int:
         """A number of pieces that is enough to write all required phrases."""
-        return sum(len(phrase) + 2 for phrase in self.required)
+        length = len if not self.rules.byte_pieces else count_bytes
+        return sum(length(phrase) + 2 for phrase in self.required)
 
     def advance(self, state: PhraseState, piece: int) -> PhraseState:
         if piece == EOS:
-            is_boundary = True
-            begun: set[tuple[str, int]] = set()
-            found = state.ended
-        else:
-            is_boundary, begun, found = read_text(state, self.rules.texts[piece], self.by_first)
+            met = state.met | state.ended.intersection(self.required)
+            return PhraseState(True, frozenset(), met)
+        text = self.rules.texts[piece]
+        text, tail = read_bytes_after(state.tail, text)
+        is_boundary, begun, found = read_text(state, text, self.by_first)
         met = state.met | found.intersection(self.required)
-        return PhraseState(is_boundary, frozenset(one for one in begun if one[0] not in met), met)
+        begun = {one for one in begun if one[0] not in met}
+        return PhraseState(is_boundary, frozenset(begun), met, tail)
 
     def may_end(self, state: PhraseState) -> bool:
         """Return whether eos may follow: unless it completes a forbidden phrase or a required one is missing."""
@@ -246,12 +280,24 @@ class LinePhrases:
     def find_banned(self, state: PhraseState) -> list[Tensor]:
         """Find the pieces that must not follow, because they complete a forbidden phrase, and eos if it must not."""
         banned = [self.rules.banned_whole[state.is_boundary]]
-        for phrase, n in state.begun:
-            if phrase in self.rules.forbidden:
-                banned.append(self.rules.find_ends(phrase, n))
+        forbidden = [one for one in state.begun if one[0] in self.rules.forbidden]
+        banned += [self.rules.find_ends(*one) for one in forbidden]
+        if forbidden and self.rules.byte_pieces:
+            banned.append(self._find_banned_bytes(state))
+        if state.tail and not self.rules.forbidden.isdisjoint(state.ended):
+            banned.append(self.rules.with_text)  # what is not a character ends the word
         if not self.may_end(state):
             banned.append(END)
         return [pieces for pieces in banned if len(pieces)]
+
+    def _find_banned_bytes(self, state: PhraseState) -> Tensor:
+        """Find the bytes that complete a character behind a forbidden phrase, or its last one."""
+        pieces = []
+        for byte, piece in self.rules.byte_pieces.items():
+            text, _ = read_bytes_after(state.tail, byte)
+            if not self.rules.forbidden.isdisjoint(read_text(state, text, {})[2]):
+                pieces.append(piece)
+        return torch.tensor(pieces, dtype=torch.int64)
 
     def find_missing(self, state: PhraseState) -> list[str]:
         """Return the required phrases that do not occur even if the text ends here."""
@@ -268,6 +314,8 @@ class LinePhrases:
             return torch.cat([self.rules.not_words, END]) if is_open else NO_PIECES
         pieces = self.rules.by_text
         found: list[int] = []
+        if state.tail:
+            return torch.tensor(list(self._find_next_bytes(state, missing)), dtype=torch.int64)
         going = [(phrase, n) for phrase, n in state.begun if phrase in missing]
         for phrase, n in going or [(phrase, 0) for phrase in missing]:
             for end in range(n + 1, len(phrase) + 1):
@@ -276,20 +324,38 @@ class LinePhrases:
                     found += pieces.get(part, ())
                 if n == 0:
                     found += pieces.get(f" {part}", ())
+            if phrase[n : n + 1] not in pieces:  # a character without a piece
+                found += self._find_next_bytes(state, [phrase])
         if not going and not state.is_boundary:
             found += pieces.get(" ", ())
         return torch.tensor(found, dtype=torch.int64)
 
+    def _find_next_bytes(self, state: PhraseState, missing: Sequence[str]) -> Iterator[int]:
+        """Find the bytes that continue the character with which a missing phrase goes on, or begins."""
+        begun = dict(state.begun)
+        for phrase in missing:
+            n = begun.get(phrase, 0)
+            character = phrase[n : n + 1].encode(errors="replace")
+            if (n > 0 or state.is_boundary) and character.startswith(state.tail):
+                byte = character[len(state.tail) : len(state.tail) + 1]
+                if byte in self.rules.byte_pieces:
+                    yield self.rules.byte_pieces[byte]
+
     def measure_progress(self, state: PhraseState) -> int:
-        """Return how much of the required phrases is written, in half characters; each helpful piece raises it."""
-        total = sum(2 * (len(phrase) + 1) for phrase in state.met)
+        """Return how much of the required phrases is written, in eighths of a character; each helpful piece raises
+        it, and a byte is one piece of at most four.
+        """
+        total = sum(8 * (len(phrase) + 1) for phrase in state.met)
         going = 0
+        n_bytes = (
+            len(state.tail) if any(self._find_next_bytes(state, self.find_missing(state))) else 0
+        )
         for phrase, n in state.begun:
             if phrase in self.required:
                 if n == len(phrase):
-                    total += 2 * n
+                    total += 8 * n
                 else:
-                    going = max(going, 2 * n)
+                    going = max(going, 8 * n + n_bytes)
         if going == 0 and state.is_boundary and self.find_missing(state):
-            going = 1
+            going = 1 + n_bytes
         return total + going

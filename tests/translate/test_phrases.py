@@ -15,8 +15,7 @@ from support.untrained import make_checkpoint, make_vocab
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import DecodingConfig
 from nmt.data.batch import pack
-from nmt.system.errors import UserError
-from nmt.translate.phrases import START, LinePhrases, PhraseRules, make_pattern
+from nmt.translate.phrases import START, LinePhrases, PhraseRules, make_pattern, read_bytes_after
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 
@@ -44,16 +43,24 @@ def test_what_does_not_occur(text: str) -> None:
     assert not make_pattern("Haus").search(text)
 
 
-def test_states_say_what_the_pattern_says() -> None:
+# of characters alone, and with the bytes of some: of é, of an ellipsis, of a letter and a comma
+CHARACTERS = [*TEXTS[:4], *"ab, .", " a", "\u00a0", "ab", "b a", "  ", "a, a b", "\u0301", "1"]
+BYTES = [bytes([byte]) for byte in b"a,\xc3\xa9\xe2\x80\xa6"]
+
+
+@pytest.mark.parametrize("texts", [CHARACTERS, [*CHARACTERS[:9], *BYTES]], ids=["plain", "bytes"])
+def test_states_say_what_the_pattern_says(texts: list[str | bytes]) -> None:
     rng = random.Random(1)
-    texts = [*TEXTS[:4], *"ab, .", " a", "\u00a0", "ab", "b a", "  ", "a, a b", "\u0301", "1"]
+    letters = "ab,1" if texts is CHARACTERS else "ab,é…"
     for _ in range(counted(500, 50_000)):
         ids = [rng.choice([1, *range(4, len(texts))]) for _ in range(rng.randint(0, 7))]
         phrase = " ".join(
-            "".join(rng.choice("ab,1") for _ in range(rng.randint(1, 2)))
+            "".join(rng.choice(letters) for _ in range(rng.randint(1, 2)))
             for _ in range(rng.randint(1, 3))
         )
-        text = "".join(texts[i] for i in ids)
+        spelled = [texts[i] for i in ids]
+        data = b"".join(one if isinstance(one, bytes) else one.encode() for one in spelled)
+        text = data.decode(errors="replace")
         is_there = make_pattern(phrase).search(text) is not None
         forbidden = PhraseRules(texts, [phrase]).without_required
         assert is_allowed(forbidden, ids) == (not is_there), (phrase, text)
@@ -125,6 +132,19 @@ def test_phrases_hold_with_any_beam_and_in_any_batch(preset: str, beam: int) -> 
         assert not occurs("b b", some[0].ids) and not occurs("bb", some[0].ids)
 
 
+def test_a_required_phrase_is_spelled_in_bytes() -> None:
+    texts: list[str | bytes] = [*TEXTS, *(bytes([byte]) for byte in "é😀".encode())]
+    toy = Toy(3, n=len(texts), ending=-1.0)
+    line = LinePhrases(PhraseRules(texts), ["bé", "😀 a"])
+    for beam in (2, 4):
+        rules = make_rules(replace(PLAIN, beam=beam))
+        (found,) = search(toy, pack([(4, 5, EOS)]), rules, None, [line])
+        spelled = [texts[i] for i in found[0].ids]
+        data = b"".join(one if isinstance(one, bytes) else one.encode() for one in spelled)
+        assert make_pattern("bé").search(data.decode(errors="replace"))
+        assert make_pattern("😀 a").search(data.decode(errors="replace"))
+
+
 def test_what_cannot_be_kept_to_has_no_translation() -> None:
     line = LinePhrases(PhraseRules(TEXTS, ["a"]), ["a b"])
     assert search(Toy(1, n=8), pack([(4, EOS)]), make_rules(PLAIN), None, [line]) == [[]]
@@ -145,15 +165,21 @@ def put(path: Path, text: str) -> str:
 
 
 def test_the_text_of_a_piece_is_what_it_adds_to_a_line(tmp_path: Path) -> None:
-    vocab, rng = make_vocab(tmp_path), random.Random(1)
-    texts = vocab.list_texts()
-    for _ in range(200):
-        ids = [rng.randrange(vocab.size) for _ in range(8)]
-        joined = "".join(texts[i] for i in ids)
-        assert vocab.decode([ids])[0].strip(" ") == joined.strip(" ")
     (tmp_path / "bytes").mkdir()
-    with pytest.raises(UserError, match="byte_fallback"):
-        make_vocab(tmp_path / "bytes", 340, byte_fallback=True).list_texts()
+    rng = random.Random(1)
+    for vocab in (make_vocab(tmp_path), make_vocab(tmp_path / "bytes", 340, byte_fallback=True)):
+        texts = vocab.list_texts()
+        for _ in range(200):
+            ids = [rng.randrange(vocab.size) for _ in range(8)]
+            text = ""
+            tail = b""
+            for i in ids:
+                more, tail = read_bytes_after(tail, texts[i])
+                text += more
+            expected = vocab.decode([ids])[0].strip(" ")
+            assert text.strip(" ").replace("\ufffd", "") == expected.rstrip("\ufffd").replace(
+                "\ufffd", ""
+            )
 
 
 def test_translations_keep_to_files_of_phrases(
