@@ -604,6 +604,9 @@ class DecodingConfig:
     # A tag in front of every source, such as those of the training corpora (docs/data.md#tags). The
     # dev set and the test set have their own.
     tag: str | None = None
+    # Whether addresses, placeholders such as {0} and %s, and long numbers must survive: where one is lost,
+    # the line is searched again with it demanded (docs/decoding.md#protected-strings).
+    protect: bool = False
     # How many source pieces to decode together; null: 4,096 on a CPU, 16,384 on a GPU. In fp32 it
     # does not change results.
     batch_tokens: int | None = default(None, SIZE)

@@ -93,6 +93,7 @@ WITHOUT_ROW = {
     **dict.fromkeys(
         ("decoding.temperature", "decoding.top_k", "decoding.top_p"), "of sampling, which has a row"
     ),
+    "decoding.protect": "of names, which WMT's references copy as well",
     "decoding.tag": "of models whose training corpora have tags, which have a row",
     "model.max_positions": "of learned positions, which have a row",
     "decoding.long_lines": "of lines longer than decoding.max_source, which has a row",

@@ -56,7 +56,7 @@ MAX_SHORTENED = 0.05
 ATTENTION_SUFFIXES = (".html", ".json")
 CONFLICTS = {
     "--attention": "--resume --workers --interactive",  # maps of lines that are done are unknown
-    "--engine": "--attention --n-best --alignments --sample --prefix --forbid --glossary --must",
+    "--engine": "--attention --n-best --alignments --sample --prefix --forbid --glossary --must --protect",
     "--interactive": "-i -o --prefix --must --workers",
     "--text": "--prefix --must",
     "--html": "--text --prefix --must --n-best --scores --alignments --json --attention --resume --workers "
@@ -180,6 +180,11 @@ def add_search_arguments(group: argparse._ArgumentGroup) -> None:
         help="phrases that a translation must contain: a line for each line of input, tabs between phrases",
     )
     group.add_argument(
+        "--protect",
+        action="store_true",
+        help="addresses, placeholders such as {0} and %%s, and long numbers must survive",
+    )
+    group.add_argument(
         "--long-lines",
         choices=("cut", "refuse"),
         help="what to do with a line of more than decoding.max_source pieces, besides reporting it",
@@ -245,6 +250,7 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
         "sample": "true" if args.sample else None,
         "seed": args.seed,
         "long_lines": args.long_lines,
+        "protect": "true" if args.protect else None,
         "tag": args.tag and json.dumps(args.tag),
     }
     overrides = [f"decoding.{key}={value}" for key, value in options.items() if value is not None]
@@ -295,7 +301,7 @@ def translate_text(args: argparse.Namespace) -> int:
 
     # translate what a person types, or a stream
     if args.must:
-        model.translator.use_demanded_phrases()
+        model.translator.check_phrases("--must")
     names_files = args.input or args.output or args.prefix or args.must or args.attention
     is_prompt = args.interactive
     if not names_files and args.workers == 1 and sys.stdin.isatty():
@@ -343,6 +349,7 @@ def translate_input(
     load_model: "Callable[[], LoadedModel]",
 ) -> None:
     """Translate a file or standard input."""
+    from nmt.system.progress import say
     from nmt.translate.lines import (
         LARGEST_CHUNK,
         add_demanded,
@@ -350,6 +357,7 @@ def translate_input(
         find_size,
         open_input,
     )
+    from nmt.translate.protect import Survival
     from nmt.translate.stream import translate_stream
 
     with ExitStack() as stack:
@@ -375,15 +383,19 @@ def translate_input(
             chunks = add(chunks, reader, n_done)
         size = find_size(source)
         is_warned = False
+        survival = Survival()
         for result in translate_stream(translator, layout, chunks, out, args.workers, load_model):
             if attention is not None:
                 attention.add(translator, result.lines, result.translations)
             progress.advance(result.n_lines)
+            survival += result.survival
             if not is_warned and len(result.shortened) > MAX_SHORTENED * result.n_lines:
                 is_warned = True
                 warn_of_shortened(source.name, result.shortened)
             if size and result.n_source_bytes:
                 progress.total = round(progress.done * size / result.n_source_bytes)
+    if translator.config.protect:
+        say(str(survival))
 
 
 def warn_of_shortened(name: str, lines: Sequence[int]) -> None:
@@ -397,18 +409,21 @@ def warn_of_shortened(name: str, lines: Sequence[int]) -> None:
 
 def translate_html(args: argparse.Namespace, translator: "TextToText") -> None:
     """Translate an HTML document."""
-    from nmt.documents.html import Html
+    from nmt.documents.html import HtmlDocument
+    from nmt.system.progress import say
     from nmt.translate.lines import open_input
     from nmt.translate.stream import write_uninterrupted
 
     with ExitStack() as stack:
         source = stack.enter_context(open_input(args.input))
-        document = Html(source.read_text(), translator.make_splitter())
+        document = HtmlDocument(source.read_text(), translator.make_splitter())
         handles = [source.handle]
         out, _, progress = open_lines_output(args, handles, stack, "translating", "sentences")
         progress.total = len(document.sentences)
         (translated,) = translator.translate_documents([document], progress=progress)
         write_uninterrupted(out, translated.text.encode(errors="replace"))
+    if translator.config.protect:
+        say(str(translator.survival))
 
 
 def check_not_among(path: str, handles: Sequence[int]) -> None:

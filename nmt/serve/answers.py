@@ -5,7 +5,7 @@ Lines go through the same function as those of nmt-translate. What is asked for 
 for a whole batch at once, from the pieces that the search found.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nmt.data.vocab import EOS
@@ -14,7 +14,12 @@ from nmt.serve.messages import LineCandidate, Piece, ShownAttention
 from nmt.serve.models import SearchChoice, ServedModel
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS
 from nmt.translate.pair_scores import compute_log_probs
+from nmt.translate.phrases import Glossary, tidy_phrase
 from nmt.translate.translator import Request, TextToText, Translation, Translator
+
+
+def tidy_glossary(terms: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((tidy_phrase(source), tidy_phrase(target)) for source, target in terms.items())
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class LineOptions:
     model: ServedModel
     search: SearchChoice = SearchChoice()
     n_best: int = 1
+    glossary: tuple[tuple[str, str], ...] = ()
     has_prefix: bool = False
     has_alignments: bool = False
     has_pieces: bool = False
@@ -49,10 +55,12 @@ def answer_lines_alike(
 ) -> list[list[LineCandidate]]:
     """Find the candidates of lines that have the options in common, best first."""
     translator = options.model.find_translator(options.search)
+    glossary = Glossary(dict(options.glossary))
     found = translator.find_candidates(
         texts,
         Request(options.n_best, options.has_alignments or options.has_links),
         prefixes if options.has_prefix else None,
+        demanded=list(map(glossary.list_targets, texts)) if options.glossary else None,
     )
     answers = [
         [options.make_candidate(text, one) for one in translations]

@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from nmt.documents.document import Document, PlainText
-from nmt.documents.html import Html
-from nmt.serve.answers import LineOptions
+from nmt.documents.html import HtmlDocument
+from nmt.serve.answers import LineOptions, tidy_glossary
 from nmt.serve.batcher import Batcher, LineAnswer, QueueFull, WaitingLine
 from nmt.serve.guard import RETRY_AFTER, Guard
 from nmt.serve.libretranslate import (
@@ -207,7 +207,9 @@ async def read_documents(asked: TextsRequest, options: LineOptions) -> Sequence[
         return split_texts(asked.texts, options, True)
     splitter = options.model.loaded.translator.make_splitter()
     try:
-        return await asyncio.to_thread(lambda: [Html(text, splitter) for text in asked.texts])
+        return await asyncio.to_thread(
+            lambda: [HtmlDocument(text, splitter) for text in asked.texts]
+        )
     except UserError as error:
         raise HTTPException(400, f"q: {error}") from None
 
@@ -385,11 +387,13 @@ def check_question(asked: LinesRequest, service: Service) -> LineOptions:
     """Return what is asked of each sentence, if the server's limits and the model allow it."""
     check_amount(asked.q, service.limits)
     check_amount(asked.prefix or (), service.limits)
+    check_amount([*asked.glossary.values(), *asked.glossary], service.limits)
     model = find_model(asked.model, service.models)
     options = LineOptions(
         model=model,
         search=SearchChoice(asked.preset, asked.beam),
         n_best=asked.n_best,
+        glossary=tidy_glossary(asked.glossary),
         has_prefix=asked.prefix is not None,
         has_alignments=asked.alignments,
         has_pieces=asked.pieces,
@@ -406,6 +410,8 @@ def check_question(asked: LinesRequest, service: Service) -> LineOptions:
         raise HTTPException(
             400, f"n_best is {asked.n_best}, but beam is {config.beam}; give a wider beam"
         )
+    if asked.glossary and config.beam == 1:
+        raise HTTPException(400, "glossary needs several hypotheses; give beam 2 or more")
     return options
 
 

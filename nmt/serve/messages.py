@@ -23,6 +23,7 @@ from nmt.documents.document import Link, Translated
 from nmt.system.records import suggest_key
 
 MAX_ATTENTION_MAPS = 8  # of a request: all layers and heads of a long line are megabytes
+MAX_TERMS = 100  # of the glossary of a request
 WIDEST_BEAM = 12  # that a client may ask for: time and memory grow with it
 SHOWN_CHARACTERS = 99  # of a wrong value
 BeamWidth = Annotated[int, Field(ge=1, le=WIDEST_BEAM)]
@@ -95,6 +96,9 @@ class LinesRequest(BaseModel):
     preset: Preset | None = None
     beam: BeamWidth | None = None
     n_best: BeamWidth = 1
+    glossary: dict[str, str] = Field(
+        {}, max_length=MAX_TERMS, description="phrases of the source, and what translates them"
+    )
     prefix: list[str] | None = Field(None, description="how the translation of each text begins")
     scores: bool = True
     alignments: bool = False
@@ -103,7 +107,10 @@ class LinesRequest(BaseModel):
     api_key: str | None = None
 
     @model_validator(mode="after")
-    def check_prefixes(self) -> "LinesRequest":
+    def check_phrases(self) -> "LinesRequest":
+        for source, target in self.glossary.items():
+            if not source.strip() or not target.strip():
+                raise ValueError("glossary: has an empty phrase; leave it out")
         if self.prefix is not None and len(self.prefix) != len(self.q):
             raise ValueError(f"prefix has {len(self.prefix):,} lines, and q has {len(self.q):,}")
         for number, line in enumerate(self.prefix or (), 1):
@@ -193,6 +200,8 @@ MISTAKES = {
     "list_type": "is not a list",
     "int_type": "is not an integer",
     "bool_type": "is not true or false",
+    "dict_type": "is not an object of phrases and their translations",
+    "too_long": f"has more than {MAX_TERMS} phrases",
 }
 # LibreTranslate's clients show one text for anything that is wrong with a key.
 LIBRETRANSLATE_MISTAKES = {

@@ -12,7 +12,7 @@ from nmt.data.vocab import SPACE, Vocab, Vocabulary
 from nmt.documents.document import Link
 
 BETWEEN_SPACES = regex.compile("[^ ]+")
-Place = tuple[int, int]
+Characters = tuple[int, int]
 
 
 def link_characters(
@@ -25,7 +25,7 @@ def link_characters(
     return [Link(sources[i], target) for i, target in zip(alignment, targets, strict=False)]
 
 
-def place_pieces(vocab: Vocab, ids: Sequence[int], text: str) -> list[Place]:
+def place_pieces(vocab: Vocab, ids: Sequence[int], text: str) -> list[Characters]:
     """Return the characters that each piece of a text has. A piece of a word with unknown characters, or
     with some that are spelled in bytes, has the whole word.
     """
@@ -37,7 +37,7 @@ def place_pieces(vocab: Vocab, ids: Sequence[int], text: str) -> list[Place]:
     spans = [found.span() for found in BETWEEN_SPACES.finditer(text)]
     if sum(any(word) for word in words) != len(spans):  # the text is not that of the pieces
         return [(0, len(text))] * len(ids)
-    places: list[Place] = []
+    places: list[Characters] = []
     remaining = iter(spans)
     for word in words:
         start, stop = next(remaining) if any(word) else (0, 0)

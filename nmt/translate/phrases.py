@@ -7,7 +7,7 @@ it spells a character in bytes.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,6 +150,34 @@ def group_by_first(phrases: Sequence[str]) -> dict[str, list[str]]:
     return dict(groups)
 
 
+class Glossary:
+    """Phrases of the source, and the phrase of the translation for each."""
+
+    def __init__(self, terms: Mapping[str, str]) -> None:
+        self.terms = terms
+        self.sources_by_token: dict[str, list[str]] = defaultdict(list)
+        for source in terms:
+            self.sources_by_token[TOKEN.match(source)[0]].append(source)
+
+    def list_targets(self, source: str) -> list[str]:
+        """List the phrases that the translation of a line must contain. Of phrases in one another the longest
+        counts.
+        """
+        spans = list(self._find_terms(source))
+        targets = []
+        for first, last, target in spans:
+            is_inside = any(a <= first and last <= b and b - a > last - first for a, b, _ in spans)
+            if not is_inside:
+                targets.append(target)
+        return targets
+
+    def _find_terms(self, source: str) -> Iterator[tuple[int, int, str]]:
+        for token in set(TOKEN.findall(source)):
+            for term in self.sources_by_token.get(token, ()):
+                for match in make_pattern(term).finditer(source):
+                    yield *match.span(), self.terms[term]
+
+
 class PhraseRules:
     """The forbidden phrases and the glossary, which hold for all lines, and the texts of the pieces."""
 
@@ -159,7 +187,8 @@ class PhraseRules:
         forbidden: Sequence[str] = (),
         glossary: dict[str, str] | None = None,
     ) -> None:
-        self.texts, self.forbidden, self.glossary = texts, frozenset(forbidden), glossary or {}
+        self.texts, self.forbidden = texts, frozenset(forbidden)
+        self.glossary = Glossary(glossary or {})
         self.forbidden_by_first = group_by_first(sorted(self.forbidden))
         self.by_text: dict[str, list[int]] = defaultdict(list)
         self.by_first: dict[str, list[int]] = defaultdict(list)
@@ -180,9 +209,6 @@ class PhraseRules:
             is_boundary: self._find_whole(is_boundary) for is_boundary in (False, True)
         }
         self.banned_ends: dict[tuple[str, int], Tensor] = {}
-        self.sources_by_token: dict[str, list[str]] = defaultdict(list)
-        for source in self.glossary:
-            self.sources_by_token[TOKEN.match(source)[0]].append(source)
         self.without_required = LinePhrases(self, ())
 
     @classmethod
@@ -202,20 +228,9 @@ class PhraseRules:
 
     def for_line(self, source: str, demanded: Sequence[str] = ()) -> "LinePhrases":
         """Return the phrases for the translation of one line: those the glossary requires, and those demanded."""
-        required = list(map(tidy_phrase, demanded))
-        spans = list(self._find_terms(source))
-        for first, last, target in spans:
-            is_inside = any(a <= first and last <= b and b - a > last - first for a, b, _ in spans)
-            if not is_inside:
-                required.append(target)
+        required = [*map(tidy_phrase, demanded), *self.glossary.list_targets(source)]
         required = [phrase for phrase in dict.fromkeys(required) if phrase]
         return LinePhrases(self, tuple(required)) if required else self.without_required
-
-    def _find_terms(self, source: str) -> Iterator[tuple[int, int, str]]:
-        for token in set(TOKEN.findall(source)):
-            for term in self.sources_by_token.get(token, ()):
-                for match in make_pattern(term).finditer(source):
-                    yield *match.span(), self.glossary[term]
 
     def _find_whole(self, is_boundary: bool) -> Tensor:
         state = PhraseState(is_boundary, frozenset(), frozenset())

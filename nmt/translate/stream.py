@@ -28,6 +28,7 @@ from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk
+from nmt.translate.protect import Survival
 from nmt.translate.translator import LineTooLong, LoadedModel, TextToText, Translation
 
 Task = Chunk | str  # a chunk, or the error message of an input that ends with an error
@@ -42,6 +43,7 @@ class TranslatedChunk:
     lines: Sequence[str] = ()  # and their best translations, if the layout keeps them
     translations: Sequence[Translation] = ()
     shortened: Sequence[int] = ()  # lines of several sentences, with fewer in their translations
+    survival: Survival = Survival()  # of its protected strings
 
 
 def translate_stream(
@@ -104,8 +106,13 @@ def translate_chunk(translator: TextToText, layout: Layout, task: Task) -> Trans
     """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
     if isinstance(task, str):
         return TranslatedChunk(b"", 0, 0, task)
-    if layout.is_text:
-        return _translate_paragraphs(translator, layout, task)
+    translator.survival = Survival()
+    translate = _translate_paragraphs if layout.is_text else _translate_lines
+    chunk = translate(translator, layout, task)
+    return replace(chunk, survival=translator.survival)
+
+
+def _translate_lines(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
     lines, prefixes, demanded, refusal = task.lines, task.prefixes, task.demanded, None
     try:
         candidates = translator.find_candidates(

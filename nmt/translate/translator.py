@@ -41,6 +41,7 @@ from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.links import link_characters
 from nmt.translate.phrases import LinePhrases, PhraseRules
+from nmt.translate.protect import Survival, find_lost, find_protected
 from nmt.translate.search_state import Decodable, Hypothesis
 
 OUR_ENGINE = "nmt"
@@ -91,6 +92,7 @@ class TextToText(ABC):
     def __init__(self, vocab: Vocabulary, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
         self.rules: PhraseRules | None = None  # what translations must not or must contain
+        self.survival = Survival()  # of protected strings, so far
         tables = [shape.max_positions - 1 for shape in shapes if shape.positions == "learned"]
         self.longest_table = min(tables, default=None)  # the shortest table bounds them all
         self.longest_source = min([config.max_source, *tables])
@@ -116,22 +118,33 @@ class TextToText(ABC):
 
     def use_phrases(self, rules: PhraseRules) -> None:
         """Keep to forbidden phrases and a glossary from now on."""
-        if self.engine != OUR_ENGINE:
-            raise UserError(
-                f"{self.engine} does not support --forbid, --glossary or --must; leave them or --engine out"
-            )
-        if self.config.sample:
-            raise UserError(
-                "decoding.sample does not support --forbid, --glossary or --must; search instead"
-            )
-        if self.config.beam == 1 and rules.glossary:
+        self.check_phrases("--forbid, --glossary or --must")
+        if self.config.beam == 1 and rules.glossary.terms:
             raise UserError(GREEDY_MESSAGE)
         self.rules = rules
 
-    def use_demanded_phrases(self) -> None:
-        """Accept phrases that each line demands of its translation."""
-        if self.rules is None:
-            self.use_phrases(PhraseRules(self.vocab.tgt.list_texts()))
+    def check_phrases(self, options: str) -> None:
+        """Refuse `options` if translations cannot be made to contain phrases, or not to contain them."""
+        if self.engine != OUR_ENGINE:
+            raise UserError(f"{self.engine} does not support {options}; leave them or --engine out")
+        if self.config.sample:
+            raise UserError(f"decoding.sample does not support {options}; search instead")
+
+    def check_protect(self) -> None:
+        """Refuse decoding.protect if the search cannot demand anything."""
+        if self.config.protect:
+            self.check_phrases("decoding.protect (--protect)")
+            if self.config.beam == 1:
+                raise UserError(
+                    "decoding.beam is 1, but decoding.protect (--protect) needs several hypotheses; "
+                    "give --beam 4 or more"
+                )
+
+    @cached_property
+    def demand_rules(self) -> PhraseRules:
+        """The rules of lines that demand phrases, where no other rules hold."""
+        self.check_phrases("--must")
+        return PhraseRules(self.vocab.tgt.list_texts())
 
     @abstractmethod
     def change_search(self, config: DecodingConfig) -> "TextToText":
@@ -274,6 +287,61 @@ class TextToText(ABC):
         demanded: Sequence[Sequence[str]] | None = None,
     ) -> Iterator[list[tuple[int, Candidates]]]:
         """Translate lines; yields those that each batch completes, with their candidates."""
+        self.check_protect()
+        for found in self._search_lines(lines, request, prefixes, first, demanded):
+            if self.config.protect:
+                self._demand_lost(found, lines, request, prefixes, demanded)
+            completed = []
+            for line, candidates in found.items():
+                if not candidates:
+                    say(
+                        f"warning: line {first + line}: no translation was found that keeps to its "
+                        "phrases; it is left empty"
+                    )
+                completed.append((line, candidates or [Translation("", 0.0)]))
+            yield completed
+
+    def _demand_lost(
+        self,
+        found: dict[int, Candidates],
+        lines: Sequence[str],
+        request: Request,
+        prefixes: Sequence[str] | None,
+        demanded: Sequence[Sequence[str]] | None,
+    ) -> None:
+        """Search lines whose protected strings are lost again, with those strings demanded."""
+        protected = {line: find_protected(lines[line]) for line in found}
+        lost = {}
+        for line, candidates in found.items():
+            text = candidates[0].text if candidates else ""
+            lost[line] = find_lost(protected[line], text)
+        again = [line for line in found if lost[line]]
+        searched = self._search_lines(
+            [lines[line] for line in again],
+            request,
+            [prefixes[line] for line in again] if prefixes is not None else None,
+            demanded=[[*(demanded[line] if demanded else ()), *lost[line]] for line in again],
+        )
+        n_strings = sum(count.total() for count in protected.values())
+        n_first = n_strings - sum(count.total() for count in lost.values())
+        for completed in searched if again else ():
+            for place, candidates in completed.items():
+                line = again[place]
+                if candidates:
+                    found[line] = candidates
+                    lost[line] = find_lost(protected[line], candidates[0].text)
+        n_kept = n_strings - sum(count.total() for count in lost.values())
+        self.survival += Survival(n_strings, n_first, n_kept)
+
+    def _search_lines(
+        self,
+        lines: Sequence[str],
+        request: Request,
+        prefixes: Sequence[str] | None,
+        first: int = 1,
+        demanded: Sequence[Sequence[str]] | None = None,
+    ) -> Iterator[dict[int, Candidates]]:
+        """Search lines that are not empty; yields the candidates of those that each batch completes."""
         line_prefixes = [[]] * len(lines) if prefixes is None else self.vocab.tgt.encode(prefixes)
         places: list[int] = []  # the lines that are not empty
         sources: list[list[int]] = []  # of these lines
@@ -292,12 +360,12 @@ class TextToText(ABC):
                 forced.append(prefix)
 
         phrases = None
+        rules = self.rules
         if demanded is not None:
-            self.use_demanded_phrases()
-        if self.rules is not None:
+            rules = rules or self.demand_rules
+        if rules is not None:
             phrases = [
-                self.rules.for_line(lines[line], demanded[line] if demanded else ())
-                for line in places
+                rules.for_line(lines[line], demanded[line] if demanded else ()) for line in places
             ]
             if self.config.beam == 1 and any(one.required for one in phrases):
                 raise UserError(GREEDY_MESSAGE)
@@ -306,16 +374,7 @@ class TextToText(ABC):
         )
         for batch, hypotheses in searched:
             translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
-            completed = []
-            for i, candidates in zip(batch, translations, strict=True):
-                if not candidates:
-                    say(
-                        f"warning: line {first + places[i]}: no translation was found that keeps to its "
-                        "phrases; it is left empty"
-                    )
-                    candidates = [Translation("", 0.0)]
-                completed.append((places[i], candidates))
-            yield completed
+            yield dict(zip([places[i] for i in batch], translations, strict=True))
 
     def _make_translations(
         self, sources: Sentences, hypotheses: list[list[Hypothesis]], request: Request

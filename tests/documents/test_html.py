@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from nmt.documents.document import Link, Translated
-from nmt.documents.html import WORD, Html
+from nmt.documents.html import HtmlDocument
+from nmt.documents.inline_elements import WORD
 from nmt.documents.sentences import Sentence, Splitter
 from nmt.system.errors import UserError
 
@@ -63,7 +64,7 @@ def shuffle(sentence: Sentence) -> Translated:
 
 
 def translate(text: str, translate_sentence: Translate) -> str:
-    document = Html(text, SPLITTER)
+    document = HtmlDocument(text, SPLITTER)
     return document.join([translate_sentence(one) for one in document.sentences])
 
 
@@ -166,4 +167,4 @@ def test_hostile_documents_end(text: str) -> None:
 
 def test_half_a_character_is_refused() -> None:
     with pytest.raises(UserError, match="the HTML cannot be read"):
-        Html("\ud800<p>x", SPLITTER)
+        HtmlDocument("\ud800<p>x", SPLITTER)

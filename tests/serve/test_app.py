@@ -135,6 +135,17 @@ def test_a_text_is_split_into_sentences(server: RunningServer) -> None:
     assert [answer["translations"][0]["text"]] == [one.text for one in whole]
 
 
+def test_a_glossary_holds_for_its_request(server: RunningServer) -> None:
+    texts = ["The dog likes the house.", "A cat."]
+    question = {"q": texts, "glossary": {"dog": "hund hund"}}
+    first, second = server.post("/v1/translate", question).json["translations"]
+    plain = server.post("/v1/translate", {"q": texts}).json["translations"]
+    assert "hund hund" in first["text"] and "hund hund" not in plain[0]["text"]
+    assert second == plain[1]
+    answer = server.post("/v1/stream", {**question, "q": texts[:1]}).json
+    assert answer["text"] == first["text"]
+
+
 def test_a_long_text_is_answered_in_groups_that_leave_room_for_others(
     server: RunningServer,
 ) -> None:
@@ -160,6 +171,11 @@ def test_a_long_text_is_answered_in_groups_that_leave_room_for_others(
         ({"q": ["a"], "\ud800": 1}, 400, "a key: .* has half a character"),
         ({"q": ["a"], "scores": "yes"}, 400, "scores: 'yes' is not true or false"),
         ({"q": ["a"], "prefix": []}, 400, "prefix has 0 lines, and q has 1"),
+        ({"q": ["a"], "glossary": ["b"]}, 400, r"glossary: \['b'\] is not an object"),
+        ({"q": ["a"], "glossary": {"b": " "}}, 400, "glossary: has an empty phrase"),
+        ({"q": ["a"], "glossary": {"b": 1}}, 400, "glossary: 1 is not a string"),
+        ({"q": ["a"], "glossary": {str(n): "c" for n in range(101)}}, 400, "more than 100 phrases"),
+        ({"q": ["a"], "glossary": {"b": "c"}, "beam": 1}, 400, "glossary needs several"),
         ({"q": ["a"], "apiKey": "k"}, 400, "apiKey: unknown key; did you mean api_key?"),
         ({"q": ["a"], "prefix": ["a\nb"]}, 400, "prefix: line 1 has a line end"),
         ({"q": ["\ud800"]}, 400, "q: line 1 has half a character"),
