@@ -6,6 +6,7 @@ wrong with the options is reported before torch is imported.
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from nmt.serve.models import ServedModel
 
 KEYS_VARIABLE = "NMT_API_KEYS"
+ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+")  # as browsers write it
 OTHER_FILES = 64  # open besides connections
 EXAMPLES = """\
   nmt-serve runs/demo/average                                    http://127.0.0.1:8000, for this machine only
@@ -71,6 +73,13 @@ def add_network_arguments(group: argparse._ArgumentGroup) -> None:
         help="names by which clients may call the server, besides localhost and --host; '*' is any",
     )
     group.add_argument(
+        "--allow-origin",
+        nargs="+",
+        default=[],
+        metavar="ORIGIN",
+        help="other sites whose pages may use the server, such as https://example.org; '*' is any",
+    )
+    group.add_argument(
         "--api-key-file",
         metavar="FILE",
         help=f"keys of which clients must send one, one a line; or in the variable {KEYS_VARIABLE}",
@@ -105,7 +114,14 @@ def parse_port(text: str) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    return parse_checkpoints(build_parser(), argv)
+    parser = build_parser()
+    args = parse_checkpoints(parser, argv)
+    for origin in args.allow_origin:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            parser.error(
+                f"--allow-origin {origin}: give scheme and name, such as https://example.org"
+            )
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,7 +136,7 @@ def serve_models(args: argparse.Namespace) -> int:
         import_extra(package)
     tune_process()  # before torch is imported
 
-    from nmt.serve.guard import LOCAL_HOSTS
+    from nmt.serve.guard import LOCAL_HOSTS, Callers
     from nmt.serve.limits import ServeLimits
     from nmt.serve.models import ServedModels
     from nmt.serve.server import make_server, open_socket, run_server
@@ -132,10 +148,11 @@ def serve_models(args: argparse.Namespace) -> int:
         timeout_s=args.timeout,
     )
     hosts = {*LOCAL_HOSTS, args.host, *args.allow_host}
+    callers = Callers(frozenset(map(str.lower, hosts)), frozenset(args.allow_origin))
     with open_socket(args.host, args.port) as listener:
         models = ServedModels([open_served(word, args) for word in args.checkpoints])
         models.warm_up()
-        server = make_server(models, limits, keys, frozenset(map(str.lower, hosts)))
+        server = make_server(models, limits, keys, callers)
         run_server(server, listener, list(models.by_name))
     return 0
 

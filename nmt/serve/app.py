@@ -23,7 +23,7 @@ from nmt.documents.document import Document, PlainText
 from nmt.documents.html import HtmlDocument
 from nmt.serve.answers import LineOptions, tidy_glossary
 from nmt.serve.batcher import Batcher, LineAnswer, QueueFull, WaitingLine
-from nmt.serve.guard import RETRY_AFTER, Guard
+from nmt.serve.guard import RETRY_AFTER, Callers, Guard
 from nmt.serve.libretranslate import (
     FORM_TYPES,
     JSON_TYPE,
@@ -437,7 +437,7 @@ async def show_metrics(request: Request, service: Served) -> Response:
 # ---- the application ------------------------------------------------------------------------------------------------
 
 
-def make_app(service: Service, hosts: frozenset[str]) -> Guard:
+def make_app(service: Service, callers: Callers) -> Guard:
     app = FastAPI(
         title="nmt-serve",
         version="1",
@@ -470,7 +470,7 @@ def make_app(service: Service, hosts: frozenset[str]) -> Guard:
 
     app.add_route("/", show_page)
     app.add_route("/page/{name}", show_page)
-    return Guard(app, service.limits, hosts, service.metrics)
+    return Guard(app, service.limits, callers, service.metrics)
 
 
 def answer_refusal(request: Request, error: HTTPException) -> Response:

@@ -7,6 +7,7 @@ the number of requests that wait. Answers tell browsers to load nothing else and
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -21,7 +22,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
-ANY_HOST = "*"
+ANY = "*"  # host, or origin
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 RETRY_AFTER = {"Retry-After": "1"}
 HEADERS = [
@@ -31,13 +32,27 @@ HEADERS = [
 ]
 
 
+@dataclass(frozen=True)
+class Callers:
+    """By which names the server may be called, and from pages of which other sites."""
+
+    hosts: frozenset[str]
+    origins: frozenset[str] = frozenset()
+
+    def may_call(self, host: str) -> bool:
+        return ANY in self.hosts or host in self.hosts
+
+    def may_use(self, origin: str) -> bool:
+        return ANY in self.origins or origin in self.origins
+
+
 class Guard:
     """An application around another one."""
 
     def __init__(
-        self, app: App, limits: ServeLimits, hosts: frozenset[str], metrics: ServerMetrics
+        self, app: App, limits: ServeLimits, callers: Callers, metrics: ServerMetrics
     ) -> None:
-        self.app, self.limits, self.hosts, self.metrics = app, limits, hosts, metrics
+        self.app, self.limits, self.callers, self.metrics = app, limits, callers, metrics
         self.n_unanswered = 0
         self.is_stopping: Callable[[], bool] = lambda: False
 
@@ -78,14 +93,18 @@ class Guard:
         """Return the refusal of a request that is not meant for this server, or is too much for it."""
         headers = dict(scope["headers"])
         host = strip_port(headers.get(b"host", b"").decode("latin-1"))
-        if ANY_HOST not in self.hosts and host not in self.hosts:
+        if not self.callers.may_call(host):
             return refuse(
                 421, f"{host[:99]!r} is no name of this server; see nmt-serve --allow-host"
             )
         # Browsers mark what a page of another site sends. Without this check, any page that a user
         # visits could use every server that the user's browser reaches.
-        if scope["method"] == "POST" and headers.get(b"sec-fetch-site") == b"cross-site":
-            return refuse(403, "pages of other sites may not use this server")
+        is_cross_site = headers.get(b"sec-fetch-site") == b"cross-site"
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if scope["method"] == "POST" and is_cross_site and not self.callers.may_use(origin):
+            return refuse(
+                403, "pages of other sites may not use this server; see nmt-serve --allow-origin"
+            )
         if self.n_unanswered >= self.limits.max_connections:
             return refuse(503, "the server answers too many requests at the moment; try again")
         if int(headers.get(b"content-length", 0)) > self.limits.max_body:

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from nmt.serve.app import Service, make_app
 from nmt.serve.batcher import Batcher, count_search_threads
+from nmt.serve.guard import App, Callers, Guard
 from nmt.serve.limits import ServeLimits
 from nmt.serve.metrics import ServerMetrics
 from nmt.serve.models import ServedModels
@@ -56,14 +58,14 @@ class TranslationServer:
 
 
 def make_server(
-    models: ServedModels, limits: ServeLimits, keys: frozenset[str], hosts: frozenset[str]
+    models: ServedModels, limits: ServeLimits, keys: frozenset[str], callers: Callers
 ) -> TranslationServer:
     metrics = ServerMetrics()
     batcher = Batcher(limits.max_waiting, count_search_threads(models), metrics.observe_batch)
     service = Service(models, batcher, limits, keys, metrics)
-    app = make_app(service, hosts)
+    app = make_app(service, callers)
     config = uvicorn.Config(
-        app,
+        share_with_origins(app, callers),
         ws="none",
         lifespan="off",
         log_level="error",
@@ -81,6 +83,18 @@ def make_server(
         "nmt_connections", "Open connections", lambda: len(server.server_state.connections)
     )
     return TranslationServer(server, batcher)
+
+
+def share_with_origins(app: Guard, callers: Callers) -> App:
+    """Let browsers give the answers to pages of the allowed origins."""
+    if not callers.origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=sorted(callers.origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type"],
+    )
 
 
 def run_server(server: TranslationServer, listener: socket.socket, names: Sequence[str]) -> None:

@@ -7,10 +7,16 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.running_server import LINES, RunningServer, share_models, share_server  # noqa: F401
+from support.running_server import (  # noqa: F401
+    LINES,
+    RunningServer,
+    run_in_thread,
+    share_models,
+    share_server,
+)
 from support.soaking import counted
 
-from nmt.serve.models import SearchChoice
+from nmt.serve.models import SearchChoice, ServedModels
 from nmt.translate.translator import Candidates, Request
 
 NEAR = 1e-5  # as in test_invariance.py
@@ -216,3 +222,27 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert answer.status == 403
     answer = server.ask("POST", "/v1/translate", b"<q/>", {"Content-Type": "text/xml"})
     assert answer.status == 415
+
+
+def test_pages_of_allowed_origins_may_use_it(models: ServedModels) -> None:
+    question = {"q": "red dog", "source": "en", "target": "de"}
+    site, other = "https://a.example", "https://b.example"
+    allowed = "access-control-allow-origin"
+    with run_in_thread(models, origins=frozenset({site})) as server:
+        asked = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "content-type",
+        }
+        before = server.ask("OPTIONS", "/translate", headers={"Origin": site, **asked})
+        assert (before.status, before.headers[allowed]) == (200, site)
+        assert (
+            allowed
+            not in server.ask("OPTIONS", "/translate", headers={"Origin": other, **asked}).headers
+        )
+        sent = {"Sec-Fetch-Site": "cross-site"}
+        answer = server.post("/translate", question, {"Origin": site, **sent})
+        assert (answer.status, answer.headers[allowed]) == (200, site)
+        refused = server.post("/translate", {}, {"Origin": site, **sent})
+        assert (refused.status, refused.headers[allowed]) == (400, site)  # a page reads why
+        assert server.post("/translate", question, {"Origin": other, **sent}).status == 403
+        assert server.post("/translate", question, sent).status == 403

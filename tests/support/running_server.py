@@ -19,6 +19,7 @@ from support.waiting import until
 for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
 
+from nmt.serve.guard import Callers  # noqa: E402
 from nmt.serve.limits import ServeLimits  # noqa: E402
 from nmt.serve.models import ServedModel, ServedModels  # noqa: E402
 from nmt.serve.server import TranslationServer, make_server, open_socket  # noqa: E402
@@ -75,9 +76,13 @@ def open_toy_models(folder: Path, settings: Sequence[str] = ()) -> ServedModels:
 
 @contextmanager
 def run_in_thread(
-    models: ServedModels, limits: ServeLimits = DEFAULTS, keys: frozenset[str] = frozenset()
+    models: ServedModels,
+    limits: ServeLimits = DEFAULTS,
+    keys: frozenset[str] = frozenset(),
+    origins: frozenset[str] = frozenset(),
 ) -> Iterator[RunningServer]:
-    server = make_server(models, limits, keys, frozenset({"127.0.0.1", "localhost"}))
+    callers = Callers(frozenset({"127.0.0.1", "localhost"}), origins)
+    server = make_server(models, limits, keys, callers)
     with open_socket("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, args=[listener])
         thread.start()
