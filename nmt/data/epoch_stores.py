@@ -99,7 +99,9 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
 
 
 def _change_letters(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
-    """Return both sides with the letters of some pairs changed, unless that makes them too long."""
+    """Return both sides with the letters of some pairs changed, unless the source does not tell, or
+    a side gets too long.
+    """
     assert draw.changers is not None
     stored = (pairs.src, pairs.tgt)
     rows = [np.split(ids, np.cumsum(counts)[:-1]) for ids, counts in stored]
@@ -109,7 +111,7 @@ def _change_letters(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
             changer.change(side[i], change)
             for changer, side in zip(draw.changers, rows, strict=True)
         )
-        if src is None or tgt is None:
+        if src is None or tgt is None or np.array_equal(src, rows[0][i]):
             continue
         if draw.max_pieces is None or max(len(src), len(tgt)) <= draw.max_pieces:
             rows[0][i], rows[1][i] = src, tgt

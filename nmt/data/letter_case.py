@@ -14,7 +14,7 @@ import numpy as np
 from nmt.config import AugmentConfig
 from nmt.data.vocab import UNK, Vocab
 
-Change = Callable[[str], str]
+LetterChange = Callable[[str], str]
 
 
 def capitalise_words(text: str) -> str:
@@ -26,7 +26,7 @@ def capitalise_words(text: str) -> str:
 
 def choose_changes(
     augment: AugmentConfig, n: int, random: np.random.Generator
-) -> list[tuple[int, Change]]:
+) -> list[tuple[int, LetterChange]]:
     """Return the numbers of the pairs, of n, that change, and how."""
     chances = random.random(n)
     is_title = chances < augment.upper + augment.title
@@ -44,7 +44,7 @@ class CaseChanger:
         symbols = sorted(vocab.list_user_symbols(), key=len, reverse=True)
         self.symbols = re.compile(f"({'|'.join(map(re.escape, symbols))})") if symbols else None
 
-    def change(self, ids: np.ndarray, change: Change) -> np.ndarray | None:
+    def change(self, ids: np.ndarray, change: LetterChange) -> np.ndarray | None:
         """Return the pieces of the changed sentence, behind the tags that it has; None if it has to
         stay as it is.
         """
@@ -58,7 +58,7 @@ class CaseChanger:
             return None
         return np.concatenate((ids[:n_tags], np.array(changed, ids.dtype)))
 
-    def _change_text(self, text: str, change: Change) -> str:
+    def _change_text(self, text: str, change: LetterChange) -> str:
         if self.symbols is None:
             return change(text)
         parts = self.symbols.split(text)  # every second one is a symbol

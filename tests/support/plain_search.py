@@ -87,6 +87,7 @@ class Toy:
         config: ModelConfig | None = None,
     ) -> None:
         self.config, self.n_pieces, self.n_vocab = config or ModelConfig(), n, n
+        self.writes_unknown = True
         self.table = torch.randn(n_rows, n, generator=torch.Generator().manual_seed(seed)) * 1.5
         self.table[:, EOS] += ending
         self.n_steps = 0
