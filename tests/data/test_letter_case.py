@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sentencepieces import train_sentencepiece
 
+from nmt.config import AugmentConfig
 from nmt.data.letter_case import CaseChanger, capitalise_words
 from nmt.data.vocab import SymbolKind, Vocab, append_symbols
 
@@ -13,7 +14,7 @@ LINES = ["der Fuß im Gras", "ein [<url>] hat es", "DER FUSS IM GRAS EIN HAT ES"
 MODEL = train_sentencepiece(LINES, 300, byte_fallback=True)
 TAGGED = append_symbols(MODEL, ["<bt>"], SymbolKind.CONTROL)
 VOCAB = Vocab(append_symbols(TAGGED, ["[<url>]", "[<url>]s"], SymbolKind.USER_DEFINED))
-CHANGER = CaseChanger(VOCAB)
+CHANGER = CaseChanger(VOCAB, AugmentConfig())
 WORDS = st.sampled_from(
     ["fuß", "gras", "[<url>]", "[<url>]s", "ŉ", "x[<url>]y", "\u6f22", "😀", "Ñ"]
 )
@@ -37,7 +38,7 @@ def test_the_first_letter_of_each_word_is_a_capital(text: str, expected: str) ->
 def test_symbols_and_tags_survive_capitals(words: list[str]) -> None:
     (ids,) = VOCAB.encode([" ".join(words)])
     tag = VOCAB.find_symbol("<bt>")
-    found = CHANGER.change(np.array([tag, *ids], np.uint16), str.upper)
+    found = CHANGER.change(VOCAB, np.array([tag, *ids], np.uint16), str.upper)
     assert found is not None and found[0] == tag and found.dtype == np.uint16
     parts = [word.upper().replace("[<URL>]S", "[<url>]s") for word in words]
     expected = " ".join(parts).replace("[<URL>]", "[<url>]")
@@ -47,8 +48,8 @@ def test_symbols_and_tags_survive_capitals(words: list[str]) -> None:
 
 def test_what_would_lose_its_text_stays() -> None:
     known = Vocab(train_sentencepiece(["abc ABC ß"] * 9, 14))
-    changer = CaseChanger(known)
+    changer = CaseChanger(known, AugmentConfig())
     rows = known.encode(["abc", "ab\N{SNOWMAN}", "ß", "abc"])
     rows[3].reverse()  # not the pieces of any text
-    changed = [changer.change(np.array(ids, np.uint16), str.upper) for ids in rows]
+    changed = [changer.change(known, np.array(ids, np.uint16), str.upper) for ids in rows]
     assert [ids is None for ids in changed] == [False, True, True, True]
