@@ -309,13 +309,6 @@ def read_pieces(config: RunConfig, pair: str) -> Reading:
     return Reading(", ".join(pieces))
 
 
-def read_capitals(config: RunConfig, pair: str) -> Reading:
-    augment = config.data.augment
-    if not augment.is_on:
-        return Reading("none")
-    return Reading(f"{augment.upper:.10g} whole, {augment.title:.10g} the words' first letters")
-
-
 def read_layers(config: RunConfig, pair: str) -> Reading:
     ours = config.model
     depths = ours.encoder_depth, ours.decoder_depth
@@ -460,7 +453,6 @@ READERS: dict[str, Callable[[RunConfig, str], Reading]] = {
     "dev set": read_dev_set,
     "test set": read_final_test_set,
     "vocabulary": read_vocabulary,
-    "capitals": read_capitals,
     "pieces": read_pieces,
     "layers": read_layers,
     "d_k": functools.partial(read_head_size, "d_k"),

@@ -382,6 +382,12 @@ def _choose_data(store: str, data: DataConfig, survey: Survey, held_out: HeldOut
         "test": to_plain_values(data.test),
         "clean": clean,
     }
+    if survey.has_case:
+        choices["augment"] = (
+            {"upper": 0.01, "title": 0.01},
+            "a hundredth of the pairs in capitals, and one with a capital at the start of each word, "
+            "drawn anew for each epoch: without them headlines are not translated",
+        )
     if survey.n_unreadable:
         choices["on_bad_line"] = (
             "skip",
@@ -391,13 +397,15 @@ def _choose_data(store: str, data: DataConfig, survey: Survey, held_out: HeldOut
 
 
 def _choose_vocab(size: Size, reason: str, alphabet: int) -> Choices:
-    choices: Choices = {"size": (size.vocab, f"this and the model: {reason}")}
+    choices: Choices = {
+        "size": (size.vocab, f"this and the model: {reason}"),
+        "byte_fallback": (True, "characters that the text lacks become bytes; nothing is unknown"),
+    }
     if alphabet > size.vocab // 4:
         choices["character_coverage"] = (
             0.9995,
             f"of {alphabet:,} different characters the rare ones become bytes, to leave pieces for words",
         )
-        choices["byte_fallback"] = True
     return choices
 
 

@@ -7,12 +7,13 @@ removed when it is left behind. It follows from (store, rates, seed, epoch) alon
 would have more than `max_pieces` pieces keeps its stored ones.
 """
 
+import math
 import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from nmt.config import AugmentConfig
 from nmt.data.bpe_dropout import MergeTable, segment
-from nmt.data.letter_case import CaseChanger, choose_changes
+from nmt.data.letter_case import CaseChanger
 from nmt.data.store import SideWriter, TokenStore, gather_runs, open_store
 from nmt.data.vocab import Vocabulary, load_vocab
 from nmt.system.errors import UserError
@@ -58,11 +59,14 @@ class Draw:
 
     merges: Merges | None  # at rate 0
     rate: float
-    changers: tuple[CaseChanger, CaseChanger] | None  # None if data.augment is off
-    augment: AugmentConfig
+    changer: CaseChanger | None  # None if data.augment is off
     seed: int
-    epoch: int
     max_pieces: int | None
+    epoch: int = 0
+
+    @property
+    def is_needed(self) -> bool:
+        return self.merges is not None or self.changer is not None
 
     def start_random(self, first: int, number: int) -> np.random.Generator:
         """Start the numbers for the source (0), the target (1) or the letters (2) of a block."""
@@ -83,9 +87,7 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
     """Both sides of some pairs as the epoch has them. It runs in other processes, so it is given
     all that it reads.
     """
-    sides = [pairs.src, pairs.tgt]
-    if draw.changers is not None:
-        sides = _change_letters(draw, pairs)
+    sides = _change_letters(draw, pairs) if draw.changer else [pairs.src, pairs.tgt]
     if draw.merges is None:
         return sides
     rows = []
@@ -99,20 +101,10 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
 
 
 def _change_letters(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
-    """Return both sides with the letters of some pairs changed, unless that makes them too long."""
-    assert draw.changers is not None
-    stored = (pairs.src, pairs.tgt)
-    rows = [np.split(ids, np.cumsum(counts)[:-1]) for ids, counts in stored]
-    random = draw.start_random(pairs.first, 2)
-    for i, change in choose_changes(draw.augment, len(pairs.src[1]), random):
-        src, tgt = (
-            changer.change(side[i], change)
-            for changer, side in zip(draw.changers, rows, strict=True)
-        )
-        if src is None or tgt is None:
-            continue
-        if draw.max_pieces is None or max(len(src), len(tgt)) <= draw.max_pieces:
-            rows[0][i], rows[1][i] = src, tgt
+    assert draw.changer is not None
+    rows = [np.split(ids, np.cumsum(counts)[:-1]) for ids, counts in (pairs.src, pairs.tgt)]
+    limit = math.inf if draw.max_pieces is None else draw.max_pieces
+    draw.changer.change_share(rows, limit, draw.start_random(pairs.first, 2))
     return [(np.concatenate(side), np.array([len(row) for row in side])) for side in rows]
 
 
@@ -165,33 +157,23 @@ class EpochStores:
         augment: AugmentConfig = NO_AUGMENT,
     ) -> None:
         self.folder = store.resolve()
-        self.rate, self.seed, self.max_pieces, self.workers = rate, seed, max_pieces, workers
-        self.vocab, self.augment = vocab, augment
+        self.workers, self.vocab = workers, vocab
         self._stored = open_store(store, "train", vocab)
         identity = digest_file(store / MANIFEST_FILE)[:12]
         name = f"{identity}-{rate}-{seed}-{max_pieces}"
         if augment.is_on:
             name += f"-{augment.upper}-{augment.title}"
         self.epochs = self.folder.with_name(f"{self.folder.name}.epochs") / name
-        self._merges = _read_merges(self.folder, self._stored) if rate else None
-        self._changers = None
-        if augment.is_on:
-            known = vocab or load_vocab(self.folder)
-            self._changers = CaseChanger(known.src), CaseChanger(known.tgt)
+        merges = _read_merges(self.folder, self._stored) if rate else None
+        known = vocab or load_vocab(self.folder)
+        changer = CaseChanger(known, augment) if augment.is_on else None
+        self._draw = Draw(merges, rate, changer, seed, max_pieces)
         self._closed = threading.Event()
 
     def __call__(self, epoch: int) -> TokenStore:
-        if self._merges is None and self._changers is None:
+        if not self._draw.is_needed:
             return self._stored
-        draw = Draw(
-            self._merges,
-            self.rate,
-            self._changers,
-            self.augment,
-            self.seed,
-            epoch,
-            self.max_pieces,
-        )
+        draw = replace(self._draw, epoch=epoch)
         while (store := self._find(epoch)) is None:
             self._stop_if_closed()
             for folder in (self.epochs.parent, self.epochs):
@@ -260,7 +242,7 @@ class EpochStores:
 
     def remove(self) -> None:
         """Remove all epochs, at the end of a run, which needs them no more."""
-        if self._merges is not None or self._changers is not None:
+        if self._draw.is_needed:
             shutil.rmtree(self.epochs, ignore_errors=True)
             with suppress(OSError):  # other runs have theirs there
                 self.epochs.parent.rmdir()

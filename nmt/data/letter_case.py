@@ -1,9 +1,8 @@
 """A share of an epoch's pairs in capitals, or with a capital at the start of each word, on both sides.
 
 The BPE cuts a word in capitals into pieces that a corpus hardly has, so a model that has never seen a
-headline translates it badly. One pair in a hundred is enough, and costs ordinary text nothing.
-A pair stays as it is if its text cannot be got back from its pieces, or if it would have unknown
-characters or too many pieces.
+headline cannot translate it. A pair stays as it is if its text cannot be got back from its pieces, if
+it would have unknown characters or too many pieces, or if its source has no letters to change.
 """
 
 import re
@@ -12,9 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nmt.config import AugmentConfig
-from nmt.data.vocab import UNK, Vocab
-
-LetterCase = Callable[[str], str]
+from nmt.data.vocab import UNK, Vocab, Vocabulary
 
 
 def capitalise_words(text: str) -> str:
@@ -24,42 +21,41 @@ def capitalise_words(text: str) -> str:
     return re.sub(r"(?<!\S)[^\w\s]*\w", lambda start: start[0].title(), text)
 
 
-def choose_changes(
-    augment: AugmentConfig, n: int, random: np.random.Generator
-) -> list[tuple[int, LetterCase]]:
-    """Return the numbers of the pairs, of n, that change, and how."""
-    chances = random.random(n)
-    is_title = chances < augment.upper + augment.title
-    return [
-        (int(i), str.upper if chances[i] < augment.upper else capitalise_words)
-        for i in np.flatnonzero(is_title)
-    ]
-
-
 class CaseChanger:
-    """Changes the letters of sentences that are given as pieces."""
+    """Changes the letters of pairs that are given as pieces."""
 
-    def __init__(self, vocab: Vocab) -> None:
-        self.vocab = vocab
-        symbols = sorted(vocab.list_user_symbols(), key=len, reverse=True)
-        self.symbols = re.compile(f"({'|'.join(map(re.escape, symbols))})") if symbols else None
+    def __init__(self, vocab: Vocabulary, augment: AugmentConfig) -> None:
+        self.sides, self.augment = (vocab.src, vocab.tgt), augment
+        symbols = {symbol for side in self.sides for symbol in side.list_user_symbols()}
+        longest_first = map(re.escape, sorted(symbols, key=len, reverse=True))
+        self.symbols = re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 
-    def change(self, ids: np.ndarray, change: LetterCase) -> np.ndarray | None:
+    def change_share(
+        self, rows: list[list[np.ndarray]], limit: float, random: np.random.Generator
+    ) -> None:
+        """LetterCase some pairs, in place. `rows` are the sentences of the source and of the target."""
+        chances = random.random(len(rows[0]))
+        for i in np.flatnonzero(chances < self.augment.upper + self.augment.title):
+            change = str.upper if chances[i] < self.augment.upper else capitalise_words
+            src = self.change(self.sides[0], rows[0][i], change)
+            tgt = self.change(self.sides[1], rows[1][i], change)
+            if src is None or tgt is None or np.array_equal(src, rows[0][i]):
+                continue
+            if max(len(src), len(tgt)) <= limit:
+                rows[0][i], rows[1][i] = src, tgt
+
+    def change(
+        self, vocab: Vocab, ids: np.ndarray, change: Callable[[str], str]
+    ) -> np.ndarray | None:
         """Return the pieces of the changed sentence, behind the tags that it has; None if it has to
         stay as it is.
         """
-        (text,) = self.vocab.decode([ids.tolist()])
-        (again,) = self.vocab.encode([text])
+        (text,) = vocab.decode([ids.tolist()])
+        (again,) = vocab.encode([text])
         n_tags = len(ids) - len(again)  # no text contains them
         if n_tags < 0 or UNK in ids or ids[n_tags:].tolist() != again:
             return None
-        (changed,) = self.vocab.encode([self._change_text(text, change)])
-        if UNK in changed or not changed:
-            return None
-        return np.concatenate((ids[:n_tags], np.array(changed, ids.dtype)))
-
-    def _change_text(self, text: str, change: LetterCase) -> str:
-        if self.symbols is None:
-            return change(text)
         parts = self.symbols.split(text)  # every second one is a symbol
-        return "".join(part if i % 2 else change(part) for i, part in enumerate(parts))
+        parts[::2] = map(change, parts[::2])
+        (changed,) = vocab.encode(["".join(parts)])
+        return None if UNK in changed else np.array([*ids[:n_tags], *changed], ids.dtype)

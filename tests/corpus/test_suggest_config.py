@@ -12,7 +12,7 @@ import pytest
 from nmt.commands.init import find_config_for
 from nmt.commands.init import main as nmt_init
 from nmt.commands.train import main as nmt_train
-from nmt.config import load_config
+from nmt.config import AugmentConfig, load_config
 from nmt.corpus.prepare import prepare
 from nmt.corpus.suggest_config import SIZES, Machine, choose_size, guess_languages
 from nmt.data.store import open_store
@@ -76,6 +76,8 @@ def test_no_drawn_sentence_is_trained_on(pair: Path) -> None:
     assert nmt_init(["--src", "train.de", "--tgt", "train.en", "-o", "my.yaml"]) == 0
     config = load_config("my.yaml")
     assert (config.data.src, config.data.tgt, config.name) == ("de", "en", "my")
+    assert config.vocab.byte_fallback
+    assert config.data.augment == AugmentConfig(upper=0.01, title=0.01)
     src, tgt = read_training_text(pair / "my.yaml")
     assert len(src) > 900
     for split in ("valid", "test"):
@@ -85,6 +87,12 @@ def test_no_drawn_sentence_is_trained_on(pair: Path) -> None:
         assert src.isdisjoint(held_src) and tgt.isdisjoint(held_tgt)
         whole = zip(read_lines_of(pair / "train.de"), read_lines_of(pair / "train.en"), strict=True)
         assert set(zip(held_src, held_tgt, strict=True)) <= set(whole)
+
+
+def test_a_source_without_capitals_gets_none(pair: Path) -> None:
+    write_lines(pair / "train.ja", make_sentences(1_300, "あいうえおA", 1))
+    assert nmt_init(["--src", "train.ja", "--tgt", "train.en", "-o", "my.yaml"]) == 0
+    assert not load_config("my.yaml").data.augment.is_on
 
 
 def test_no_given_sentence_is_trained_on(pair: Path) -> None:
@@ -217,7 +225,7 @@ def test_two_files_are_enough_to_train_and_to_continue(
     pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = ["model.d_model=16", "model.n_layers=1", "training.micro_tokens=600", "data.workers=1"]
-    quick += ["training.src_tokens=600", "training.tgt_tokens=600", "vocab.size=200"]
+    quick += ["training.src_tokens=600", "training.tgt_tokens=600", "vocab.size=400"]
     command = [*TWO_FILES, *quick, "evaluation.bleu=false"]
     assert nmt_train([*command, "training.steps=2"]) == 0
     assert f"wrote {pair}/en-de.yaml" in capsys.readouterr().err
