@@ -132,7 +132,7 @@ def serve_models(args: argparse.Namespace) -> int:
     from nmt.system.runtime import tune_process
 
     keys = read_keys(args.api_key_file)
-    for package in ("fastapi", "prometheus_client", "python_multipart", "uvicorn"):
+    for package in ("fastapi", "prometheus_client", "py3langid", "python_multipart", "uvicorn"):
         import_extra(package)
     tune_process()  # before torch is imported
 

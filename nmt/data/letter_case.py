@@ -33,7 +33,7 @@ class CaseChanger:
     def change_share(
         self, rows: list[list[np.ndarray]], limit: float, random: np.random.Generator
     ) -> None:
-        """LetterCase some pairs, in place. `rows` are the sentences of the source and of the target."""
+        """Change some pairs, in place. `rows` are the sentences of the source and of the target."""
         chances = random.random(len(rows[0]))
         for i in np.flatnonzero(chances < self.augment.upper + self.augment.title):
             change = str.upper if chances[i] < self.augment.upper else capitalise_words

@@ -23,14 +23,15 @@ from nmt.documents.document import Document, PlainText
 from nmt.documents.html import HtmlDocument
 from nmt.serve.answers import LineOptions, tidy_glossary
 from nmt.serve.batcher import Batcher, LineAnswer, QueueFull, WaitingLine
+from nmt.serve.detection import MOST_READ, LanguageDetector
 from nmt.serve.guard import RETRY_AFTER, Callers, Guard
 from nmt.serve.libretranslate import (
     FORM_TYPES,
     JSON_TYPE,
-    UNMEASURED,
     choose_model,
     choose_options,
     describe_question,
+    detect_languages,
     find_content_type,
     find_key,
     format_settings,
@@ -85,6 +86,7 @@ class Service:
     limits: ServeLimits
     keys: frozenset[str]  # none: no key is needed
     metrics: ServerMetrics
+    detector: LanguageDetector
 
     def check_key(self, request: Request, given: str | None = None) -> None:
         """Refuse a request without one of the keys, if there are any."""
@@ -278,24 +280,26 @@ async def translate(request: Request) -> Response:
     values = await read_values(request)
     service.check_key(request, find_key(values))
     asked = TextsRequest.model_validate(values)
-    model = choose_model(asked, service.models)
+    detected = detect_languages(asked, service.models, service.detector)
+    model = choose_model(asked, service.models, detected)
     check_amount(asked.texts, service.limits)
     options = choose_options(asked, model)
     documents = await read_documents(asked, options)
     candidates = await service.answer_texts(request, options, documents)
     if asked.format == "html":  # a large one takes a while, and others are answered meanwhile
-        return answer_with(await asyncio.to_thread(join_texts, asked, model, documents, candidates))
-    return answer_with(join_texts(asked, model, documents, candidates))
+        return answer_with(
+            await asyncio.to_thread(join_texts, asked, documents, candidates, detected)
+        )
+    return answer_with(join_texts(asked, documents, candidates, detected))
 
 
 @router.post("/detect", openapi_extra=describe_question(DetectRequest, JSON_TYPE, *FORM_TYPES))
 async def detect(request: Request, service: Served) -> list[Detection]:
-    """List the languages that a text may be in; nothing is measured."""
+    """List the languages that a text may be in, the most probable first."""
     values = await read_values(request)
     service.check_key(request, find_key(values))
-    DetectRequest.model_validate(values)
-    sources = service.models.list_sources()
-    return [Detection(confidence=UNMEASURED, language=code) for code in sources]
+    asked = DetectRequest.model_validate(values)
+    return service.detector.detect(asked.q[:MOST_READ])
 
 
 @router.get("/languages")

@@ -1,10 +1,10 @@
 """LibreTranslate's API, so that its clients work unchanged.
 
-Its keys come as JSON, as a form, or in the query. Detection of languages is not supported, and refused
-rather than ignored (a server knows only those of its models).
+Its keys come as JSON, as a form, or in the query.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from nmt.documents.document import Document
 from nmt.serve.answers import LineOptions
+from nmt.serve.detection import MOST_READ, LanguageDetector
 from nmt.serve.limits import ServeLimits
 from nmt.serve.messages import Detection, Language, LineCandidate, TextsAnswer, TextsRequest
 from nmt.serve.models import ServedModel, ServedModels
@@ -24,7 +25,6 @@ from nmt.system.strict_json import parse_json
 JSON_TYPE = "application/json"
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
 MAX_FIELDS = 50  # of a form
-UNMEASURED = 0.0  # confidence in a language: nothing was measured
 # English names for the list of languages; others are called by their code.
 LANGUAGE_NAMES: dict[str, str] = json.loads((files(__package__) / "languages.json").read_bytes())
 
@@ -83,15 +83,27 @@ def find_content_type(request: Request) -> str:
     return kind.partition(";")[0].strip().lower()
 
 
-def choose_model(asked: TextsRequest, models: ServedModels) -> ServedModel:
-    """Find the model of the two languages. `auto` is the source language if there is only one."""
+def detect_languages(
+    asked: TextsRequest, models: ServedModels, detector: LanguageDetector
+) -> list[Detection]:
+    """Detect the language of each text, among those with a model into the target; none unless asked to."""
+    if asked.source != "auto":
+        return []
     sources = models.list_sources(asked.target)
-    if asked.source == "auto" and len(sources) > 1:
-        raise HTTPException(
-            400,
-            f"source: auto: this server does not detect languages; give one of {', '.join(sources)}",
-        )
-    source = sources[0] if asked.source == "auto" and sources else asked.source
+    found = []
+    for text in asked.texts:
+        ranked = [one for one in detector.detect(text[:MOST_READ]) if one.language in sources]
+        found += ranked[:1]
+    return found
+
+
+def choose_model(
+    asked: TextsRequest, models: ServedModels, detected: Sequence[Detection]
+) -> ServedModel:
+    """Find the model of the two languages; `auto` is the one that most of the texts are in."""
+    source = asked.source
+    if detected:
+        source = Counter(one.language for one in detected).most_common(1)[0][0]
     model = models.find_pair(source, asked.target)
     if model is None:
         pairs = ", ".join(f"{one.src} to {one.tgt}" for one in models.by_name.values())
@@ -112,9 +124,9 @@ def choose_options(asked: TextsRequest, model: ServedModel) -> LineOptions:
 
 def join_texts(
     asked: TextsRequest,
-    model: ServedModel,
     documents: Sequence[Document],
     candidates: Sequence[Sequence[Sequence[LineCandidate]]],
+    detected: list[Detection],
 ) -> TextsAnswer:
     """Join the candidates of all sentences to the translations of the texts."""
     texts, alternatives = [], []
@@ -123,13 +135,12 @@ def join_texts(
         texts.append(best)
         alternatives.append(others[: asked.alternatives])
 
-    detected = Detection(confidence=UNMEASURED, language=model.src)
     is_list = isinstance(asked.q, list)
     answer = TextsAnswer(translatedText=texts if is_list else texts[0])
     if asked.alternatives:
         answer.alternatives = alternatives if is_list else alternatives[0]
-    if asked.source == "auto":
-        answer.detectedLanguage = [detected] * len(texts) if is_list else detected
+    if detected:
+        answer.detectedLanguage = detected if is_list else detected[0]
     return answer
 
 

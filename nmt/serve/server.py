@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from nmt.serve.app import Service, make_app
 from nmt.serve.batcher import Batcher, count_search_threads
+from nmt.serve.detection import LanguageDetector
 from nmt.serve.guard import App, Callers, Guard
 from nmt.serve.limits import ServeLimits
 from nmt.serve.metrics import ServerMetrics
@@ -62,7 +63,9 @@ def make_server(
 ) -> TranslationServer:
     metrics = ServerMetrics()
     batcher = Batcher(limits.max_waiting, count_search_threads(models), metrics.observe_batch)
-    service = Service(models, batcher, limits, keys, metrics)
+    detector = LanguageDetector(models.list_sources())
+    detector.load()
+    service = Service(models, batcher, limits, keys, metrics, detector)
     app = make_app(service, callers)
     config = uvicorn.Config(
         share_with_origins(app, callers),

@@ -19,6 +19,7 @@ EXTRAS = {
     "vl_convert": "report",
     "fastapi": "serve",
     "prometheus_client": "serve",
+    "py3langid": "serve",
     "python_multipart": "serve",
     "uvicorn": "serve",
     "shtab": "completion",

@@ -13,7 +13,7 @@ from support.untrained import make_checkpoint, make_vocab
 from nmt.commands.serve import main, parse_arguments, read_keys
 from nmt.system.errors import UserError
 
-for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "py3langid"):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
 
 

@@ -23,6 +23,9 @@ from support.running_server import (  # noqa: F401
     share_server,
 )
 
+from nmt.serve.detection import LanguageDetector
+from nmt.serve.libretranslate import detect_languages
+from nmt.serve.messages import TextsRequest
 from nmt.serve.models import ServedModels
 
 JSON = {"Content-Type": "application/json"}
@@ -208,3 +211,38 @@ def test_npm_client(server: RunningServer) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [translate(server, line) for line in LINES[:2]]
+
+
+# ---- languages ------------------------------------------------------------------------------------------------------
+
+TEXTS = {
+    "en": "The old house stands on a hill.",
+    "de": "Das alte Haus steht auf einem Hügel.",
+    "fr": "La vieille maison est sur une colline.",
+}
+
+
+class Directions(ServedModels):
+    """Models into English, as far as their languages go."""
+
+    def __init__(self, sources: list[str]) -> None:
+        super().__init__([])
+        self.sources = sources
+
+    def list_sources(self, tgt: str | None = None) -> list[str]:
+        return self.sources if tgt in (None, "en") else []
+
+
+def test_languages_are_detected_among_those_of_the_server() -> None:
+    detector = LanguageDetector(["en", "de", "fr", "a language that nobody knows"])
+    for language, text in TEXTS.items():
+        first, *others = detector.detect(text)
+        assert first.language == language and 90 < first.confidence <= 100
+        assert {one.language for one in others} == TEXTS.keys() - {language}
+    asked = TextsRequest(q=[TEXTS["de"], TEXTS["fr"], TEXTS["de"]], source="auto", target="en")
+    found = detect_languages(asked, Directions(["de", "fr"]), detector)
+    assert [one.language for one in found] == ["de", "fr", "de"]
+    (only,) = LanguageDetector(["en"]).detect(TEXTS["de"])
+    assert (only.language, only.confidence) == ("en", 0.0)  # there was nothing to measure
+    nothing = detect_languages(asked, Directions([]), detector)
+    assert nothing == []

@@ -16,7 +16,7 @@ from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 from support.waiting import until
 
-for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "py3langid"):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
 
 from nmt.serve.guard import Callers  # noqa: E402
