@@ -1,8 +1,8 @@
 """Which language a text is in, of those that the server translates from.
 
-py3langid looks at the bytes of a text; of a few words it is right nearly always when it has a few
-languages to choose from (docs/serving.md). It takes a second to load, which only a server of several
-source languages does.
+py3langid looks at the bytes of a text. Among English, German and French it was right for 99.6 to 100 %
+of sentences and for 96.5 to 99.9 % of three words (docs/benchmarks.md). It takes a second to load,
+which only a server of several source languages does.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ class LanguageDetector:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
         identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-        known = [language for language in self.languages if language in identifier.labels]
-        if len(known) < 2:
+        self.languages = [one for one in self.languages if one in identifier.labels]
+        if len(self.languages) < 2:
             return None
-        identifier.set_languages(known)
+        identifier.set_languages(self.languages)
         return identifier
 
     def load(self) -> None:

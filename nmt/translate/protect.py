@@ -15,8 +15,9 @@ PROTECTED = regex.compile(
     | www\.[\w.-]+\w(?:/[^\s<>"'()]*[^\s<>"'().,;:!?])?
     | [\w.+-]+@[\w-]+(?:\.[\w-]+)+  # an e-mail address
     | \$?\{[\w.:-]*\}  # {0}, {name}, ${x}
-    | %(?:\d+\$)?[-+0]?\d*(?:\.\d+)?[sdifgx](?!\w)  # %s, %1$s, %.2f
-    # a number, a date, a time, but no 1,000.5, which is 1.000,5 in other languages
+    | (?<![\w%])%(?:\d+\$)?[-+0]?\d*(?:\.\d+)?[sdifgx](?!\w)  # %s, %1$s, %.2f
+    # a number, a date, a time, an IP address, but no 1,000.5, which is 1.000,5 in other languages
+    | (?<![\w.,:/-])\d{1,3}(?:\.\d{1,3}){3}(?![\w:/-]|[.,]\d)
     | (?<![\w.,:/-])\d+(?:[:/-]\d+)*(?![\w:/-]|[.,]\d)
     """,
     regex.VERBOSE,
@@ -58,4 +59,4 @@ def find_protected(text: str) -> Counter[str]:
 
 def find_lost(protected: Counter[str], translation: str) -> Counter[str]:
     """Return which strings a translation does not have as often as its source."""
-    return protected - Counter({string: translation.count(string) for string in protected})
+    return protected - find_protected(translation) if protected else protected

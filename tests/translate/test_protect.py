@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
             "On 2024-05-06 at 12:30:45, in 1984, 0049-30-123456",
             ["2024-05-06", "12:30:45", "1984", "0049-30-123456"],
         ),
-        ("12,345.67 10.000 3 of 999, 50% sure, 100%sure, v1.2.3, a4711, 4711b", []),
+        ("12,345.67 10.000 3 of 999, 50% sure, 100%sure, 50%d, v1.2.3, a4711, 4711b", []),
         ("1984 and 1984", ["1984", "1984"]),
     ],
 )
@@ -40,6 +40,7 @@ def test_what_is_protected(text: str, strings: list[str]) -> None:
     assert sorted(find_protected(text).elements()) == sorted(strings)
     assert not find_lost(find_protected(text), text)
     assert sorted(find_lost(find_protected(text), "").elements()) == sorted(strings)
+    assert find_lost(find_protected("1984 {x}"), "119847 ${x}").total() == 2
 
 
 def test_strings_come_through_because_they_are_demanded(tmp_path: Path) -> None:
