@@ -386,7 +386,8 @@ def _choose_data(store: str, data: DataConfig, survey: Survey, held_out: HeldOut
         choices["augment"] = (
             {"upper": 0.01, "title": 0.01},
             "a hundredth of the pairs in capitals, and one with a capital at the start of each word, "
-            "drawn anew for each epoch: without them headlines are not translated",
+            "drawn anew for each epoch, so that the model has seen some; little text learns little "
+            "from them (docs/learning.md)",
         )
     if survey.n_unreadable:
         choices["on_bad_line"] = (
