@@ -66,6 +66,7 @@ def load(
     On a CPU the search is compiled, whatever the model's config says. That takes 20 seconds the first
     time on a machine; `settings=["decoding.compile=auto"]` compiles it where nmt-translate would.
     """
+    settings = ["decoding.lower_capitals=true", *settings]
     if engine == "nmt":  # who loads a model once translates often
         settings = ["decoding.compile=on", *settings]
     return open_model([str(path) for path in paths], settings, engine).translator

@@ -604,6 +604,9 @@ class DecodingConfig:
     # A tag in front of every source, such as those of the training corpora (docs/data.md#tags). The
     # dev set and the test set have their own.
     tag: str | None = None
+    # Whether a line in capitals is translated in small letters, and its translation put in capitals;
+    # nmt-serve, nmt.api.load, nmt-translate --text and --html do so.
+    lower_capitals: bool = False
     # Whether addresses, placeholders such as {0} and %s, and long numbers must survive: where one is lost,
     # the line is searched again with it demanded (docs/decoding.md#protected-strings).
     protect: bool = False

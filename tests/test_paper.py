@@ -93,6 +93,7 @@ WITHOUT_ROW = {
     **dict.fromkeys(
         ("decoding.temperature", "decoding.top_k", "decoding.top_p"), "of sampling, which has a row"
     ),
+    "decoding.lower_capitals": "of lines in capitals, which newstest2014 does not have",
     "decoding.protect": "of names, which WMT's references copy as well",
     "decoding.tag": "of models whose training corpora have tags, which have a row",
     "model.max_positions": "of learned positions, which have a row",

@@ -192,7 +192,7 @@ def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     if not equals or os.path.exists(word):
         name, path = "", word
     # A client would not see the warning that its line was cut.
-    overrides = ["decoding.long_lines=refuse", *args.overrides]
+    overrides = ["decoding.long_lines=refuse", "decoding.lower_capitals=true", *args.overrides]
     if args.engine == "ctranslate2":
         loaded = open_ctranslate2([path], overrides, is_served=True)
     else:

@@ -251,6 +251,7 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
         "seed": args.seed,
         "long_lines": args.long_lines,
         "protect": "true" if args.protect else None,
+        "lower_capitals": "true" if args.text or args.html else None,
         "tag": args.tag and json.dumps(args.tag),
     }
     overrides = [f"decoding.{key}={value}" for key, value in options.items() if value is not None]

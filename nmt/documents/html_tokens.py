@@ -155,7 +155,7 @@ def fold_untouched(tokens: Sequence[Token]) -> Iterator[Token]:
         if isinstance(token, End):
             names.pop()
             if not names:
-                yield Markup("".join(html), "".join(text), is_border)
+                yield Markup("".join(html), "".join(text).strip(), is_border)
                 html, text, is_border = [], [], False
 
 

@@ -17,12 +17,13 @@ import sentencex
 
 CLAUSE_GAP = regex.compile(r"(?<=[,;:،؛–—][\"'”’»)\]]*)\s+|(?<=[，、；：])")
 HALF_CHARACTER = regex.compile("[\ud800-\udfff]")
+PICTOGRAPH = regex.compile(r"[\p{Extended_Pictographic}\p{Emoji_Modifier}\u200d\ufe0f]")
 WORD_GAP = regex.compile(r"\s+")
 
 
 @dataclass(frozen=True)
 class Sentence:
-    text: str  # without white space at its ends
+    text: str  # without white space and emoji at its ends
     start: int  # its first character, in the paragraph
     is_part: bool = False  # of a sentence that does not fit into the model
 
@@ -56,16 +57,26 @@ class Splitter:
         return segments
 
     def _cut(self, text: str, start: int, is_part: bool) -> Iterator[Sentence]:
-        stripped = text.strip()
+        first, last = 0, len(text)
+        while first < last and is_edge(text[first]):
+            first += 1
+        while first < last and is_edge(text[last - 1]):
+            last -= 1
+        stripped = text[first:last]
         if not stripped:
             return
-        start += text.index(stripped)
+        start += first
         if len(stripped) == 1 or self.fits(stripped):
             yield Sentence(stripped, start, is_part)
             return
         middle = find_cut(stripped)
         yield from self._cut(stripped[:middle], start, is_part=True)
         yield from self._cut(stripped[middle:], start + middle, is_part=True)
+
+
+def is_edge(character: str) -> bool:
+    """Whether it stays as it is before or after a sentence: white space, and emoji, which models lose."""
+    return character.isspace() or PICTOGRAPH.match(character) is not None
 
 
 def find_cut(text: str) -> int:

@@ -93,7 +93,7 @@ def _add_pieces(
 ) -> None:
     """Give each candidate its pieces and their log-probabilities."""
     assert isinstance(translator, Translator)
-    ids_of_lines = translator.vocab.src.encode(lines)
+    ids_of_lines = translator.encode_source(lines)
     sources = [[*translator.tag_ids, *ids[: translator.longest]] for ids in ids_of_lines]
     targets = [list(translation.piece_ids) for translation in translations]
     budget = translator.config.batch_tokens or DEFAULT_BATCH_TOKENS

@@ -37,6 +37,7 @@ from nmt.system.progress import Progress, say
 from nmt.translate.alignment import align
 from nmt.translate.attention_maps import AttentionMap, generate_attention_maps
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
+from nmt.translate.capitals import is_in_capitals, lower_capitals
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.links import link_characters
@@ -173,7 +174,7 @@ class TextToText(ABC):
     ) -> Iterator[AttentionMap | None]:
         """Yield the attention behind the translation of each line; None for an empty line."""
         sources = []
-        for ids in self.vocab.src.encode(lines):
+        for ids in self.encode_source(lines):
             sources.append([*self.tag_ids, *ids[: self.longest]] if ids else [])
         shown = [i for i, source in enumerate(sources) if source]
         maps = self.attend([sources[i] for i in shown], [translations[i].piece_ids for i in shown])
@@ -190,8 +191,17 @@ class TextToText(ABC):
         """Whether the model can translate a sentence whole."""
         if len(sentence.encode(errors="replace")) < self.longest:
             return True  # no character or byte has more than one piece, and the first space another
-        (ids,) = self.vocab.src.encode([sentence])
+        (ids,) = self.encode_source([sentence])
         return len(ids) <= self.longest
+
+    def is_lowered(self, line: str) -> bool:
+        """Whether a line is read in small letters, and its translation put in capitals."""
+        return self.config.lower_capitals and is_in_capitals(line)
+
+    def encode_source(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the pieces of each line that the model reads, without tags."""
+        read = [lower_capitals(line) if self.is_lowered(line) else line for line in lines]
+        return self.vocab.src.encode(read)
 
     def make_splitter(self, has_sentences: bool = True) -> Splitter:
         """Make what splits paragraphs into sentences that the model can translate; without, a paragraph is
@@ -236,8 +246,9 @@ class TextToText(ABC):
 
     def link(self, source: str, translation: "Translation") -> Translated:
         """Return a translation with its links to the source, if it is aligned."""
+        read = lower_capitals(source) if self.is_lowered(source) else source
         links = link_characters(
-            self.vocab, source, translation.text, translation.piece_ids, translation.alignment
+            self.vocab, read, translation.text, translation.piece_ids, translation.alignment
         )
         return Translated(translation.text, links)
 
@@ -298,6 +309,8 @@ class TextToText(ABC):
                         f"warning: line {first + line}: no translation was found that keeps to its "
                         "phrases; it is left empty"
                     )
+                if self.is_lowered(lines[line]):
+                    candidates = [replace(one, text=one.text.upper()) for one in candidates]
                 completed.append((line, candidates or [Translation("", 0.0)]))
             yield completed
 
@@ -346,7 +359,7 @@ class TextToText(ABC):
         places: list[int] = []  # the lines that are not empty
         sources: list[list[int]] = []  # of these lines
         forced: list[list[int]] = []
-        for line, ids in enumerate(self.vocab.src.encode(lines)):
+        for line, ids in enumerate(self.encode_source(lines)):
             prefix = line_prefixes[line]
             if len(prefix) > self.longest:
                 raise LineTooLong(

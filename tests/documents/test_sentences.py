@@ -60,6 +60,13 @@ def test_a_long_sentence_is_cut_where_a_clause_ends_else_a_word(
     assert all(one.is_part for one in found)
 
 
+def test_emoji_around_a_sentence_stay_where_they_are() -> None:
+    document = PlainText("😀 One. 👩‍👩‍👧\n👍🏽\nI ❤️ you!  Two.❤️", fit_in(99))
+    assert [one.text for one in document.sentences] == ["One.", "I ❤️ you!", "Two."]
+    german = [Translated(text) for text in ("Eins.", "Dich!", "Zwei.")]
+    assert document.join(german) == "😀 Eins. 👩‍👩‍👧\n👍🏽\nDich!  Zwei.❤️"
+
+
 def test_a_space_is_put_where_the_source_needs_none() -> None:
     document = PlainText("你好。今天很好。\n再见。", Splitter("zh", lambda _: True))
     english = [Translated(text) for text in ("Hello.", "It is fine today.", "Goodbye.")]

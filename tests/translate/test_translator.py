@@ -155,3 +155,20 @@ def test_a_tag_is_in_front_of_each_line(tagged: Vocab) -> None:
         assert best.alignment == tuple(max(0, place - 1) for place in links)
     ours.set_tag("<a>")
     assert ours.translate(lines) != [best for (best,) in together]
+
+
+def test_a_line_in_capitals_is_read_in_small_letters(vocab: Vocab) -> None:
+    lines = ["Red dog likes, the house.", "RED DOG LIKES, THE HOUSE.", "NATO", "A1 B2", ""]
+    plain = translator(vocab)
+    ours = translator(vocab, replace(DECODING, lower_capitals=True))
+    small = plain.find_candidates(lines[:1], Request(2, is_aligned=True))[0]
+    found = ours.find_candidates(lines, Request(2, is_aligned=True))
+    assert found[0] == small
+    assert [one.text for one in found[1]] == [one.text.upper() for one in small]
+    assert [one.alignment for one in found[1]] == [one.alignment for one in small]
+    assert found[2:] == plain.find_candidates(lines[2:], Request(2, is_aligned=True))
+    first, second = (
+        ours.link(line, one[0]).links for line, one in zip(lines[:2], found, strict=False)
+    )
+    assert first == second
+    assert ours.translate_text(lines[1]).text == small[0].text.upper()
