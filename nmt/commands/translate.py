@@ -54,13 +54,17 @@ MAX_WORKERS = 4_096
 # sentences it finds one in 1 to 4 % of all lines.
 MAX_SHORTENED = 0.05
 ATTENTION_SUFFIXES = (".html", ".json")
+OF_LINES = (
+    "--text --prefix --must --n-best --scores --alignments --json --attention --resume --workers "
+    "--interactive"
+)
 CONFLICTS = {
     "--attention": "--resume --workers --interactive",  # maps of lines that are done are unknown
     "--engine": "--attention --n-best --alignments --sample --prefix --forbid --glossary --must --protect",
     "--interactive": "-i -o --prefix --must --workers",
     "--text": "--prefix --must",
-    "--html": "--text --prefix --must --n-best --scores --alignments --json --attention --resume --workers "
-    "--interactive",
+    "--html": f"--srt {OF_LINES}",
+    "--srt": OF_LINES,
 }
 NEEDS = {"--resume": "-o", "--seed": "--sample"}
 
@@ -119,6 +123,9 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--html", action="store_true", help="the input is an HTML document, and so is the output"
+    )
+    parser.add_argument(
+        "--srt", action="store_true", help="the input is a file of SubRip subtitles"
     )
     parser.add_argument("-i", "--input", metavar="FILE", help="read FILE, not standard input")
     parser.add_argument(
@@ -251,7 +258,7 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
         "seed": args.seed,
         "long_lines": args.long_lines,
         "protect": "true" if args.protect else None,
-        "lower_capitals": "true" if args.text or args.html else None,
+        "lower_capitals": "true" if args.text or args.html or args.srt else None,
         "tag": args.tag and json.dumps(args.tag),
     }
     overrides = [f"decoding.{key}={value}" for key, value in options.items() if value is not None]
@@ -307,8 +314,8 @@ def translate_text(args: argparse.Namespace) -> int:
     is_prompt = args.interactive
     if not names_files and args.workers == 1 and sys.stdin.isatty():
         is_prompt = True  # a person who gave no input would wait for nothing
-    if args.html:
-        translate_html(args, model.translator)
+    if args.html or args.srt:
+        translate_document(args, model.translator)
     elif is_prompt:
         converse(model, layout)
     else:
@@ -408,16 +415,18 @@ def warn_of_shortened(name: str, lines: Sequence[int]) -> None:
     )
 
 
-def translate_html(args: argparse.Namespace, translator: "TextToText") -> None:
-    """Translate an HTML document."""
+def translate_document(args: argparse.Namespace, translator: "TextToText") -> None:
+    """Translate a document as a whole."""
     from nmt.documents.html import HtmlDocument
+    from nmt.documents.subtitles import SubRip
     from nmt.system.progress import say
     from nmt.translate.lines import open_input
     from nmt.translate.stream import write_uninterrupted
 
     with ExitStack() as stack:
         source = stack.enter_context(open_input(args.input))
-        document = HtmlDocument(source.read_text(), translator.make_splitter())
+        kind = SubRip if args.srt else HtmlDocument
+        document = kind(source.read_text(), translator.make_splitter())
         handles = [source.handle]
         out, _, progress = open_lines_output(args, handles, stack, "translating", "sentences")
         progress.total = len(document.sentences)
