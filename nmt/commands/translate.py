@@ -56,13 +56,13 @@ MAX_SHORTENED = 0.05
 ATTENTION_SUFFIXES = (".html", ".json")
 OF_LINES = (
     "--text --prefix --must --n-best --scores --alignments --json --attention --resume --workers "
-    "--interactive"
+    "--interactive --long-lines"
 )
 CONFLICTS = {
     "--attention": "--resume --workers --interactive",  # maps of lines that are done are unknown
     "--engine": "--attention --n-best --alignments --sample --prefix --forbid --glossary --must --protect",
     "--interactive": "-i -o --prefix --must --workers",
-    "--text": "--prefix --must",
+    "--text": "--prefix --must --long-lines",
     "--html": f"--srt {OF_LINES}",
     "--srt": OF_LINES,
 }
@@ -308,6 +308,7 @@ def translate_text(args: argparse.Namespace) -> int:
         say(f"--attention: shows the attention of the first model, {args.checkpoints[0]}")
 
     # translate what a person types, or a stream
+    model.translator.check_protect()
     if args.must:
         model.translator.check_phrases("--must")
     names_files = args.input or args.output or args.prefix or args.must or args.attention

@@ -5,7 +5,7 @@ a run is a paragraph, split into sentences. <code> and other inline elements tha
 take part in their sentence, so that the model sees a whole one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import regex
 
@@ -25,6 +25,7 @@ from nmt.documents.sentences import Sentence, Splitter
 
 DEEPEST = 50  # inline elements in one another
 
+LONGEST_REST = 100  # characters of a word beside an element
 WORD_START, WORD_END = regex.compile(r"[\w'’-]+\Z"), regex.compile(r"^[\w'’-]+")
 
 LINE_BREAKS = str.maketrans("\t\n\f\r", "    ")  # which are spaces in HTML
@@ -39,8 +40,9 @@ class HtmlDocument:
         self.splitter = splitter
         self.sentences: list[Sentence] = []
         self._parts: list[str | Run] = []
-        body = text.lstrip()
-        self._parts.append(text[: len(text) - len(body)])  # libxml2 drops it
+        body = text.strip()  # libxml2 drops some white space around it
+        start = text.index(body)
+        self._parts.append(text[:start])
         run: list[Token] = []
         for token in fold_untouched(read_tokens(body)):
             if not isinstance(token, str) and token.is_border:
@@ -50,6 +52,7 @@ class HtmlDocument:
             else:
                 run.append(token)
         self._end_run(run)
+        self._parts.append(text[start + len(body) :])
 
     def _end_run(self, tokens: Sequence[Token]) -> None:
         """Add a run, or several: the tag of an inline element that has blocks in it is a border too."""
@@ -61,6 +64,12 @@ class HtmlDocument:
         self._add_run(tokens[done:])
 
     def _add_run(self, tokens: Sequence[Token]) -> None:
+        """Add a run. Elements with nothing between them, such as the links of a menu, are runs of their own."""
+        groups = list(group_elements(tokens))
+        if len(groups) > 1:
+            for group in groups:
+                self._add_run(group)
+            return
         run = make_run(tokens, self.splitter)
         if run.sentences:
             self.sentences += run.sentences
@@ -79,6 +88,28 @@ class HtmlDocument:
             else:
                 parts.append(part)
         return "".join(parts)
+
+
+def group_elements(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
+    """Yield the tokens of each outermost element, and of the white space between them; or all tokens at once
+    if there is other text between them.
+    """
+    groups: list[list[Token]] = []
+    n_elements = depth = 0
+    for token in tokens:
+        if depth == 0:
+            groups.append([])
+            n_elements += isinstance(token, Tag)
+            if isinstance(token, str) and not token.isspace():
+                n_elements = -len(tokens)
+            if isinstance(token, Markup) and token.text:
+                n_elements = -len(tokens)
+        groups[-1].append(token)
+        depth += isinstance(token, Tag) - isinstance(token, End)
+    if n_elements > 1:
+        yield from groups
+    elif tokens:
+        yield tokens
 
 
 def find_borders(tokens: Sequence[Token]) -> list[int]:
@@ -138,8 +169,10 @@ def widen_fixed(parent: InlineElement, text: str) -> None:
     for element, bound in zip(parent.children, bounds, strict=False):
         widen_fixed(element, text)
         if element.has_fixed_text and element.start < element.stop:
-            before = WORD_START.search(text[done : element.start])
-            after = WORD_END.search(text[element.stop : bound])
+            before = WORD_START.search(
+                text[max(done, element.start - LONGEST_REST) : element.start]
+            )
+            after = WORD_END.search(text[element.stop : min(bound, element.stop + LONGEST_REST)])
             rests = [found[0] if found else "" for found in (before, after)]
             element.before = f"{escape_text(rests[0])}{element.before}{escape_text(rests[1])}"
             element.start -= len(rests[0])

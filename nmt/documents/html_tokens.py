@@ -18,8 +18,8 @@ BLOCKS = frozenset(
 )
 
 UNTOUCHED = frozenset(
-    "audio canvas code iframe kbd math noframes object plaintext pre samp script style svg template "
-    "textarea tt var video xmp".split()
+    "audio canvas code iframe kbd math noframes object plaintext pre samp script style sub sup svg "
+    "template textarea tt var video xmp".split()
 )
 
 VOID_TAGS = frozenset(
@@ -72,6 +72,7 @@ class TokenList:
         self.names = names  # of optional elements that the document has, and that did not begin yet
         self.begun: set[str] = set()
         self.tokens: list[Token] = []
+        self.texts: list[str] = []  # since the last tag
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         if name in OPTIONAL:
@@ -82,7 +83,7 @@ class TokenList:
         words = [name, *(f'{key}="{escape(value)}"' for key, value in attributes.items())]
         classes = attributes.get("class", "").split()
         is_touched = name not in UNTOUCHED and attributes.get("translate") != "no"
-        self.tokens.append(
+        self.add(
             Tag(
                 name,
                 f"<{' '.join(words)}>",
@@ -90,22 +91,25 @@ class TokenList:
             )
         )
         if name in VOID_TAGS:
-            self.tokens.append(End(name))
+            self.add(End(name))
 
     def end(self, name: str) -> None:
         if name in VOID_TAGS or (name in OPTIONAL and name not in self.begun):
             return
         self.begun.discard(name)
-        self.tokens.append(End(name))
+        self.add(End(name))
 
     def data(self, text: str) -> None:
-        if self.tokens and isinstance(self.tokens[-1], str):
-            self.tokens[-1] += text
-        else:
-            self.tokens.append(text)
+        self.texts.append(text)
+
+    def add(self, token: Token) -> None:
+        if self.texts:
+            self.tokens.append("".join(self.texts))
+            self.texts = []
+        self.tokens.append(token)
 
     def comment(self, text: str) -> None:
-        self.tokens.append(Markup(f"<!--{text}-->"))
+        self.add(Markup(f"<!--{text}-->"))
 
     def doctype(self, name: str, public: str | None, system: str | None) -> None:
         words = ["<!DOCTYPE", name]
@@ -115,10 +119,11 @@ class TokenList:
             words.append("SYSTEM")
         if system:
             words.append(f'"{system}"')
-        self.tokens.append(Markup(f"{' '.join(words)}>"))
+        self.add(Markup(f"{' '.join(words)}>"))
 
     def close(self) -> list[Token]:
-        return self.tokens
+        self.add("")
+        return self.tokens[:-1]
 
 
 def read_tokens(text: str) -> list[Token]:

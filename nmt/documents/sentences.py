@@ -15,7 +15,10 @@ from unicodedata import east_asian_width
 import regex
 import sentencex
 
-CLAUSE_GAP = regex.compile(r"(?<=[,;:،؛–—][\"'”’»)\]]*)\s+|(?<=[，、；：])")
+# the look-ahead is bounded, or it would take a time in proportion to the square of some texts
+CLAUSE_GAP = regex.compile(r"[,;:،؛–—][\"'”’»)\]]{0,5}\s+|[，、；：]")
+WIDE_SPACE = regex.compile(r"[^\S\n ]")
+MOST_SEGMENTED = 10_000  # characters: sentencex takes the square of the time on rows of quotes
 HALF_CHARACTER = regex.compile("[\ud800-\udfff]")
 PICTOGRAPH = regex.compile(r"[\p{Extended_Pictographic}\p{Emoji_Modifier}\u200d\ufe0f]")
 WORD_GAP = regex.compile(r"\s+")
@@ -48,13 +51,20 @@ class Splitter:
             start += len(segment)
         return sentences
 
-    def _segment(self, paragraph: str) -> list[str]:
+    def _segment(self, paragraph: str) -> Iterator[str]:
         if self.language is None:
-            return [paragraph]
-        # it reads UTF-8, which has no half characters
-        readable = HALF_CHARACTER.sub("\ufffd", paragraph)
-        segments: list[str] = sentencex.segment(self.language, readable)
-        return segments
+            yield paragraph
+            return
+        paragraph = HALF_CHARACTER.sub("\ufffd", paragraph)  # sentencex reads UTF-8
+        readable = WIDE_SPACE.sub(" ", paragraph)  # it panics behind some of these
+        start = 0
+        while start < len(paragraph):
+            segments = find_segments(self.language, readable[start : start + MOST_SEGMENTED])
+            if start + MOST_SEGMENTED < len(paragraph) and len(segments) > 1:
+                segments.pop()  # it may go on behind what was read
+            for segment in segments:
+                yield paragraph[start : start + len(segment)]
+                start += len(segment)
 
     def _cut(self, text: str, start: int, is_part: bool) -> Iterator[Sentence]:
         first, last = 0, len(text)
@@ -72,6 +82,16 @@ class Splitter:
         middle = find_cut(stripped)
         yield from self._cut(stripped[:middle], start, is_part=True)
         yield from self._cut(stripped[middle:], start + middle, is_part=True)
+
+
+def find_segments(language: str, text: str) -> list[str]:
+    try:
+        segments: list[str] = sentencex.segment(language, text)
+    except BaseException as error:  # it is written in Rust, whose panics are not an Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        return [text]
+    return segments
 
 
 def is_edge(character: str) -> bool:

@@ -7,16 +7,22 @@ translated in two parts. A translation has as many lines as its cue had, of abou
 
 import textwrap
 from collections.abc import Sequence
-from html import unescape
+from html import escape, unescape
+from itertools import pairwise
 
 import regex
 
 from nmt.documents.document import Translated
 from nmt.documents.html import HtmlDocument
 from nmt.documents.sentences import Sentence, Splitter
+from nmt.system.errors import UserError
 
 TAG, IN_TAG = regex.compile("<[^<>]*>"), "\0"  # a space that is no place to break a line
-TIMES = regex.compile(r"\d+:\d\d:\d\d[,.]\d+[ \t]*-->.*")
+TIMES = regex.compile(r"\s*\d+:\d\d:\d\d[,.]\d+\s*-->.*")
+NUMBER = regex.compile(r"\s*\d+\s*")
+LINE = regex.compile(r"[^\n]*\n|[^\n]+")
+STYLE = regex.compile(r"(</?(?:i|b|u|s|font)(?:\s[^<>]*)?>)", regex.IGNORECASE)
+POSITION = regex.compile(r"(?:\{\\[^{}]*\})*")  # {\an8}
 
 
 class SubRip:
@@ -27,20 +33,24 @@ class SubRip:
     def __init__(self, text: str, splitter: Splitter) -> None:
         self.sentences: list[Sentence] = []
         self._parts: list[str | Cue] = []
-        lines = text.splitlines(keepends=True)
-        place = 0
-        while place < len(lines):
-            is_cue = TIMES.match(lines[place]) is not None
-            self._parts.append(lines[place])
-            place += 1
-            end = place
-            while is_cue and end < len(lines) and lines[end].strip():
-                end += 1
-            if end > place:
-                cue = Cue(lines[place:end], splitter)
+        lines = LINE.findall(text)
+        times = [place for place, line in enumerate(lines) if TIMES.match(line)]
+        if not times and text.strip():
+            raise UserError("no line has the times of a SubRip file; leave out --srt")
+        done = 0
+        for place, following in pairwise([*times, len(lines)]):
+            self._parts += lines[done : place + 1]
+            end = following
+            if end < len(lines) and NUMBER.fullmatch(lines[end - 1]):
+                end -= 1  # of the next cue
+            done = place + 1
+            while done < end and lines[done].strip():
+                done += 1
+            for paragraph in split_dialogue(lines[place + 1 : done]):
+                cue = Cue(paragraph, splitter)
                 self._parts.append(cue)
                 self.sentences += cue.document.sentences
-                place = end
+        self._parts += lines[done:]
 
     def join(self, translations: Sequence[Translated]) -> str:
         parts = []
@@ -55,8 +65,16 @@ class SubRip:
         return "".join(parts)
 
 
+def split_dialogue(lines: Sequence[str]) -> list[Sequence[str]]:
+    """Return the lines of a cue as one paragraph, or each as one if they are said by different people."""
+    if not lines:
+        return []
+    is_dialogue = all(line.lstrip().startswith(("-", "–")) for line in lines)
+    return [[line] for line in lines] if is_dialogue else [lines]
+
+
 class Cue:
-    """The lines of a cue, which may have tags such as <i>."""
+    """The lines of a cue, which may have tags such as <i>, or a line of a dialogue."""
 
     def __init__(self, lines: Sequence[str], splitter: Splitter) -> None:
         self.n_lines = len(lines)
@@ -64,10 +82,14 @@ class Cue:
         self.line_end = last[len(last.rstrip("\r\n")) :] or "\n"
         self.is_ended = last != last.rstrip("\r\n")
         text = " ".join(line.strip() for line in lines)
-        self.document = HtmlDocument(text, splitter)
+        position = POSITION.match(text)
+        self.position = position[0] if position else ""
+        parts = STYLE.split(text[len(self.position) :])
+        parts[::2] = [escape(part, quote=False) for part in parts[::2]]
+        self.document = HtmlDocument("".join(parts), splitter)
 
     def join(self, translations: Sequence[Translated]) -> str:
-        text = unescape(self.document.join(translations))  # SubRip has tags, but no entities
+        text = self.position + unescape(self.document.join(translations))  # SubRip has no entities
         lines = wrap_evenly(text, self.n_lines)
         return self.line_end.join(lines) + (self.line_end if self.is_ended else "")
 

@@ -60,7 +60,9 @@ def answer_lines_alike(
         texts,
         Request(options.n_best, options.has_alignments or options.has_links),
         prefixes if options.has_prefix else None,
-        demanded=list(map(glossary.list_targets, texts)) if options.glossary else None,
+        demanded=[glossary.list_targets(translator.read_line(text)) for text in texts]
+        if options.glossary
+        else None,
     )
     answers = [
         [options.make_candidate(text, one) for one in translations]

@@ -6,11 +6,11 @@ traceback, which only the operator sees.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
 from itertools import islice, repeat
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.security import HTTPBearer
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from nmt.documents.document import Document, PlainText
 from nmt.documents.html import HtmlDocument
@@ -40,7 +41,7 @@ from nmt.serve.libretranslate import (
     parse_body,
     read_values,
 )
-from nmt.serve.limits import ServeLimits, check_amount
+from nmt.serve.limits import MOST_CHARACTERS_AT_ONCE, ServeLimits, check_amount
 from nmt.serve.messages import (
     MAX_ATTENTION_MAPS,
     AnsweredSentence,
@@ -67,6 +68,8 @@ from nmt.system.errors import Failure, UserError
 from nmt.translate.translator import LineTooLong
 
 STATUS_CLIENT_LEFT = 499  # counted by the metrics, and read by no client
+LONG_TEXT = 2_000  # characters
+T = TypeVar("T")
 ROOM_PAUSE_S = 0.05  # until a stream looks for room in the queue again
 BUG = "the server failed; its log says why"
 
@@ -101,17 +104,9 @@ class Service:
         if not any(compare_digest(words, key.encode()) for key in self.keys):
             raise HTTPException(403, "this API key is not known")
 
-    async def answer_texts(
-        self,
-        request: Request,
-        options: LineOptions,
-        documents: Sequence[Document],
-        prefixes: Sequence[str] = (),
-    ) -> list[list[list[LineCandidate]]]:
-        """Return the candidates of each sentence of each document, or raise why one has none. It ends with
-        the deadline, or as soon as the client leaves.
-        """
-        answered = asyncio.ensure_future(self.translate_documents(options, documents, prefixes))
+    async def answer_in_time(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
+        """Do what a request asks. It ends with the deadline, or as soon as the client leaves."""
+        answered = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(wait_for_departure(request))
         try:
             done, _ = await asyncio.wait(
@@ -141,8 +136,7 @@ class Service:
             for document, prefix in zip(documents, prefixes or repeat(""), strict=False)
             for number, sentence in enumerate(document.sentences)
         ]
-        for first in range(0, len(lines), self.limits.max_at_once):
-            group = lines[first : first + self.limits.max_at_once]
+        for group in split_into_groups(lines, self.limits.max_at_once):
             await self._translate_lines(group, waits_for_room)
             waits_for_room = True  # what has begun is not refused any more
         answers = (line.answered.result() for line in lines)
@@ -168,11 +162,17 @@ class Service:
         """Yield a row for each text, as soon as it is translated. A few texts wait at a time."""
         left = list(range(len(asked.q)))[::-1]
         running: set[asyncio.Task[str]] = set()
+        n_running: dict[asyncio.Task[str], int] = {}  # sentences of each
         try:
             while left or running:
-                while left and len(running) < self.limits.max_at_once:
-                    row = self._answer_row(left.pop(), asked, options)
-                    running.add(asyncio.create_task(row))
+                while left and sum(n_running[one] for one in running) < self.limits.max_at_once:
+                    index = left.pop()
+                    (document,) = await split_texts(
+                        asked.q[index : index + 1], options, asked.split
+                    )
+                    row = asyncio.create_task(self._answer_row(index, document, asked, options))
+                    running.add(row)
+                    n_running[row] = 1 + len(document.sentences)
                 done, running = await asyncio.wait(
                     running, timeout=self.limits.timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -185,9 +185,10 @@ class Service:
             for row_of_text in running:
                 row_of_text.cancel()
 
-    async def _answer_row(self, index: int, asked: LinesRequest, options: LineOptions) -> str:
+    async def _answer_row(
+        self, index: int, document: Document, asked: LinesRequest, options: LineOptions
+    ) -> str:
         """Translate a text once the queue has room for it."""
-        (document,) = split_texts(asked.q[index : index + 1], options, asked.split)
         prefixes = asked.prefix[index : index + 1] if asked.prefix else ()
         try:
             (candidates,) = await self.translate_documents(
@@ -204,9 +205,23 @@ class Service:
         ).to_row()
 
 
+def split_into_groups(lines: Sequence[WaitingLine], most: int) -> Iterator[Sequence[WaitingLine]]:
+    """Split the lines of a request into those that wait at a time, so that others are answered between them."""
+    group: list[WaitingLine] = []
+    n_characters = 0
+    for line in lines:
+        if group and (len(group) == most or n_characters > MOST_CHARACTERS_AT_ONCE):
+            yield group
+            group, n_characters = [], 0
+        group.append(line)
+        n_characters += len(line.text)
+    if group:
+        yield group
+
+
 async def read_documents(asked: TextsRequest, options: LineOptions) -> Sequence[Document]:
     if asked.format == "text":
-        return split_texts(asked.texts, options, True)
+        return await split_texts(asked.texts, options, True)
     splitter = options.model.loaded.translator.make_splitter()
     try:
         return await asyncio.to_thread(
@@ -216,9 +231,17 @@ async def read_documents(asked: TextsRequest, options: LineOptions) -> Sequence[
         raise HTTPException(400, f"q: {error}") from None
 
 
-def split_texts(texts: Sequence[str], options: LineOptions, has_sentences: bool) -> list[PlainText]:
+async def split_texts(
+    texts: Sequence[str], options: LineOptions, has_sentences: bool
+) -> list[PlainText]:
     splitter = options.model.loaded.translator.make_splitter(has_sentences)
-    return [PlainText(text, splitter) for text in texts]
+
+    def split() -> list[PlainText]:
+        return [PlainText(text, splitter) for text in texts]
+
+    # what takes long is done in a thread, so that others are answered meanwhile; a thread takes long too
+    is_long = sum(map(len, texts)) > LONG_TEXT
+    return await asyncio.to_thread(split) if is_long else split()
 
 
 def join_text(document: Document, candidates: Sequence[list[LineCandidate]]) -> AnsweredText:
@@ -280,17 +303,19 @@ async def translate(request: Request) -> Response:
     values = await read_values(request)
     service.check_key(request, find_key(values))
     asked = TextsRequest.model_validate(values)
+    check_amount(asked.texts, service.limits)
     detected = detect_languages(asked, service.models, service.detector)
     model = choose_model(asked, service.models, detected)
-    check_amount(asked.texts, service.limits)
     options = choose_options(asked, model)
-    documents = await read_documents(asked, options)
-    candidates = await service.answer_texts(request, options, documents)
-    if asked.format == "html":  # a large one takes a while, and others are answered meanwhile
-        return answer_with(
-            await asyncio.to_thread(join_texts, asked, documents, candidates, detected)
-        )
-    return answer_with(join_texts(asked, documents, candidates, detected))
+
+    async def translate_texts() -> TextsAnswer:
+        documents = await read_documents(asked, options)
+        candidates = await service.translate_documents(options, documents)
+        if asked.format == "html":
+            return await asyncio.to_thread(join_texts, asked, documents, candidates, detected)
+        return join_texts(asked, documents, candidates, detected)
+
+    return answer_with(await service.answer_in_time(request, translate_texts()))
 
 
 @router.post("/detect", openapi_extra=describe_question(DetectRequest, JSON_TYPE, *FORM_TYPES))
@@ -357,15 +382,19 @@ async def translate_lines(request: Request) -> Response:
     service = find_service(request)
     asked = await read_lines_request(request, service)
     options = check_question(asked, service)
-    documents = split_texts(asked.q, options, asked.split)
-    n_sentences = sum(len(document.sentences) for document in documents)
-    if asked.attention and n_sentences * asked.n_best > MAX_ATTENTION_MAPS:
-        raise HTTPException(
-            400, f"attention is for at most {MAX_ATTENTION_MAPS} translations; ask for fewer"
-        )
-    candidates = await service.answer_texts(request, options, documents, asked.prefix or ())
-    texts = [join_text(*one) for one in zip(documents, candidates, strict=True)]
-    return answer_with(LinesAnswer(model=options.model.name, translations=texts))
+
+    async def translate_texts() -> LinesAnswer:
+        documents = await split_texts(asked.q, options, asked.split)
+        n_sentences = sum(len(document.sentences) for document in documents)
+        if asked.attention and n_sentences * asked.n_best > MAX_ATTENTION_MAPS:
+            raise HTTPException(
+                400, f"attention is for at most {MAX_ATTENTION_MAPS} translations; ask for fewer"
+            )
+        candidates = await service.translate_documents(options, documents, asked.prefix or ())
+        texts = [join_text(*one) for one in zip(documents, candidates, strict=True)]
+        return LinesAnswer(model=options.model.name, translations=texts)
+
+    return answer_with(await service.answer_in_time(request, translate_texts()))
 
 
 @router.post(
@@ -474,7 +503,9 @@ def make_app(service: Service, callers: Callers) -> Guard:
 
     app.add_route("/", show_page)
     app.add_route("/page/{name}", show_page)
-    return Guard(app, service.limits, callers, service.metrics)
+    guard = Guard(app, service.limits, callers, service.metrics)
+    guard.paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
+    return guard
 
 
 def answer_refusal(request: Request, error: HTTPException) -> Response:

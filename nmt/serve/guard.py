@@ -53,6 +53,7 @@ class Guard:
         self, app: App, limits: ServeLimits, callers: Callers, metrics: ServerMetrics
     ) -> None:
         self.app, self.limits, self.callers, self.metrics = app, limits, callers, metrics
+        self.paths: frozenset[str] = frozenset()  # that the metrics name
         self.n_unanswered = 0
         self.is_stopping: Callable[[], bool] = lambda: False
 
@@ -86,7 +87,7 @@ class Guard:
         finally:
             if status == 0:
                 self.n_unanswered -= 1
-            route = getattr(scope.get("route"), "path", "other")
+            route = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.observe_request(route, status or 500, clock() - started_at)
 
     def refuse_request(self, scope: Message) -> App | None:

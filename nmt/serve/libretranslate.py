@@ -57,9 +57,12 @@ async def read_values(request: Request) -> Mapping[str, Any]:
     form: Mapping[str, Any] = {}
     if kind == FORM_TYPES[0]:
         try:
-            form = dict(parse_qsl((await request.body()).decode(), True, max_num_fields=MAX_FIELDS))
+            pairs = parse_qsl((await request.body()).decode(), True, max_num_fields=MAX_FIELDS)
         except ValueError:
             raise HTTPException(400, "the body is not a form in UTF-8") from None
+        form = dict(pairs)
+        if len(form) < len(pairs):
+            raise HTTPException(400, "a key of the form occurs twice; send a list as JSON")
     elif kind == FORM_TYPES[1]:
         try:
             form = await request.form(max_files=0, max_fields=MAX_FIELDS)

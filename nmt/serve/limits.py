@@ -11,6 +11,7 @@ from functools import cached_property
 from starlette.exceptions import HTTPException
 
 MAX_AT_ONCE = 64  # sentences of one request in the queue, so that others are answered beside it
+MOST_CHARACTERS_AT_ONCE = 10_000  # of these sentences, unless one is longer
 MAX_TEXTS = 10_000  # of a request
 BYTES_PER_CHARACTER = 12  # in JSON, if all are escaped
 

@@ -23,6 +23,7 @@ from nmt.documents.document import Link, Translated
 from nmt.system.records import suggest_key
 
 MAX_ATTENTION_MAPS = 8  # of a request: all layers and heads of a long line are megabytes
+MOST_DIGITS = 9
 MAX_TERMS = 100  # of the glossary of a request
 WIDEST_BEAM = 12  # that a client may ask for: time and memory grow with it
 SHOWN_CHARACTERS = 99  # of a wrong value
@@ -35,7 +36,8 @@ Preset = Literal["vaswani2017", "fairseq", "marian", "hf"]
 
 def read_digits(value: Any) -> Any:
     """Read a number from a form or a query, which are text."""
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
+    is_number = isinstance(value, str) and value.isdecimal() and len(value) <= MOST_DIGITS
+    return int(value) if is_number else value
 
 
 class DetectRequest(BaseModel):

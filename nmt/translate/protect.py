@@ -13,7 +13,7 @@ PROTECTED = regex.compile(
     r"""
     (?:https?|ftp)://[^\s<>"'()\[\]{}]*[^\s<>"'()\[\]{}.,;:!?]  # a URL, without the mark that ends its sentence
     | www\.[\w.-]+\w(?:/[^\s<>"'()]*[^\s<>"'().,;:!?])?
-    | [\w.+-]+@[\w-]+(?:\.[\w-]+)+  # an e-mail address
+    | (?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+  # an e-mail address
     | \$?\{[\w.:-]*\}  # {0}, {name}, ${x}
     | (?<![\w%])%(?:\d+\$)?[-+0]?\d*(?:\.\d+)?[sdifgx](?!\w)  # %s, %1$s, %.2f
     # a number, a date, a time, an IP address, but no 1,000.5, which is 1.000,5 in other languages

@@ -200,8 +200,11 @@ class TextToText(ABC):
 
     def encode_source(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the pieces of each line that the model reads, without tags."""
-        read = [lower_capitals(line) if self.is_lowered(line) else line for line in lines]
-        return self.vocab.src.encode(read)
+        return self.vocab.src.encode([self.read_line(line) for line in lines])
+
+    def read_line(self, line: str) -> str:
+        """Return what the model reads of a line."""
+        return lower_capitals(line) if self.is_lowered(line) else line
 
     def make_splitter(self, has_sentences: bool = True) -> Splitter:
         """Make what splits paragraphs into sentences that the model can translate; without, a paragraph is
@@ -246,9 +249,12 @@ class TextToText(ABC):
 
     def link(self, source: str, translation: "Translation") -> Translated:
         """Return a translation with its links to the source, if it is aligned."""
-        read = lower_capitals(source) if self.is_lowered(source) else source
         links = link_characters(
-            self.vocab, read, translation.text, translation.piece_ids, translation.alignment
+            self.vocab,
+            self.read_line(source),
+            translation.text,
+            translation.piece_ids,
+            translation.alignment,
         )
         return Translated(translation.text, links)
 
@@ -378,7 +384,8 @@ class TextToText(ABC):
             rules = rules or self.demand_rules
         if rules is not None:
             phrases = [
-                rules.for_line(lines[line], demanded[line] if demanded else ()) for line in places
+                rules.for_line(self.read_line(lines[line]), demanded[line] if demanded else ())
+                for line in places
             ]
             if self.config.beam == 1 and any(one.required for one in phrases):
                 raise UserError(GREEDY_MESSAGE)

@@ -162,8 +162,8 @@ def test_a_line_out_for_each_line_in(
     unit: str, place: Path, translator: Translator, tmp_path: Path
 ) -> None:
     data = b"".join(b"red dog\n" + odd + b"\n" for odd in ODD.values()) + b"blue cat"
-    how = ["cut", "--text"] if unit == "paragraph" else ["cut"]
-    out = run_translate(tmp_path, data, place, *BOUNDS, *how, "decoding.beam=2").decode()
+    how = ["--text"] if unit == "paragraph" else ["--long-lines", "cut"]
+    out = run_translate(tmp_path, data, place, BOUNDS[0], *how, "decoding.beam=2").decode()
     lines = out.split("\n")
     assert len(lines) == 2 * len(ODD) + 2
     assert set(lines[:-2:2]) == {translate_alone(translator, "red dog")}
@@ -649,6 +649,7 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         ("--interactive -i x", "-i"),
         ("--interactive --workers 2", "--workers"),
         ("--text --scores", "as JSON only; give --json too"),
+        ("--text --long-lines refuse", "--text does not support --long-lines"),
         ("--html --n-best 2", "--html does not support --n-best"),
         ("--attention x.svg", "name it .html or .json"),
         ("--attention x.json --workers 2", "--workers"),
@@ -686,6 +687,7 @@ def test_attention_does_not_replace_what_is_read(
     ("options", "message"),
     [
         ("--n-best 5", "decoding.beam is 2; give --beam 5"),
+        ("--protect --beam 1", "decoding.protect (--protect) needs several hypotheses"),
         ("-i nowhere", "nowhere: cannot be read"),
         ("-i .", ".: cannot be read"),
         ("-i x.gz", "gzip -dc x.gz"),

@@ -1,5 +1,7 @@
 """Running text as sentences: nothing is lost, and a sentence that is too long is cut where it harms least."""
 
+from time import process_time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from nmt.documents.document import PlainText, Translated
 from nmt.documents.sentences import Splitter
 
-TEXT = st.text(st.sampled_from("aB e.g. 1?!,;\u3000。、\"'()\u2028\t\r\n"), max_size=80)
+# sentencex panics on a letter, a wide space and a mark
+TEXT = st.text(st.sampled_from("aB e.g. 1?!,;\u3000。、\"'()\u2028\xa0\t\r\n"), max_size=80)
 
 
 def fit_in(longest: int) -> Splitter:
@@ -58,6 +61,17 @@ def test_a_long_sentence_is_cut_where_a_clause_ends_else_a_word(
     found = fit_in(longest).split(text)
     assert [one.text for one in found] == parts
     assert all(one.is_part for one in found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [")" * 100_000, "“" * 100_000, "a" * 100_000, "A B. " * 20_000, '("' * 50_000, "C\xa0! D."],
+)
+def test_a_hostile_paragraph_ends_soon(text: str) -> None:
+    before = process_time()
+    document = PlainText(text, fit_in(1_000))
+    assert document.join([Translated(one.text) for one in document.sentences]) == text
+    assert process_time() - before < 3
 
 
 def test_emoji_around_a_sentence_stay_where_they_are() -> None:

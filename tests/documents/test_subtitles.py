@@ -9,6 +9,7 @@ from nmt.documents.document import Link, Translated
 from nmt.documents.inline_elements import WORD
 from nmt.documents.sentences import Splitter
 from nmt.documents.subtitles import SubRip, wrap_evenly
+from nmt.system.errors import UserError
 
 SPLITTER = Splitter("en", lambda _: True)
 TEXT = """\
@@ -58,9 +59,37 @@ def test_a_file_comes_back(end: str) -> None:
     ]
 
 
-@given(st.text(st.sampled_from("a1:\n\r<i>&;- ,"), max_size=60))
-def test_what_has_no_times_is_untouched(text: str) -> None:
-    assert SubRip(text, SPLITTER).join([]) == text
+TIME = "00:00:01,000 --> 00:00:02,000"
+
+
+@given(st.lists(st.sampled_from(["a & b", "1", "", TIME, "<i>c", "-", "\r"]), max_size=12))
+def test_words_in_their_order_give_the_same_file(lines: list[str]) -> None:
+    text = "\n".join([TIME, *lines])
+    document = SubRip(text, SPLITTER)
+    joined = document.join([Translated(one.text) for one in document.sentences])
+    assert joined.count(TIME) == text.count(TIME)
+    assert joined.replace("</i>", "").split() == text.split()
+
+
+@pytest.mark.parametrize(
+    ("cue", "joined"),
+    [
+        ("{\\an8}One dog.", "{\\an8}ONE DOG."),
+        ("- One dog.\n- Two dogs.", "- ONE DOG.\n- TWO DOGS."),
+        ("if a<b &copy; <Laughs> &amp; &lt;b&gt;", "IF A<B &COPY; <LAUGHS> &AMP; &LT;B&GT;"),
+        (f"One.\n2\n{TIME}\nTwo.", f"ONE.\n2\n{TIME}\nTWO."),
+    ],
+)
+def test_cues(cue: str, joined: str) -> None:
+    document = SubRip(f"{TIME}\n{cue}\n", SPLITTER)
+    capitals = [Translated(one.text.upper()) for one in document.sentences]
+    assert document.join(capitals) == f"{TIME}\n{joined}\n"
+
+
+@pytest.mark.parametrize("text", ["just text", "WEBVTT\n\n00:01.000 --> 00:02.000\nOne."])
+def test_what_is_not_subrip_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="no line has the times of a SubRip file"):
+        SubRip(text, SPLITTER)
 
 
 def test_a_tag_is_on_one_line() -> None:

@@ -141,6 +141,14 @@ def test_a_text_is_split_into_sentences(server: RunningServer) -> None:
     assert [answer["translations"][0]["text"]] == [one.text for one in whole]
 
 
+def test_metrics_name_the_routes(server: RunningServer) -> None:
+    server.post("/v1/translate", {"q": ["A dog."]})
+    server.ask("GET", "/nothing")
+    figures = server.ask("GET", "/metrics").text
+    for route in ("/v1/translate", "other"):
+        assert f'nmt_requests_total{{route="{route}"' in figures
+
+
 def test_a_glossary_holds_for_its_request(server: RunningServer) -> None:
     texts = ["The dog likes the house.", "A cat."]
     question = {"q": texts, "glossary": {"dog": "hund hund"}}

@@ -3,7 +3,9 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from support.waiting import until
 
 from nmt.serve import batcher
 from nmt.serve.answers import LineOptions
-from nmt.serve.limits import ServeLimits
+from nmt.serve.limits import MAX_AT_ONCE, MOST_CHARACTERS_AT_ONCE, ServeLimits
 from nmt.serve.messages import LineCandidate
 from nmt.serve.models import ServedModels
 
@@ -103,6 +105,29 @@ def test_a_stream_waits_for_room_and_not_for_ever(models: ServedModels, gate: Ga
         assert sorted(json.loads(row)["index"] for row in answer.text.splitlines()) == [*range(30)]
 
 
+def test_a_stream_of_long_texts_leaves_room_for_others(models: ServedModels, gate: Gate) -> None:
+    with run_in_thread(models) as server, ThreadPoolExecutor() as clients:
+        question = {"q": ["A red dog. " * 40] * 64}
+        answer = clients.submit(server.post, "/v1/stream", question)
+        until(lambda: len(gate.batches) > 0)
+        time.sleep(0.2)  # in which it puts into the queue what it may
+        n_taken = sum(map(len, gate.batches))
+        assert MAX_AT_ONCE < n_taken + server.server.batcher.n_waiting <= 2 * MAX_AT_ONCE
+        gate.is_open.set()
+        assert len(answer.result().text.splitlines()) == 64
+
+
+def test_long_sentences_wait_in_small_groups(models: ServedModels, gate: Gate) -> None:
+    with hold_server(models, gate) as (server, _):
+        waiting = send(server, {"q": ["x" * 4_000] * 20})
+        until(lambda: len(gate.batches) > 1)
+        time.sleep(0.2)
+        n_taken = sum(len(line) for batch in gate.batches[1:] for line in batch)
+        assert n_taken + 1_000 * server.server.batcher.n_waiting <= MOST_CHARACTERS_AT_ONCE + 2_000
+        gate.is_open.set()
+        assert waiting.recv(100).startswith(b"HTTP/1.1 200")
+
+
 def test_lines_of_a_client_that_left_are_dropped(models: ServedModels, gate: Gate) -> None:
     with hold_server(models, gate) as (server, _):
         leaving = send(server, {"q": ["b", "c"]})
@@ -152,10 +177,11 @@ def test_only_lines_with_equal_options_share_a_batch(models: ServedModels, gate:
 def test_a_batch_has_a_bounded_size(models: ServedModels, gate: Gate) -> None:
     budget = batcher.find_budget(LineOptions(models.first))
     with hold_server(models, gate) as (server, _):
-        waiting = send(server, {"q": ["x" * 1_000] * 40})
+        waiting = [send(server, {"q": ["x" * 1_000] * 10}) for _ in range(4)]
         wait_in_queue(server, 40)
         gate.is_open.set()
-        assert waiting.recv(100).startswith(b"HTTP/1.1 200")
+        for one in waiting:
+            assert one.recv(100).startswith(b"HTTP/1.1 200")
     sizes = [len(batch) * 1_000 for batch in gate.batches[1:]]
     assert sum(sizes) == 40_000 and max(sizes) <= budget
 

@@ -130,6 +130,7 @@ def test_settings_for_pages(server: RunningServer) -> None:
         (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": true}', 400, "number"),
         (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": 2.0}', 400, "number"),
         (FORM, b"q=%ff\xff", 400, "UTF-8"),
+        (FORM, b"q=a&q=b&source=en&target=de", 400, "occurs twice"),
         (FORM, b"q=a&source=en&target=de&alternatives=x", 400, "number"),
         (FORM, b"&".join(b"a=1" for _ in range(60)), 400, "not a form"),
         (MULTIPART, b"------y\r\n", 400, "form"),

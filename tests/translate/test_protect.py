@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from time import process_time
 
 import pytest
 import torch
@@ -41,6 +42,13 @@ def test_what_is_protected(text: str, strings: list[str]) -> None:
     assert not find_lost(find_protected(text), text)
     assert sorted(find_lost(find_protected(text), "").elements()) == sorted(strings)
     assert find_lost(find_protected("1984 {x}"), "119847 ${x}").total() == 2
+
+
+@pytest.mark.parametrize("text", ["a" * 100_000, "1-" * 50_000, "1" * 100_000 + "a", "@" * 50_000])
+def test_a_hostile_line_is_read_soon(text: str) -> None:
+    before = process_time()
+    find_protected(text)
+    assert process_time() - before < 1
 
 
 def test_strings_come_through_because_they_are_demanded(tmp_path: Path) -> None:
