@@ -71,7 +71,7 @@ class TmxReader:
     def _refuse_entity(self, name: str, *_: object) -> None:
         place = f"{self.name}:{self.parser.CurrentLineNumber}"
         raise UserError(
-            f"{place}: declares or uses the entity {name[:40]!r}, which could stand for any text; "
+            f"{place}: declares or uses the entity {name[:40]!r}, which could be any text; "
             "replace it with its text"
         )
 

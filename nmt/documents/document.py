@@ -6,6 +6,7 @@ their translations. It knows neither a model nor a server.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from nmt.documents.sentences import Sentence, Splitter, interleave
@@ -34,6 +35,26 @@ class Document(Protocol):
 
     def join(self, translations: Sequence[Translated]) -> str:
         """Return the document with each sentence replaced by its translation."""
+
+
+class DocumentPart(Protocol):
+    """A part of a document with sentences of its own."""
+
+    @property
+    def sentences(self) -> Sequence[Sentence]: ...
+
+    def join(self, translations: Sequence[Translated]) -> str: ...
+
+
+def join_parts(parts: Sequence[str | DocumentPart], translations: Sequence[Translated]) -> str:
+    """Join what is written as it is with the translations of the other parts, which come in their order."""
+    remaining = iter(translations)
+    texts = []
+    for part in parts:
+        if not isinstance(part, str):
+            part = part.join(list(islice(remaining, len(part.sentences))))
+        texts.append(part)
+    return "".join(texts)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import regex
 
-from nmt.documents.document import Translated
+from nmt.documents.document import Translated, join_parts
 from nmt.documents.html_tokens import (
     End,
     Markup,
@@ -20,7 +20,7 @@ from nmt.documents.html_tokens import (
     read_tokens,
     write_token,
 )
-from nmt.documents.inline_elements import InlineElement, Run, write_run
+from nmt.documents.inline_elements import InlineElement, Run
 from nmt.documents.sentences import Sentence, Splitter
 
 DEEPEST = 50  # inline elements in one another
@@ -78,16 +78,7 @@ class HtmlDocument:
             self._parts += map(write_token, tokens)
 
     def join(self, translations: Sequence[Translated]) -> str:
-        parts = []
-        done = 0
-        for part in self._parts:
-            if isinstance(part, Run):
-                n = len(part.sentences)
-                parts.append(write_run(part, translations[done : done + n]))
-                done += n
-            else:
-                parts.append(part)
-        return "".join(parts)
+        return join_parts(self._parts, translations)
 
 
 def group_elements(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:

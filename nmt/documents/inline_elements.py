@@ -52,6 +52,18 @@ class Run:
     root: InlineElement
     sentences: list[Sentence]
 
+    def join(self, translations: Sequence[Translated]) -> str:
+        parts = interleave(self.text, self.sentences, [one.text for one in translations])
+        words: list[Word] = []
+        start = 0
+        for number, translated in enumerate(translations):
+            start += len(parts[2 * number])
+            words += find_words(number, self.sentences[number], translated, start)
+            start += len(translated.text)
+        text = "".join(parts)
+        placed = place_children(self, self.root, words, 0, len(text))
+        return write_children(placed, text, 0, len(text))
+
     def is_blank(self, start: int, stop: int) -> bool:
         return NO_SPACE.search(self.text, start, stop) is None
 
@@ -63,19 +75,6 @@ class Run:
             bisect_left(words, first, key=lambda word: word.sentence),
             bisect_left(words, max(last, first + 1), key=lambda word: word.sentence),
         )
-
-
-def write_run(run: Run, translations: Sequence[Translated]) -> str:
-    parts = interleave(run.text, run.sentences, [one.text for one in translations])
-    words: list[Word] = []
-    start = 0
-    for number, translated in enumerate(translations):
-        start += len(parts[2 * number])
-        words += find_words(number, run.sentences[number], translated, start)
-        start += len(translated.text)
-    text = "".join(parts)
-    placed = place_children(run, run.root, words, 0, len(text))
-    return write_children(placed, text, 0, len(text))
 
 
 def find_words(
@@ -93,9 +92,9 @@ def find_words(
         begin, end = found.span()
         middle = int(scale * (begin + end) / 2)
         sources = Counter(followed[place] for place in range(begin, end) if place in followed)
-        first, last = (
-            max(sources, key=lambda one: sources[one]) if sources else (middle, middle + 1)
-        )
+        first, last = middle, middle + 1
+        if sources:
+            ((first, last), _) = sources.most_common(1)[0]
         source = sentence.start + first, sentence.start + last
         yield Word(start + begin, start + end, source, number)
 
@@ -122,10 +121,8 @@ def place_children(
         begin = chosen[0].start if chosen else find_gap(run, parent, element, words, start, stop)
         end = chosen[-1].stop if chosen else begin
         children = place_children(run, element, chosen, begin, end)
-        before, after = (
-            run.text[max(0, element.start - 1)],
-            run.text[element.stop : element.stop + 1],
-        )
+        before = run.text[max(0, element.start - 1)]
+        after = run.text[element.stop : element.stop + 1]
         space = " " if not chosen and before.isspace() and after.isspace() else ""
         placed.append(PlacedElement(element, begin, end, children, space))
     return placed

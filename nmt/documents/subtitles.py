@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import regex
 
-from nmt.documents.document import Translated
+from nmt.documents.document import Translated, join_parts
 from nmt.documents.html import HtmlDocument
 from nmt.documents.sentences import Sentence, Splitter
 from nmt.system.errors import UserError
@@ -49,20 +49,11 @@ class SubRip:
             for paragraph in split_dialogue(lines[place + 1 : done]):
                 cue = Cue(paragraph, splitter)
                 self._parts.append(cue)
-                self.sentences += cue.document.sentences
+                self.sentences += cue.sentences
         self._parts += lines[done:]
 
     def join(self, translations: Sequence[Translated]) -> str:
-        parts = []
-        done = 0
-        for part in self._parts:
-            if isinstance(part, Cue):
-                n = len(part.document.sentences)
-                parts.append(part.join(translations[done : done + n]))
-                done += n
-            else:
-                parts.append(part)
-        return "".join(parts)
+        return join_parts(self._parts, translations)
 
 
 def split_dialogue(lines: Sequence[str]) -> list[Sequence[str]]:
@@ -87,6 +78,7 @@ class Cue:
         parts = STYLE.split(text[len(self.position) :])
         parts[::2] = [escape(part, quote=False) for part in parts[::2]]
         self.document = HtmlDocument("".join(parts), splitter)
+        self.sentences = self.document.sentences
 
     def join(self, translations: Sequence[Translated]) -> str:
         text = self.position + unescape(self.document.join(translations))  # SubRip has no entities

@@ -55,25 +55,25 @@ def answer_lines_alike(
 ) -> list[list[LineCandidate]]:
     """Find the candidates of lines that have the options in common, best first."""
     translator = options.model.find_translator(options.search)
-    glossary = Glossary(dict(options.glossary))
+    demanded = None
+    if options.glossary:
+        glossary = Glossary(dict(options.glossary))
+        demanded = [glossary.list_targets(translator.read_line(text)) for text in texts]
     found = translator.find_candidates(
         texts,
         Request(options.n_best, options.has_alignments or options.has_links),
         prefixes if options.has_prefix else None,
-        demanded=[glossary.list_targets(translator.read_line(text)) for text in texts]
-        if options.glossary
-        else None,
+        demanded=demanded,
     )
-    answers = [
-        [options.make_candidate(text, one) for one in translations]
-        for text, translations in zip(texts, found, strict=True)
-    ]
 
     # all candidates of all lines in one list, each with its line
+    answers: list[list[LineCandidate]] = []
     lines: list[str] = []
     translations: list[Translation] = []
     candidates: list[LineCandidate] = []
-    for text, of_line, answer in zip(texts, found, answers, strict=True):
+    for text, of_line in zip(texts, found, strict=True):
+        answer = [options.make_candidate(text, one) for one in of_line]
+        answers.append(answer)
         lines += [text] * len(answer)
         translations += of_line
         candidates += answer

@@ -161,25 +161,24 @@ class Service:
     async def stream_rows(self, asked: LinesRequest, options: LineOptions) -> AsyncIterator[str]:
         """Yield a row for each text, as soon as it is translated. A few texts wait at a time."""
         left = list(range(len(asked.q)))[::-1]
-        running: set[asyncio.Task[str]] = set()
-        n_running: dict[asyncio.Task[str], int] = {}  # sentences of each
+        running: dict[asyncio.Task[str], int] = {}  # with the number of sentences of each
         try:
             while left or running:
-                while left and sum(n_running[one] for one in running) < self.limits.max_at_once:
+                while left and sum(running.values()) < self.limits.max_at_once:
                     index = left.pop()
                     (document,) = await split_texts(
                         asked.q[index : index + 1], options, asked.split
                     )
                     row = asyncio.create_task(self._answer_row(index, document, asked, options))
-                    running.add(row)
-                    n_running[row] = 1 + len(document.sentences)
-                done, running = await asyncio.wait(
+                    running[row] = 1 + len(document.sentences)
+                done, _ = await asyncio.wait(
                     running, timeout=self.limits.timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
                     yield StreamedLine(error=self.say_too_late()).to_row()
                     return
                 for row_of_text in done:
+                    del running[row_of_text]
                     yield row_of_text.result()
         finally:
             for row_of_text in running:
