@@ -61,11 +61,17 @@ class Run:
             words += find_words(number, self.sentences[number], translated, start)
             start += len(translated.text)
         text = "".join(parts)
-        placed = place_children(self, self.root, words, 0, len(text))
+        placed = place_children(self, self.root, text, words, 0, len(text))
         return write_children(placed, text, 0, len(text))
 
     def is_blank(self, start: int, stop: int) -> bool:
         return NO_SPACE.search(self.text, start, stop) is None
+
+    def is_spaced(self, element: InlineElement) -> bool:
+        """Whether there is white space on both sides of an element."""
+        before = self.text[max(0, element.start - 1)]
+        after = self.text[element.stop : element.stop + 1]
+        return before.isspace() and after.isspace()
 
     def find_words_of(self, words: Sequence[Word], start: int, stop: int) -> tuple[int, int]:
         """Return the range of the words whose sentences have some of these characters."""
@@ -109,21 +115,27 @@ class PlacedElement:
 
 
 def place_children(
-    run: Run, parent: InlineElement, words: Sequence[Word], start: int, stop: int
+    run: Run, parent: InlineElement, text: str, words: Sequence[Word], start: int, stop: int
 ) -> list[PlacedElement]:
-    """Find the places of a parent's children among its words, between `start` and `stop`."""
+    """Find the places of a parent's children among its words, in a translation between `start` and `stop`."""
     placed = []
     is_free = [True] * len(words)
     for element in parent.children:
         first, last = choose_words(run, parent, element, words, is_free)
         is_free[first:last] = [False] * (last - first)
         chosen = words[first:last]
-        begin = chosen[0].start if chosen else find_gap(run, parent, element, words, start, stop)
-        end = chosen[-1].stop if chosen else begin
-        children = place_children(run, element, chosen, begin, end)
-        before = run.text[max(0, element.start - 1)]
-        after = run.text[element.stop : element.stop + 1]
-        space = " " if not chosen and before.isspace() and after.isspace() else ""
+        space = ""
+        if chosen:
+            begin, end = chosen[0].start, chosen[-1].stop
+        else:
+            begin = find_gap(run, parent, element, words, start, stop)
+            is_spaced = start < begin < stop and run.is_spaced(element)
+            if is_spaced and text[begin - 2 : begin].isspace():
+                begin -= 1  # there is one space for each side
+            elif is_spaced:
+                space = " "
+            end = begin
+        children = place_children(run, element, text, chosen, begin, end)
         placed.append(PlacedElement(element, begin, end, children, space))
     return placed
 

@@ -89,6 +89,7 @@ def read_words(text: str) -> str:
     "text",
     [
         "Tom &amp; Jerry",
+        "<p>Hello <img> world</p>",
         "<p>Hi <b>dear</b> friend</p>",
         '<a href="?a=1&amp;b=é">my <b>dear</b> friend</a> is',
         "Use <code>map&lt;x&gt;</code> here.\n<i>Two <u>three</u></i> four",
