@@ -658,6 +658,11 @@ class DecodingConfig:
     }
 
 
+# What text for people needs, unless the user says otherwise: capitals do no harm, and no sentence
+# vanishes because a weak model gives its end mark the best score.
+RUNNING_TEXT = ("decoding.lower_capitals=true", "decoding.min_length=1")
+
+
 @dataclass(frozen=True)
 class EvaluationConfig:
     """How the dev set is scored during training."""

@@ -184,6 +184,7 @@ def read_keys(path: str | None) -> frozenset[str]:
 def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     """Open [NAME=]CHECKPOINT. A folder whose name has a "=" is a checkpoint all the same."""
     from nmt.api import open_model
+    from nmt.config import RUNNING_TEXT
     from nmt.export.ctranslate2 import open_ctranslate2
     from nmt.serve.models import ServedModel
     from nmt.translate.translator import warn_if_untagged
@@ -192,7 +193,7 @@ def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     if not equals or os.path.exists(word):
         name, path = "", word
     # A client would not see the warning that its line was cut.
-    overrides = ["decoding.long_lines=refuse", "decoding.lower_capitals=true", *args.overrides]
+    overrides = ["decoding.long_lines=refuse", *RUNNING_TEXT, *args.overrides]
     if args.engine == "ctranslate2":
         loaded = open_ctranslate2([path], overrides, is_served=True)
     else:

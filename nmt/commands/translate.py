@@ -258,10 +258,13 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
         "seed": args.seed,
         "long_lines": args.long_lines,
         "protect": "true" if args.protect else None,
-        "lower_capitals": "true" if args.text or args.html or args.srt else None,
         "tag": args.tag and json.dumps(args.tag),
     }
+    from nmt.config import RUNNING_TEXT
+
     overrides = [f"decoding.{key}={value}" for key, value in options.items() if value is not None]
+    if args.text or args.html or args.srt:
+        overrides = [*RUNNING_TEXT, *overrides]
     return [*overrides, *args.overrides]
 
 

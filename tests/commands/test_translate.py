@@ -38,7 +38,7 @@ from nmt.translate.formats import Layout
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
 from nmt.translate.search_state import Hypothesis
-from nmt.translate.translator import Request, Translation, Translator, make_translator
+from nmt.translate.translator import Candidates, Request, Translation, Translator, make_translator
 
 LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk holds
 TEXT = "".join(line + "\n" for line in LINES)
@@ -202,12 +202,18 @@ def test_long_lines_are_cut_with_a_warning(
     assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
 
 
+def find_in_text(translator: Translator, sentences: list[str], n_best: int = 1) -> list[Candidates]:
+    """What is found for sentences of running text, of which none comes out empty."""
+    config = replace(translator.config, min_length=1)
+    return translator.change_search(config).find_candidates(sentences, Request(n_best))
+
+
 def test_a_line_of_text_is_a_paragraph(
     place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentences = ["A red dog.", "Two cats!", "The house is old."]
     text = "{}  {}\n\n{}\n".format(*sentences)
-    found = translator.find_candidates(sentences, Request(2))
+    found = find_in_text(translator, sentences, 2)
     best = [candidates[0].text for candidates in found]
     paragraphs = "{}  {}\n\n{}\n".format(*best)
     assert run_translate(tmp_path, text, place, "--text").decode() == paragraphs
@@ -231,7 +237,9 @@ def test_html_comes_back_as_html(place: Path, translator: Translator, tmp_path: 
         *("<ul>", '<li class="a">', "<b>", "</b>", "</li>", "<li>", "<code>", "</code>", "</li>"),
         "</ul>",
     ]
-    best = [one.text for one in translator.translate(["A red dog.", "Two cats!"])]
+    found = find_in_text(translator, ["A red dog.", "Two cats!"])
+    best = [candidates[0].text for candidates in found]
+    assert all(best)
     assert html.unescape(re.sub("<.*?>", "", out)) == "\n{} {}\nx y\n".format(*best)
 
 
