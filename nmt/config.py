@@ -456,7 +456,7 @@ class TrainingConfig:
     # Whether training ends earlier: after this many validations in a row without a new best, after
     # this many passes over the data, or after this many hours of training, over all its starts. The
     # run counts as done; raise the setting to continue. It ends with a validation and a checkpoint,
-    # which nmt-average counts only if checkpoint_every is null or plans it.
+    # which nmt-average counts.
     patience: int | None = default(None, SIZE)
     max_epochs: int | None = default(None, SIZE)
     max_hours: float | None = default(None, POSITIVE)
@@ -511,7 +511,7 @@ class TrainingConfig:
     # validations.
     log_every: int = default(100, AT_LEAST_ONE)
     validate_every: int = default(5_000, AT_LEAST_ONE)
-    # Save a checkpoint every N updates. These, and that of the last update, are the ones that
+    # Save a checkpoint every N updates. These, and the one with which a run ends, are the ones that
     # nmt-average counts; null: it counts all there are. The paper's ten minutes are 1,500 updates of
     # base and 600 of big, at its speed.
     checkpoint_every: int | None = default(None, AT_LEAST_ONE)

@@ -13,18 +13,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from nmt.average.dev_check import open_dev_of_run
 from nmt.average.mean import combine, load_mean, open_all
 from nmt.average.select import Candidate, apply_decay
-from nmt.config import RunConfig
-from nmt.data.vocab import Vocabulary
 from nmt.system.device import choose_device
-from nmt.system.errors import UserError
-from nmt.system.files import digest_file, verify, write_json
+from nmt.system.files import digest_file, write_json
 from nmt.system.progress import clock, format_duration, say
 from nmt.system.ranks import World
-from nmt.system.run_folder import RunFolder, dev_text_file, ids_file, offsets_file
+from nmt.system.run_folder import RunFolder, dev_text_file
 from nmt.train.memory_probe import resolve_micro_tokens
-from nmt.train.validate import DevSet, choose_dev_lines, open_dev, validate
+from nmt.train.validate import choose_dev_lines, validate
 from nmt.translate.translator import make_translator
 
 CURVE_SIZES = (1, 2, 3, 5, 10, 20)
@@ -59,7 +57,7 @@ def measure_curve(
     (newest,) = open_all(paths[-1:])
     config = replace(newest.config, evaluation=replace(newest.config.evaluation, bleu=True))
     store = Path(config.data.store)
-    dev = _open_dev_set(config, store, newest.vocab)
+    dev = open_dev_of_run(config, newest.vocab)
     n_lines = len(choose_dev_lines(len(dev.sources), config.evaluation.sentences))
     if n_lines < len(dev.sources):
         part = f"{n_lines:,} of the {len(dev.sources):,} dev lines"
@@ -135,23 +133,3 @@ def format_curve(points: Sequence[Point]) -> str:
 def _format_range(values: Sequence[float], style: str) -> str:
     first, last = format(values[0], style), format(values[-1], style)
     return first if len(values) == 1 else f"{first}-{last}"
-
-
-def _open_dev_set(config: RunConfig, store: Path, vocab: Vocabulary) -> DevSet:
-    """Open the dev set that training had, after verifying its files."""
-    if config.data.valid is None:
-        raise UserError(
-            "data.valid: not set in the config of this run, but --curve needs a dev set; "
-            "use --last instead"
-        )
-    names = []
-    for side in ("src", "tgt"):
-        names += [dev_text_file(side), ids_file("valid", side), offsets_file("valid", side)]
-    try:
-        verify(store, names, only=names)
-        return open_dev(store, vocab)
-    except UserError as error:
-        raise UserError(
-            f"{error}; --curve needs the dev set that training used, in the run's data.store: make it "
-            "again with nmt-prepare --config RUN/config.yaml, or start where training was started"
-        ) from None

@@ -1,24 +1,26 @@
-"""Chooses which checkpoints of a run to average, and their weights: the last ones, those that score best
-on the dev set, or those that are some minutes apart.
+"""Chooses which checkpoints of a run to average, and their weights: the last ones, the ones in a row that
+score best on the dev set, or those that are some minutes apart.
 
 Minutes are minutes of training, which state.json counts over all starts of the run, as the paper does
 (section 6.1). Scores are those that validation wrote to metrics.jsonl. If there are too few
 checkpoints, that is an error: the mean of fewer would be another recipe than the one asked for.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from nmt.checkpoint import TrainState, list_steps, read_origin
 from nmt.config import load_recorded_config
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file, open_plain_file
+from nmt.system.files import has_plain_file, open_plain_file, read_json
 from nmt.system.run_folder import RunFolder
 from nmt.train.events import ValidEvent
 from nmt.train.metrics_log import read_events
 
 DEFAULT_LAST = 5  # as the paper averages its base model
-SCORE_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "nll": "NLL"}  # by their keys in metrics.jsonl
+# Members that differ by more, in the figures of metrics.jsonl, are of different quality.
+MAX_SPREAD = {"bleu": 2.0, "nll": 0.1}
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,23 @@ class Candidate:
 
     step: int
     elapsed_s: float
+    # the figures of the newest validation up to this update, and its own update
+    scores: Mapping[str, float] = field(default_factory=dict)
+    scored_step: int = 0
     weight: float = 1.0
 
+    @property
+    def is_validated(self) -> bool:
+        return bool(self.scores) and self.scored_step == self.step
+
     def __str__(self) -> str:
-        return f"update {self.step:,}, minute {self.elapsed_s / 60:.1f}"
+        text = f"update {self.step:,}, minute {self.elapsed_s / 60:.1f}"
+        if not self.scores:
+            return f"{text}, no dev score"
+        score = f"dev NLL {self.scores['nll']:.4f}"
+        if "bleu" in self.scores:
+            score += f", BLEU {self.scores['bleu']:.2f}"
+        return f"{text}, {score}" + ("" if self.is_validated else f" at {self.scored_step:,}")
 
 
 def choose_checkpoints(
@@ -39,8 +54,8 @@ def choose_checkpoints(
     n_best: int | None,
     minutes: float | None,
     decay: float | None,
-) -> tuple[list[Candidate], str]:
-    """Choose what to average, oldest first; for `n_best` also return a text with their scores."""
+) -> list[Candidate]:
+    """Choose what to average, oldest first."""
     if n_best is not None:
         return take_best(run, n_best)
     candidates = list_candidates(run, minutes)
@@ -50,7 +65,7 @@ def choose_checkpoints(
     candidates = take_last(candidates, n_last, run, minutes)
     if decay is not None:
         candidates = apply_decay(candidates, decay)
-    return candidates, ""
+    return candidates
 
 
 def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
@@ -63,16 +78,53 @@ def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
     if not has_plain_file(run.config):
         return candidates
     training = load_recorded_config(run.config).training
-    return [candidate for candidate in candidates if training.is_counted(candidate.step)]
+    # Patience, hours or epochs end a run at an update that no checkpoint was planned for.
+    end = candidates[-1].step if candidates and has_ended(run) else None
+    return [each for each in candidates if training.is_counted(each.step) or each.step == end]
+
+
+def has_ended(run: RunFolder) -> bool:
+    """Whether the run is complete by its own settings, not stopped or killed."""
+    try:
+        return bool(read_json(run.status)["state"] == "done")
+    except (UserError, OSError, KeyError, TypeError):
+        return False
 
 
 def list_all(run: RunFolder) -> list[Candidate]:
+    try:
+        validations = read_validations(run)
+    except UserError:
+        validations = {}
     candidates = []
     for step in list_steps(run):
         origin = read_origin(run.checkpoint(step))
         elapsed_s = float(origin.elapsed_s) if isinstance(origin, TrainState) else 0.0
-        candidates.append(Candidate(step, elapsed_s))
+        scored = max((other for other in validations if other <= step), default=0)
+        candidates.append(Candidate(step, elapsed_s, validations.get(scored, {}), scored))
     return candidates
+
+
+def find_doubts(run: RunFolder, chosen: Sequence[Candidate]) -> list[str]:
+    """Return what speaks against the mean of these, oldest first."""
+    doubts = []
+    if has_plain_file(run.config):
+        warmup_steps = load_recorded_config(run.config).optimizer.warmup_steps
+        if chosen[0].step < warmup_steps:
+            doubts.append(
+                f"it spans the warm-up: update {chosen[0].step:,} is one of the first {warmup_steps:,}"
+            )
+    for key, name in (("bleu", "BLEU"), ("nll", "NLL")):
+        scored = [(each.scores[key], each.step) for each in chosen if key in each.scores]
+        if not scored:
+            continue
+        (low, low_step), (high, high_step) = min(scored), max(scored)
+        if high - low > MAX_SPREAD[key]:
+            doubts.append(
+                f"dev {name} goes from {low:.2f} (update {low_step:,}) to {high:.2f} "
+                f"(update {high_step:,})"
+            )
+    return doubts
 
 
 def thin_out(candidates: Sequence[Candidate], minutes: float) -> list[Candidate]:
@@ -109,16 +161,16 @@ def apply_decay(candidates: Sequence[Candidate], decay: float) -> list[Candidate
     ]
 
 
-def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
-    """Return the `n` of the best dev score, oldest first, and a text with their scores. It is the
-    score of evaluation.best_by, or the NLL if some have no other.
+def take_best(run: RunFolder, n: int) -> list[Candidate]:
+    """Return the `n` validated checkpoints in a row with the best mean score on the dev set, oldest
+    first. It is the score of evaluation.best_by, or the NLL if some have no other.
 
-    Of two that score the same, the newer counts as better.
+    Of two rows that score the same, the newer counts as better.
     """
     candidates = list_all(run)
-    scores = read_validations(run)
-    validated = [candidate for candidate in candidates if candidate.step in scores]
+    validated = [candidate for candidate in candidates if candidate.is_validated]
     if len(validated) < n:
+        read_validations(run)  # an error if they cannot be read
         raise UserError(
             f"--best {n}: {run.path} has {len(candidates)} checkpoints, of which {len(validated)} "
             "were validated; lower --best, or make training.checkpoint_every a multiple of training.validate_every"
@@ -126,13 +178,11 @@ def take_best(run: RunFolder, n: int) -> tuple[list[Candidate], str]:
     key = "bleu"
     if has_plain_file(run.config):
         key = load_recorded_config(run.config).evaluation.best_by
-    if not all(key in scores[candidate.step] for candidate in validated):
+    if not all(key in candidate.scores for candidate in validated):
         key = "nll"
-    sign, n_digits = (-1, 4) if key == "nll" else (1, 2)
-    validated.sort(key=lambda candidate: (sign * scores[candidate.step][key], candidate.step))
-    chosen = sorted(validated[-n:], key=lambda candidate: candidate.step)
-    values = [f"{scores[candidate.step][key]:.{n_digits}f}" for candidate in chosen]
-    return chosen, f"dev {SCORE_NAMES[key]} {', '.join(values)}"
+    sign = -1 if key == "nll" else 1
+    rows = [validated[i : i + n] for i in range(len(validated) - n + 1)]
+    return max(rows, key=lambda row: (sign * fmean(x.scores[key] for x in row), row[-1].step))
 
 
 def read_validations(run: RunFolder) -> dict[int, dict[str, float]]:

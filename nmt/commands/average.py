@@ -36,13 +36,14 @@ def build_parser() -> argparse.ArgumentParser:
         type=parse_positive,
         metavar="N",
         help="the newest N checkpoints of a run folder, of those planned by training.checkpoint_every "
-        "if it is set (default 5; with --ema all)",
+        "if it is set, and that of the end (default 5; with --ema all)",
     )
     choice.add_argument(
         "--best",
         type=parse_positive,
         metavar="N",
-        help="the N with the best dev score: BLEU, or what evaluation.best_by says",
+        help="the N validated checkpoints in a row with the best mean dev score: BLEU, or what "
+        "evaluation.best_by says",
     )
     choice.add_argument(
         "--curve",
@@ -144,7 +145,7 @@ def average_run(args: argparse.Namespace) -> int:
     tune_process()  # before torch is imported
 
     from nmt.average.mean import average_checkpoints
-    from nmt.average.select import choose_checkpoints
+    from nmt.average.select import choose_checkpoints, find_doubts
     from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import find_run, read_results
     from nmt.system.files import check_own_folder
@@ -162,13 +163,18 @@ def average_run(args: argparse.Namespace) -> int:
         return draw_curve(args, run)
 
     # choose
-    weights, scored = None, ""
+    weights = None
     if is_run:
-        chosen, scored = choose_checkpoints(run, args.last, args.best, args.every, args.ema)
+        chosen = choose_checkpoints(run, args.last, args.best, args.every, args.ema)
         paths = [run.checkpoint(candidate.step) for candidate in chosen]
         weights = [candidate.weight for candidate in chosen]
         for candidate, path in zip(chosen, paths, strict=True):
             say(f"{path.name}: {candidate}, weight {candidate.weight / sum(weights):.4f}")
+        if doubts := find_doubts(run, chosen):
+            say(
+                f"warning: this mean may be worse than its best member: {'; '.join(doubts)}; --curve "
+                "compares means on the dev set, --best N takes the row of N that scores best"
+            )
 
     # average
     if not args.output:
@@ -185,8 +191,7 @@ def average_run(args: argparse.Namespace) -> int:
         say(f"warning: {error}; the card is written without scores")
     write_average_card(out, scores)
     counted = "1 checkpoint" if len(names) == 1 else f"{len(names)} checkpoints"
-    summary = f"{out}: the mean of {counted} ({', '.join(names)})"
-    say(f"{summary}; {scored}" if scored else summary)
+    say(f"{out}: the mean of {counted} ({', '.join(names)})")
     return 0
 
 

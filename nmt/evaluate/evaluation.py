@@ -16,6 +16,7 @@ from platform import python_version
 from typing import Any
 
 import nmt
+from nmt.average.dev_check import find_better_member
 from nmt.checkpoint import open_checkpoint
 from nmt.config import RunConfig, override_config, tabulate_differences, to_plain_values
 from nmt.evaluate.card import write_average_card
@@ -103,6 +104,8 @@ def evaluate_system(
 
     # report
     report = [_format_head(system), *_format_scores(scores)]
+    if doubt := _doubt_average(system):
+        report.append(f"  warning: {doubt}")
     if with_all_metrics:
         report += _format_readings(metrics, system)
     values = _describe_system(system) | {"scores": _scores_to_json(scores)}
@@ -314,6 +317,18 @@ def score_system(
         compute_score(metric, texts, references, name, system.pair, N_BOOTSTRAP, more_references)
         for metric in track(metrics, "scoring", "metrics")
     ]
+
+
+def _doubt_average(system: System) -> str | None:
+    """Say so if the system is an average that is worse on the dev set than one of its members."""
+    model = system.model
+    if model is None or len(model.checkpoints) != 1:
+        return None
+    (checkpoint,) = model.checkpoints
+    run = find_run(checkpoint.path) if checkpoint.averaged else None
+    if run is None or not isinstance(model.translator, Translator):
+        return None
+    return find_better_member(checkpoint, model.translator.device, RunFolder(run))
 
 
 def _compare(a: System, b: System, seed: int) -> Comparison:

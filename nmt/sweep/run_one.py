@@ -166,7 +166,7 @@ def make_average(run: RunFolder, n: int) -> Path:
     from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import read_results
 
-    chosen, _ = choose_checkpoints(run, n, None, None, None)
+    chosen = choose_checkpoints(run, n, None, None, None)
     paths = [run.checkpoint(candidate.step) for candidate in chosen]
     if run.average.is_dir():
         origin = open_checkpoint(run.average).origin

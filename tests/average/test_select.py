@@ -1,13 +1,14 @@
 """The checkpoints taken are those asked for."""
 
 import errno
+import json
 from pathlib import Path
 
 import pytest
 from support.saved_run import copy_template, make_template, skip_fsync  # noqa: F401
 
 from nmt.average import select
-from nmt.average.select import choose_checkpoints, take_best
+from nmt.average.select import choose_checkpoints, find_doubts, list_candidates, take_best
 from nmt.config import EvaluationConfig, RunConfig, TrainingConfig, format_config
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
@@ -19,7 +20,7 @@ from nmt.system.run_folder import RunFolder
         ((None, None, None, None), [10, 20, 30, 40, 50]),
         ((2, None, None, None), [40, 50]),
         ((None, 1, None, None), [50]),
-        ((None, 2, None, None), [20, 50]),
+        ((None, 2, None, None), [40, 50]),
         ((None, 3, None, None), [20, 40, 50]),
         ((3, None, 12.0, None), []),
         ((2, None, 6.0, None), [40, 50]),
@@ -40,7 +41,7 @@ def test_which_checkpoints_are_taken(
         ):
             choose_checkpoints(run, *asked)
         return
-    chosen, _ = choose_checkpoints(run, n_last, n_best, minutes, decay)
+    chosen = choose_checkpoints(run, n_last, n_best, minutes, decay)
     assert [candidate.step for candidate in chosen] == steps
     ages = range(len(steps) - 1, -1, -1)
     assert [candidate.weight for candidate in chosen] == [
@@ -66,36 +67,56 @@ def test_of_a_run_with_planned_checkpoints_no_others_are_averaged(
     every: int, steps: int, counted: list[int], run: RunFolder
 ) -> None:
     set_training(run, checkpoint_every=every, steps=steps)
-    chosen, _ = choose_checkpoints(run, len(counted), None, None, None)
+    chosen = choose_checkpoints(run, len(counted), None, None, None)
     assert [candidate.step for candidate in chosen] == counted
     with pytest.raises(
         UserError, match=f"has {len(counted)} checkpoints that averaging counts, but"
     ):
         choose_checkpoints(run, len(counted) + 1, None, None, None)
     # those some minutes apart are chosen among all
-    apart, _ = choose_checkpoints(run, 3, None, 6.5, None)
+    apart = choose_checkpoints(run, 3, None, 6.5, None)
     assert [candidate.step for candidate in apart] == [10, 30, 50]
 
 
 def test_the_best_by_likelihood_where_bleu_is_off(run: RunFolder) -> None:
     run.metrics.write_text(run.metrics.read_text().replace('"bleu": 22.0', '"bleu": null'))
-    chosen, scored = take_best(run, 2)
-    assert ([candidate.step for candidate in chosen], scored) == (
-        [40, 50],
-        "dev NLL 2.0000, 2.2000",
-    )
+    assert [candidate.step for candidate in take_best(run, 2)] == [40, 50]
+    assert [candidate.step for candidate in take_best(run, 1)] == [40]
     with pytest.raises(UserError, match="has 5 checkpoints, of which 4 were validated"):
         take_best(run, 5)
 
 
 def test_the_best_are_by_the_score_that_training_went_by(run: RunFolder) -> None:
-    by_bleu, _ = take_best(run, 2)
-    assert [candidate.step for candidate in by_bleu] == [20, 50]
+    assert [candidate.step for candidate in take_best(run, 1)] == [50]
     evaluation = EvaluationConfig(best_by="nll")
     run.config.write_text(format_config(RunConfig(name="toy", evaluation=evaluation)))
-    by_nll, scored = take_best(run, 2)
-    assert [candidate.step for candidate in by_nll] == [40, 50]
-    assert scored == "dev NLL 2.0000, 2.2000"
+    assert [candidate.step for candidate in take_best(run, 1)] == [40]
+
+
+@pytest.mark.parametrize(("state", "counted"), [("done", [20, 40, 50]), ("preempted", [20, 40])])
+def test_the_last_checkpoint_counts_if_the_run_has_ended(
+    state: str, counted: list[int], run: RunFolder
+) -> None:
+    set_training(run, checkpoint_every=20, steps=100, max_epochs=3)
+    run.status.write_text(json.dumps({"state": state, "step": 50}))
+    assert [candidate.step for candidate in list_candidates(run, None)] == counted
+
+
+def test_members_of_different_quality_raise_doubts(run: RunFolder) -> None:
+    set_training(run, steps=50)
+    candidates = list_candidates(run, None)
+    assert str(candidates[2]) == "update 30, minute 14.0, dev NLL 2.5000, BLEU 22.00 at 20"
+    assert find_doubts(run, candidates) == [
+        "it spans the warm-up: update 10 is one of the first 4,000",
+        "dev NLL goes from 2.00 (update 40) to 3.00 (update 10)",
+    ]
+    lines = run.metrics.read_text().replace('"bleu": 20.0', '"bleu": 19.5')
+    run.metrics.write_text(lines)
+    assert "dev BLEU goes from 19.50 (update 10) to 22.00 (update 50)" in find_doubts(
+        run, list_candidates(run, None)
+    )
+    run.metrics.unlink()  # without scores only the warm-up is known
+    assert len(find_doubts(run, list_candidates(run, None))) == 1
 
 
 @pytest.mark.parametrize("is_missing", [True, False])

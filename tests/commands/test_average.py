@@ -73,8 +73,11 @@ def test_weights_and_minutes_are_said_and_kept(
 ) -> None:
     assert nmt_average([str(run.path), "--ema", "0.5", "--last", "2"]) == 0
     said = capsys.readouterr()
-    assert said.out == "" and "update 40, minute 24.0, weight 0.3333" in said.err
-    assert "update 50, minute 30.0, weight 0.6667" in said.err
+    assert (
+        said.out == ""
+        and "update 40, minute 24.0, dev NLL 2.0000, BLEU 21.00, weight 0.3333" in said.err
+    )
+    assert "update 50, minute 30.0, dev NLL 2.2000, BLEU 22.00, weight 0.6667" in said.err
     assert read_state(run.average) == {
         "averaged": ["step-0000040", "step-0000050"],
         "step": 50,
@@ -103,6 +106,6 @@ def test_results_that_cannot_be_read_cost_no_average(
     else:
         results.write_text('[{"when": "20' if fault == "cut off" else '[{"when": "2026-11-21"}]')
     assert nmt_average([str(run.path), "--last", "2"]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "results.json" in line]
     assert len(told) == 1 and str(results) in told[0] and "without scores" in told[0]
     assert is_unedited_card(run.average / "README.md") and results.exists()

@@ -11,6 +11,7 @@ import torch
 from support.finished_run import read_lines, read_losses, read_tensors, train_toy
 
 import nmt.api
+from nmt.average.select import list_candidates
 from nmt.config import RunConfig
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress
@@ -50,9 +51,12 @@ def test_patience_ends_training_after_validations_without_a_best(
     assert read_state(config)["step"] == later
 
 
-def test_epochs_end_training(toy: Path) -> None:
-    config = train_toy(toy, *QUICK, "training.max_epochs=1", "training.validate_every=1000")
+def test_epochs_end_training_and_its_last_checkpoint_is_averaged(toy: Path) -> None:
+    settings = ["training.max_epochs=1", "training.validate_every=1000"]
+    config = train_toy(toy, *QUICK, *settings, "training.checkpoint_every=1000")
     state = read_state(config)
+    (averaged,) = list_candidates(RunFolder(config.folder), None)
+    assert averaged.step == state["step"]
     assert state["cursor"] == {"epoch": 1, "update": 0} and 1 < state["step"] < 40
     assert state["validated"] == state["step"]  # it ends with a validation
 
