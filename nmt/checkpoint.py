@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from nmt import published
 from nmt.config import (
     MAX_CONFIG_BYTES,
     ModelConfig,
@@ -32,14 +33,23 @@ from nmt.config import (
     load_recorded_config,
 )
 from nmt.data.plan import Cursor
-from nmt.data.vocab import MAX_MODEL_BYTES, Vocabulary, load_vocab, write_vocab
+from nmt.data.vocab import (
+    MAX_MODEL_BYTES,
+    Vocabulary,
+    combine_digests,
+    load_vocab,
+    write_vocab,
+)
 from nmt.model.size import WEIGHT_BYTES, count_model_bytes
 from nmt.model.transformer import Transformer
 from nmt.model.weightless import without_weights
+from nmt.system.caches import find_cache_folder, make_temporary_folder
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     check_own_folder,
+    digest_file,
     has_plain_file,
+    make_folder,
     open_plain_file,
     point_link,
     read_json,
@@ -228,9 +238,10 @@ def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vo
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint folder, or the newest checkpoint of a run folder, after verifying all its
-    files.
+    """Open a checkpoint folder, the newest checkpoint of a run folder, or a published model, after
+    verifying all its files.
     """
+    path = convert_if_published(path)
     if (path / "checkpoints").is_dir():
         try:
             found = find_newest(RunFolder(path))
@@ -253,6 +264,7 @@ def open_for_average(path: Path) -> Checkpoint:
 
     That file is twice as large as the weights, and an average does not need it.
     """
+    path = convert_if_published(path)
     if not path.is_dir() or (path / "checkpoints").is_dir():
         path = open_checkpoint(path).path
     if path.is_symlink():
@@ -260,6 +272,33 @@ def open_for_average(path: Path) -> Checkpoint:
     checkpoint = open_unverified(path)
     verify(path, only=(*COMMON_FILES, *checkpoint.vocab.files))
     return checkpoint
+
+
+def convert_if_published(path: Path, out: Path | None = None) -> Path:
+    """Return the checkpoint that a published model was converted to, by default one that is kept for
+    the next time. Any other path comes back as it is.
+    """
+    if str(path).startswith(published.HUB):
+        path = published.download(str(path).removeprefix(published.HUB))
+    if not published.is_published(path):
+        return path
+    if out is None:
+        digest = combine_digests([digest_file(file) for file in published.list_files(path)])
+        cache = find_cache_folder() or Path(make_temporary_folder())
+        out = cache / "published" / f"{path.resolve().name}-{digest[:16]}"
+        if out.is_dir():
+            return out
+    say(f"converting {path} to {out}")
+    found = published.read_published(path)
+    make_folder(out.parent)
+
+    def fill(folder: Path) -> None:
+        write_tensors(folder / MODEL_FILE, found.tensors, {"format": "pt"})
+        origin = Average([path.resolve().name], 0)
+        write_small_files(folder, origin, found.config, found.vocab)
+
+    write_folder(out, fill)
+    return out
 
 
 def _open_verified(path: Path) -> Checkpoint:
@@ -457,6 +496,7 @@ def load_grown_weights(checkpoint: Checkpoint, model: Transformer) -> None:
         id(model.src_embedding.weight): 0,
         id(model.tgt_embedding.weight): 1,
         id(model.projection.weight): 1,
+        id(model.projection.bias): 1,
     }
     with open_tensors(checkpoint.path / MODEL_FILE, "pt") as file:
         for name, target in model.named_parameters():

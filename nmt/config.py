@@ -342,6 +342,8 @@ class ModelConfig:
     # Whether queries, keys, values and the output of attention have biases. The paper's formulas
     # have none, the authors' code of June 2017 has them.
     attention_bias: bool = False
+    # Whether the logits have a bias. The paper's have none; those of Marian's models do.
+    projection_bias: bool = False
     # The number of rows of the embeddings and the projection; null: one for each piece. The
     # authors' code of June 2017 had 40,960. Rows beyond the vocabulary take part in the softmax and
     # in label smoothing, and are never decoded.
@@ -1040,6 +1042,11 @@ def _use_vocab_of_init_from(config: RunConfig) -> RunConfig:
     start = config.training.init_from
     if start is None or config.vocab.model is not None:
         return config
+    if os.path.exists(os.path.join(start, "config.json")):
+        raise UserError(
+            f"training.init_from={start}: is a model of another toolkit; nmt-init --from {start} writes "
+            "a config that continues it"
+        )
     joint, *sides = (os.path.join(os.path.abspath(start), name) for name in VOCAB_FILES)
     found = [path for path in (joint, *sides) if os.path.exists(path)]
     if found and (joint in found) != config.vocab.joint:

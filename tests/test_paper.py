@@ -198,6 +198,7 @@ FLIPS = [
     ("base", "model.tied=false", "embeddings and projection"),
     ("base", "model.tied=decoder", "embeddings and projection"),
     ("base", "model.attention_bias=true", "biases in attention"),
+    ("base", "model.projection_bias=true", "bias of the projection"),
     ("base", "model.vocab_rows=40960", "embedding rows"),
     ("base", "model.n_layers=4", "layers N"),
     ("base", "model.encoder_layers=12", "layers N"),

@@ -13,11 +13,14 @@ from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
     from nmt.config import DataConfig
+    from nmt.corpus.suggest_config import Start
 
 EXAMPLES = """\
   nmt-init --src train.en --tgt train.de -o my.yaml
   nmt-init --src a.de.gz --tgt a.en.gz --valid-src dev.de --valid-tgt dev.en --test-src t.de --test-tgt t.en
   nmt-init --file pairs.tsv --languages en-sv
+  nmt-init --from runs/base/average --src my.en --tgt my.de -o tuned.yaml       continues a model
+  nmt-init --from hf:Helsinki-NLP/opus-mt-en-de --src my.en --tgt my.de         one of the Hugging Face hub
   nmt-init --archive de-en.txt.zip --src Books.de-en.de --tgt Books.de-en.en
 
 Then nmt-train --config my.yaml trains, without an edit. The text stays as it is. A set that is not given
@@ -43,6 +46,13 @@ def build_parser() -> argparse.ArgumentParser:
         ("--test-file", "or one table with both sides"),
     ):
         parser.add_argument(option, metavar="FILE", help=what)
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="MODEL",
+        help="continue this model: a run, an average, a checkpoint, a folder of a Marian model of Hugging "
+        "Face, or hf:OWNER/NAME",
+    )
     parser.add_argument(
         "--languages", metavar="SRC-TGT", help="such as en-de; default: as the files are named"
     )
@@ -79,9 +89,24 @@ def write_config(args: argparse.Namespace) -> int:
     out = Path(config).absolute()
     refuse_run_file(out)
     make_folder(out.parent)
-    suggest_config(out, name_corpora(args, languages, out.parent), args.seed, args.force)
+    data = name_corpora(args, languages, out.parent)
+    start = None if args.start is None else open_start(args.start, out)
+    suggest_config(out, data, args.seed, args.force, start)
     say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")
     return 0
+
+
+def open_start(name: str, config: Path) -> "Start":
+    """Open the model of --from. A published one is converted first, to a folder beside the config."""
+    from nmt.system.runtime import tune_process
+
+    tune_process()  # before torch is imported
+
+    from nmt.checkpoint import convert_if_published, open_for_average
+    from nmt.corpus.suggest_config import Start
+
+    path = convert_if_published(Path(name), config.with_name(f"{config.stem}.start"))
+    return Start(os.path.abspath(path), open_for_average(path).config)
 
 
 def choose_languages(args: argparse.Namespace) -> tuple[str, str]:

@@ -13,11 +13,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from nmt.config import CorpusConfig, DataConfig, to_plain_values
+from nmt.config import CorpusConfig, DataConfig, ModelConfig, RunConfig, to_plain_values
 from nmt.corpus.reader import describe_corpus, find_local_files, read_blocks
 from nmt.corpus.shards import PAIRS_PER_SHARD
 from nmt.corpus.survey import Survey, survey_corpus
@@ -30,6 +30,7 @@ from nmt.system.runtime import count_cores, tune_process
 from nmt.system.strict_yaml import format_yaml
 
 MIN_PAIRS = 1_000  # fewer are too few to train from scratch
+MIN_PAIRS_TO_CONTINUE = 500
 MIN_HELD_OUT, MAX_HELD_OUT = 100, 2_000  # pairs of each set that is drawn
 HELD_OUT_SHARE = 0.05
 MAX_SHARED = 0.05  # of the training pairs, that drop-sides may cost
@@ -141,6 +142,58 @@ SIZES = (
 
 
 @dataclass(frozen=True)
+class Start:
+    """A model that the training continues, and what docs/fine-tuning.md measured for it."""
+
+    path: str
+    config: RunConfig  # with which it was trained
+
+    PASSES: ClassVar[int] = 10  # over the text
+    UPDATES_A_PASS: ClassVar[int] = 50
+    N_VALIDATIONS: ClassVar[int] = 10
+    MIN_TOKENS: ClassVar[int] = 1_024  # of an update
+    RATE: ClassVar[float] = 2e-4  # of a model of d_model 256
+
+    def choose_model(self) -> Choices:
+        """Return its settings, without those that are defaults."""
+        unset = to_plain_values(ModelConfig())
+        settings = to_plain_values(self.config.model)
+        return {key: value for key, value in settings.items() if value != unset[key]}
+
+    def choose_schedule(self, n_words: float) -> Choices:
+        n_tokens = n_words * PIECES_A_WORD
+        most = self.config.training.tgt_tokens
+        tokens = int(min(most, max(self.MIN_TOKENS, _round_up(n_tokens / self.UPDATES_A_PASS))))
+        every = _round_up(max(10.0, n_tokens * self.PASSES / tokens / self.N_VALIDATIONS))
+        rate = float(f"{self.RATE * math.sqrt(256 / self.config.model.d_model):.1g}")
+        optimizer: Choices = {
+            "schedule": "inverse_sqrt",
+            "warmup_steps": every,
+            "peak_lr": (
+                rate,
+                "low, because the model has learned already; ten times more forgets more",
+            ),
+        }
+        training: Choices = {
+            "init_from": (
+                self.path,
+                "its vocabulary too; the dev set is scored before the first update",
+            ),
+            "steps": (self.N_VALIDATIONS * every, f"about {self.PASSES} passes over the text"),
+            "patience": (3, "so many validations without a better dev BLEU end it"),
+            "src_tokens": tokens,
+            "tgt_tokens": tokens,
+            "validate_every": every,
+            "checkpoint_every": every,
+            "keep_checkpoints": 5,
+            "ema": (0.99, "validated and saved is the mean over about a hundred updates"),
+            "label_smoothing": self.config.training.label_smoothing,
+            "precision": ("auto", "bf16 where the processor has instructions for it"),
+        }
+        return {"optimizer": optimizer, "training": training}
+
+
+@dataclass(frozen=True)
 class HeldOut:
     """The dev and the test set, and what they cost the training text."""
 
@@ -151,9 +204,16 @@ class HeldOut:
     is_dropped: np.ndarray  # (pairs,): True for training pairs that the sets and the rule remove
 
 
-def suggest_config(path: Path, data: DataConfig, seed: int, is_forced: bool = False) -> None:
+def suggest_config(
+    path: Path,
+    data: DataConfig,
+    seed: int,
+    is_forced: bool = False,
+    start: Start | None = None,
+) -> None:
     """Look at the text that `data` names, choose, and write the config `path` and the sets that were
-    drawn beside it. `UserError` if one of them exists and differs, unless `is_forced`.
+    drawn beside it, for a new model or one that begins as `start`. `UserError` if one of them exists
+    and differs, unless `is_forced`.
     """
     machine = inspect_machine()
     given = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
@@ -161,7 +221,7 @@ def suggest_config(path: Path, data: DataConfig, seed: int, is_forced: bool = Fa
     data = replace(data, on_bad_line="skip")
     survey = survey_corpus(data.train[0], data)
     _describe(survey, data)
-    _check_amount(survey, data.train[0])
+    _check_amount(survey, data.train[0], MIN_PAIRS if start is None else MIN_PAIRS_TO_CONTINUE)
     held_out = choose_held_out(survey, data, seed)
     is_kept = survey.is_usable & ~survey.is_repeated & ~held_out.is_dropped
     if has_spaces(survey):
@@ -180,7 +240,6 @@ def suggest_config(path: Path, data: DataConfig, seed: int, is_forced: bool = Fa
     data = replace(data, valid=sets["valid"], test=sets["test"])
 
     n_words = _count_words(survey, is_kept)
-    size, size_reason = choose_size(n_words, machine)
     choices: Choices = {
         "name": (
             path.stem,
@@ -188,11 +247,17 @@ def suggest_config(path: Path, data: DataConfig, seed: int, is_forced: bool = Fa
             f"{n_words:,.0f} words. Written by nmt-init: first choices, to be changed.",
         ),
         "seed": seed,
-        "data": _choose_data(f"stores/{path.stem}", data, survey, held_out),
-        "vocab": _choose_vocab(size, size_reason, survey.alphabet),
-        "model": _choose_model(size),
-        **_choose_schedule(size, n_words, machine),
+        "data": _choose_data(f"stores/{path.stem}", data, survey, held_out, start is None),
     }
+    if start is None:
+        size, size_reason = choose_size(n_words, machine)
+        choices["vocab"] = _choose_vocab(size, size_reason, survey.alphabet)
+        choices["model"] = _choose_model(size)
+        choices |= _choose_schedule(size, n_words, machine)
+    else:
+        choices["vocab"] = {"joint": start.config.vocab.joint}
+        choices["model"] = start.choose_model()
+        choices |= start.choose_schedule(n_words)
     written[path] = "\n".join(_format_choices(choices)) + "\n"
     _write_files(written, inputs, is_forced)
 
@@ -306,7 +371,7 @@ def _describe(survey: Survey, data: DataConfig) -> None:
         say(f"warning: {len(stretches) - 3:,} more stretches look like that")
 
 
-def _check_amount(survey: Survey, corpus: CorpusConfig) -> None:
+def _check_amount(survey: Survey, corpus: CorpusConfig, least: int) -> None:
     name = describe_corpus(corpus)
     if survey.is_identical.sum() > survey.n_pairs / 2:
         raise UserError(
@@ -314,10 +379,12 @@ def _check_amount(survey: Survey, corpus: CorpusConfig) -> None:
             "is one file a copy of the other?"
         )
     n_usable = int((survey.is_usable & ~survey.is_repeated).sum())
-    if n_usable < MIN_PAIRS:
+    if n_usable < least:
+        remedy = "give more text"
+        if least == MIN_PAIRS:
+            remedy += ", or continue another model with --from"
         raise UserError(
-            f"{name}: has {n_usable:,} different usable pairs, but at least {MIN_PAIRS:,} are needed to "
-            "train from scratch; give more text, or continue another model with training.init_from"
+            f"{name}: has {n_usable:,} different usable pairs, but at least {least:,} are needed; {remedy}"
         )
 
 
@@ -356,7 +423,9 @@ def _choose_model(size: Size) -> Choices:
     return model
 
 
-def _choose_data(store: str, data: DataConfig, survey: Survey, held_out: HeldOut) -> Choices:
+def _choose_data(
+    store: str, data: DataConfig, survey: Survey, held_out: HeldOut, is_new: bool
+) -> Choices:
     n_identical, n_repeated = survey.is_identical.sum(), survey.is_repeated.sum()
     clean: Choices = {
         "identical": (
@@ -376,13 +445,15 @@ def _choose_data(store: str, data: DataConfig, survey: Survey, held_out: HeldOut
         "store": store,
         "train": (
             [to_plain_values(corpus) for corpus in data.train],
-            "more corpora: further entries of this list (docs/data.md)",
+            "more corpora: further entries of this list (docs/data.md)"
+            if is_new
+            else "add text that the model learned from, or it forgets some (docs/fine-tuning.md)",
         ),
         "valid": (to_plain_values(data.valid), _describe_sets(held_out)),
         "test": to_plain_values(data.test),
         "clean": clean,
     }
-    if survey.has_case:
+    if survey.has_case and is_new:
         choices["augment"] = (
             {"upper": 0.01, "title": 0.01},
             "a hundredth of the pairs in capitals, and one with a capital at the start of each word, "

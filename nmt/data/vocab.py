@@ -274,21 +274,23 @@ def append_symbols(model: bytes, symbols: Sequence[str], kind: SymbolKind) -> by
     and the fields of a piece are its text, its score and its kind.
     """
     for symbol in symbols:
-        text = _encode_field(1, symbol.encode())
+        text = encode_field(1, symbol.encode())
         score = b"\x15" + bytes(4)
         piece = text + score + b"\x18" + bytes([kind])
-        model += _encode_field(1, piece)
+        model += encode_field(1, piece)
     return model
 
 
-def _encode_field(number: int, content: bytes) -> bytes:
-    """Write a field of a protocol buffer: its number, its length in groups of seven bits, lowest
-    first, and its content.
-    """
-    length = len(content)
-    encoded = bytearray([number << 3 | 2])
-    while length >= 1 << 7:
-        encoded.append(length & 127 | 128)
-        length >>= 7
-    encoded.append(length)
-    return bytes(encoded) + content
+def encode_field(number: int, content: bytes) -> bytes:
+    """Write a field of a protocol buffer that has a length: its number, the length, the content."""
+    return _encode_number(number << 3 | 2) + _encode_number(len(content)) + content
+
+
+def _encode_number(number: int) -> bytes:
+    """Write a number in groups of seven bits, lowest first."""
+    encoded = bytearray()
+    while number >= 1 << 7:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)

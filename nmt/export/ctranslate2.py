@@ -186,6 +186,8 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     encoder.embeddings[0].weight = _copy_to_array(model.src_embedding.weight)
     decoder.embeddings.weight = _copy_to_array(model.tgt_embedding.weight)
     decoder.projection.weight = _copy_to_array(scale_projection(model))
+    if model.projection.bias is not None:
+        decoder.projection.bias = _copy_to_array(model.projection.bias)
     src_table = make_position_table(model.src_positions, config.decoding)
     tgt_table = make_position_table(model.tgt_positions, config.decoding)
     encoder.position_encodings.encodings = _copy_to_array(src_table)

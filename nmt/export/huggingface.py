@@ -207,7 +207,9 @@ def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str
         yield "model.encoder.embed_tokens.weight", src_embedding
         yield "model.decoder.embed_tokens.weight", model.tgt_embedding.weight.detach()
         yield "lm_head.weight", scale_projection(model)
-    yield "final_logits_bias", torch.zeros(1, model.projection.out_features)
+    bias: Tensor | None = model.projection.bias
+    biases = torch.zeros(model.projection.out_features) if bias is None else bias.detach()
+    yield "final_logits_bias", biases[None]
     yield "model.encoder.embed_positions.weight", src_table
     yield "model.decoder.embed_positions.weight", tgt_table
 

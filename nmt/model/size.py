@@ -36,6 +36,8 @@ def count_weights(config: ModelConfig, vocab_sizes: tuple[int, int]) -> int:
     if not config.has_shared_projection:
         n_rows += tgt_rows
     n += n_rows * d
+    if config.projection_bias:
+        n += tgt_rows
     if config.positions == "learned":
         n += 2 * config.max_positions * d
     if config.norm == "pre":

@@ -135,7 +135,7 @@ class Transformer(nn.Module):
         self.src_embedding = self.tgt_embedding
         if not config.has_shared_embeddings:
             self.src_embedding = nn.Embedding(n_src_rows, config.d_model)
-        self.projection = nn.Linear(config.d_model, n_rows, bias=False)
+        self.projection = nn.Linear(config.d_model, n_rows, config.projection_bias)
         if config.has_shared_projection:  # section 3.4
             self.projection.weight = self.tgt_embedding.weight
         self.src_positions, self.tgt_positions = Positions(config), Positions(config)
@@ -169,8 +169,8 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear) and module is not self.projection:
                 nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
         weights: list[Tensor] = []
         for matrix in (
             self.src_embedding.weight,

@@ -37,7 +37,7 @@ def provide_caches() -> None:
             say(f"warning: {variable}={given}: cannot be written, so compiled code is not kept")
             lost.append(variable)
     if lost:
-        folder = _make_temporary_folder()
+        folder = make_temporary_folder()
         os.environ.update(dict.fromkeys(lost, folder))
 
 
@@ -84,7 +84,7 @@ def _is_private(folder: Path) -> bool:
     return folder.stat().st_uid == os.geteuid()
 
 
-def _make_temporary_folder() -> str:
+def make_temporary_folder() -> str:
     """Make a folder that only this user can enter, and remove it when this process ends."""
     try:
         folder = tempfile.mkdtemp(prefix="nmt-caches-")

@@ -10,6 +10,7 @@ from nmt.system.progress import say_once
 EXTRAS = {
     "numba": "cpu",
     "datasets": "hub",
+    "huggingface_hub": "hub",
     "pyarrow": "hub",
     "s3fs": "mirror",
     "ctranslate2": "export",

@@ -152,14 +152,14 @@ class Trainer:
         world.on_main(self.finish)
 
     def prepare_loop(self) -> None:
-        """Probe peak memory and finish an interrupted validation, before the first update of this
-        process.
+        """Before the first update of this process, probe peak memory, finish an interrupted validation,
+        and score the model that a new run begins with.
         """
         # CUDA graphs must be freed in the reverse order of their recording. Those of validation's
         # search are freed before training's, so training's is recorded first, by this probe.
         if self.world.device.type == "cuda":
             probe_peak_memory(self.setup)
-        self.validate()  # if a stop interrupted the last validation
+        self.validate()
         if self.end_reason and not self.stop.exit_code:
             # No later checkpoint will record this score, so rewrite the last one.
             self.saved_step = -1  # makes save() write although this step is already saved
@@ -195,7 +195,11 @@ class Trainer:
     @property
     def is_validation_due(self) -> bool:
         state = self.state
-        if self.setup.dev is None or state.validated >= state.step:
+        if self.setup.dev is None:
+            return False
+        if state.step == 0:  # of a model that was trained before, to see what this run gains
+            return self.config.training.init_from is not None and state.best is None
+        if state.validated >= state.step:
             return False
         is_step = state.step % self.config.training.validate_every == 0
         return is_step or self.end_reason is not None
@@ -317,7 +321,8 @@ class Trainer:
         self.state = replace(self.state, validated=self.state.step)
         if is_best:
             self.state = replace(self.state, best=selection_score, best_step=self.state.step)
-            self.save()
+            if self.state.step:  # what the run began with is saved elsewhere
+                self.save()
 
     def score(self) -> Validation | None:
         setup, world, config = self.setup, self.world, self.config
@@ -384,6 +389,12 @@ class Trainer:
             self.write_status("preempted", code, message)
         else:
             self.write_status("done", 0)
+        if not code and self.state.best is not None and self.state.best_step == 0:
+            start = self.config.training.init_from
+            say(
+                f"warning: no validation was better than {start}, with which this run began; use that, or "
+                "train with a lower rate or more text"
+            )
         reason = self.end_reason
         cause = f", ended by {reason}" if reason not in (None, "training.steps") else ""
         say(

@@ -129,6 +129,20 @@ def compute_loss_sums(
     return _FusedLoss.apply(hidden, weight, labels, smoothing, needs_grad)
 
 
+def add_bias_column(hidden: Tensor, projection: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Return hidden states and a matrix whose product has the bias of the projection, if it has one: a
+    further column of ones meets the bias. Zeros fill up to a multiple of eight, which is fast.
+    """
+    weight = projection.weight
+    bias: Tensor | None = projection.bias
+    if bias is None:
+        return hidden, weight
+    ones = hidden.new_zeros(len(hidden), 8)
+    ones[:, 0] = 1
+    biases = torch.nn.functional.pad(bias[:, None].to(weight.dtype), (0, 7))
+    return torch.cat((hidden, ones), 1), torch.cat((weight, biases), 1)
+
+
 class Objective(nn.Module):
     """The model with its loss as one module, which is what gets compiled or sharded."""
 
@@ -138,4 +152,6 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         hidden = self.model(batch.src, batch.tgt)
-        return compute_loss_sums(hidden, self.model.projection.weight, batch.labels, self.smoothing)
+        return compute_loss_sums(
+            *add_bias_column(hidden, self.model.projection), batch.labels, self.smoothing
+        )

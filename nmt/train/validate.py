@@ -24,7 +24,7 @@ from nmt.system.files import read_bytes
 from nmt.system.progress import Progress
 from nmt.system.ranks import World
 from nmt.system.run_folder import dev_text_file
-from nmt.train.loss import compute_loss_sums
+from nmt.train.loss import add_bias_column, compute_loss_sums
 from nmt.train.samples import SAMPLED_LINES, Sample, take_sample
 from nmt.train.shutdown import StopRequest
 from nmt.translate.translator import Translation, Translator
@@ -110,7 +110,7 @@ def compute_dev_nll(
         pairs = order[bounds[number] : bounds[number + 1]]
         batch = make_batch(store, pairs).to(world.device)
         hidden = model(batch.src, batch.tgt)  # (T, d)
-        _, nll = compute_loss_sums(hidden, model.projection.weight, batch.labels, 0.0)
+        _, nll = compute_loss_sums(*add_bias_column(hidden, model.projection), batch.labels, 0.0)
         group = int(groups[bounds[number]])
         nll_sums[group] += nll.double()
         n_tokens[group] += batch.n_tokens

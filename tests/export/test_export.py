@@ -86,7 +86,9 @@ SHAPES["pre-gelu-unscaled"] = replace(
 )
 SHAPES["normed"] = replace(PLAIN, embedding_norm="before_dropout")
 SHAPES["unused-rows"] = replace(PLAIN, vocab_rows=99)
-SHAPES["biased-pre-small-heads"] = replace(SHAPES["pre-small-heads"], attention_bias=True)
+SHAPES["biased-pre-small-heads"] = replace(
+    SHAPES["pre-small-heads"], attention_bias=True, projection_bias=True
+)
 
 
 @pytest.fixture(scope="session")

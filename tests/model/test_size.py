@@ -22,7 +22,7 @@ SMALL = ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=3)
         replace(SMALL, tied="decoder", encoder_layers=5, decoder_layers=1),
         replace(SMALL, embedding_norm="after_dropout", scale_embeddings="projection"),
         replace(SMALL, tied="embeddings"),
-        replace(SMALL, d_k=3, d_v=5, attention_bias=True),
+        replace(SMALL, d_k=3, d_v=5, attention_bias=True, projection_bias=True),
         replace(SMALL, positions="learned", max_positions=30, vocab_rows=50),
     ],
 )

@@ -37,7 +37,7 @@ def list_shapes(max_positions: int) -> dict[str, ModelConfig]:
             encoder_layers=3,
             decoder_layers=1,
         ),
-        "released": replace(TINY, attention_bias=True, vocab_rows=350),
+        "released": replace(TINY, attention_bias=True, projection_bias=True, vocab_rows=350),
     }
 
 
@@ -49,7 +49,7 @@ def vary_shape(shape: ModelConfig, max_positions: int) -> dict[str, ModelConfig]
         "learned": replace(shape, positions="learned", max_positions=max_positions),
         "small-heads": replace(shape, d_k=3, d_v=5),
         "window": replace(shape, window=2),
-        "biased": replace(shape, attention_bias=True),
+        "biased": replace(shape, attention_bias=True, projection_bias=True),
         "gelu": replace(shape, activation="gelu", embedding_norm="before_dropout"),
         "swish": replace(shape, activation="swish", scale_embeddings="projection"),
     }

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import nmt.train.loss as loss
-from nmt.train.loss import compute_loss_sums
+from nmt.train.loss import add_bias_column, compute_loss_sums
 
 V, D, T = 37, 8, 50
 
@@ -69,3 +69,19 @@ def test_without_gradients_the_values_are_the_same() -> None:
     assert [x.item() for x in quiet] == [
         x.item() for x in compute_loss_sums(hidden, weight, labels, 0.1)
     ]
+
+
+def test_the_bias_of_a_projection_is_a_column() -> None:
+    hidden, _, labels = inputs()
+    projection = nn.Linear(D, V, dtype=torch.float64)
+    ours = compute_loss_sums(*add_bias_column(hidden, projection), labels, 0.1)
+    live = labels >= 0
+    expected = nn.functional.cross_entropy(projection(hidden[live]), labels[live], reduction="sum")
+    assert ours[1].item() == pytest.approx(expected.item())
+    parameters = (hidden, projection.weight, projection.bias)
+    plain = written_out(hidden + 0, projection.weight, labels, 0.1)
+    assert plain[0] != ours[0]  # the bias counts
+    nll = compute_loss_sums(*add_bias_column(hidden, projection), labels, 0.0)[0]
+    found, wanted = torch.autograd.grad(nll, parameters), torch.autograd.grad(expected, parameters)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.allclose(a, b)

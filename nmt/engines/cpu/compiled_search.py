@@ -102,6 +102,7 @@ COMPILED_MODELS: KnownValues = {
     "scale_embeddings": ("embedding", "projection", "none"),
     "embedding_norm": (None, "before_dropout", "after_dropout"),
     "attention_bias": (True, False),
+    "projection_bias": (True, False),
 }
 COMPILED_RULES: KnownValues = {
     **dict.fromkeys(

@@ -1,0 +1,418 @@
+"""Reads a folder of a Marian model as the Hugging Face hub has them, OPUS-MT among them.
+
+It has config.json, the weights, two SentencePiece models and a table of ids, mostly one table for
+both languages. Here each side gets a SentencePiece model with our ids. The source's has the pieces of
+its language; one that the table lacks has the weights of the unknown piece, as there. The target's
+has every id, because all take part in the softmax, and marks what its language lacks as unused, so
+that no text is split into it. Text is split exactly as the published models split it.
+
+Nothing is unpickled: weights are safetensors, or what torch reads with weights_only.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from sentencepiece import SentencePieceProcessor
+from torch import Tensor
+
+from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
+from nmt.data.vocab import (
+    MAX_MODEL_BYTES,
+    MAX_PIECES,
+    SymbolKind,
+    Vocab,
+    VocabPair,
+    Vocabulary,
+    encode_field,
+)
+from nmt.system.errors import UserError
+from nmt.system.extras import import_extra
+from nmt.system.files import has_plain_file, read_bytes, read_json
+from nmt.system.run_folder import MODEL_FILE
+
+HUB = "hf:"  # before the id of a model of the hub
+SETTINGS_FILE = "config.json"
+PICKLED_FILE = "pytorch_model.bin"
+FILES = (
+    SETTINGS_FILE,
+    "generation_config.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "target_vocab.json",
+    "source.spm",
+    "target.spm",
+    MODEL_FILE,
+    PICKLED_FILE,
+)
+ACTIVATION_NAMES = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
+MAX_SIZE = 1 << 20
+NEVER_CHOSEN = -100.0  # a logit that leaves no trace in a softmax
+UNUSED, LOWEST_SCORE = 5, -1e6  # of pieces that text is never split into
+# The marks of our vocabularies, by id, with the kinds that SentencePiece gives them
+MARKS = {"<pad>": 3, "<unk>": 2, "<s>": 3, "</s>": 3}
+# Ours, and theirs
+LAYER_NORMS = {
+    "attention_residual": "self_attn_layer_norm",
+    "memory_residual": "encoder_attn_layer_norm",
+    "feed_forward_residual": "final_layer_norm",
+}
+LINEARS = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.output": ("self_attn.out_proj",),
+    "memory_attention.q": ("encoder_attn.q_proj",),
+    "memory_attention.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "memory_attention.output": ("encoder_attn.out_proj",),
+    "feed_forward.inner": ("fc1",),
+    "feed_forward.outer": ("fc2",),
+}
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    config: RunConfig
+    vocab: Vocabulary
+    tensors: dict[str, Tensor]  # by our names
+
+
+@dataclass(frozen=True)
+class PublishedSide:
+    """A vocabulary with our ids, and the row of the published embeddings for each."""
+
+    vocab: Vocab
+    rows: list[int]
+
+
+def is_published(folder: Path) -> bool:
+    """Whether the folder has a model as Hugging Face's transformers saves it."""
+    if not has_plain_file(folder / SETTINGS_FILE):
+        return False
+    settings = read_json(folder / SETTINGS_FILE)
+    return isinstance(settings, dict) and "model_type" in settings
+
+
+def download(name: str) -> Path:
+    """Fetch a model of the Hugging Face hub, or take it from the hub's cache."""
+    hub = import_extra("huggingface_hub")
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=list(FILES)))
+    except Exception as error:  # the library has a dozen kinds, and those of its HTTP client
+        reason = str(error).partition("\n")[0][:200]
+        raise UserError(f"{HUB}{name}: cannot be fetched from the hub ({reason})") from None
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return the files that a published model is read from."""
+    return [folder / name for name in FILES if has_plain_file(folder / name)]
+
+
+def read_published(folder: Path) -> PublishedModel:
+    reader = _SettingsReader(folder)
+    reader.check_kind()
+    tensors = _read_tensors(folder)
+    names = _read_names(folder / "vocab.json")
+    pad, start = reader.read_size("pad_token_id", 0), reader.read_size("decoder_start_token_id", 0)
+    marks = [pad, names.get("<unk>", pad), start, reader.read_size("eos_token_id", 0)]
+
+    # vocabulary
+    models = [read_bytes(folder / name, MAX_MODEL_BYTES) for name in ("source.spm", "target.spm")]
+    src_embedding = _find(
+        tensors, folder, "model.encoder.embed_tokens.weight", "model.shared.weight"
+    )
+    tgt_embedding = _find(
+        tensors, folder, "model.decoder.embed_tokens.weight", "model.shared.weight"
+    )
+    projection = _find(
+        tensors,
+        folder,
+        "lm_head.weight",
+        "model.decoder.embed_tokens.weight",
+        "model.shared.weight",
+    )
+    own_names = folder / "target_vocab.json"
+    has_own = has_plain_file(own_names)
+    tgt_names = _read_names(own_names) if has_own else names
+    tgt = _make_target(models[1], tgt_names, len(tgt_embedding), marks)
+    is_joint = models[0] == models[1] and not has_own
+    src = tgt if is_joint else _make_source(models[0], names, marks)
+    vocab: Vocabulary = tgt.vocab if is_joint else VocabPair(src.vocab, tgt.vocab)
+
+    # weights
+    bias = _find(tensors, folder, "final_logits_bias").reshape(-1)[tgt.rows]
+    for mark, row in enumerate(marks):
+        if (
+            row in marks[mark + 1 :]
+        ):  # which is one entry of their softmax, and would be two of ours
+            bias[mark] = NEVER_CHOSEN
+    is_tied = torch.equal(projection, tgt_embedding)
+    weights = {"tgt_embedding.weight": tgt_embedding[tgt.rows], "projection.bias": bias}
+    if is_joint and torch.equal(src_embedding, tgt_embedding):
+        tied: Any = True if is_tied else "embeddings"
+    else:
+        tied = "decoder" if is_tied else False
+        weights["src_embedding.weight"] = src_embedding[src.rows]
+    if not is_tied:
+        weights["projection.weight"] = projection[tgt.rows]
+    config = reader.make_config(vocab, tied)
+    weights |= _rename_layers(tensors, config.model, folder)
+    return PublishedModel(config, vocab, weights)
+
+
+class _SettingsReader:
+    """config.json and the two small files beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = read_json(folder / SETTINGS_FILE)
+        self.generation = self._read_if_there("generation_config.json")
+        self.tokenizer = self._read_if_there("tokenizer_config.json")
+
+    def _read_if_there(self, name: str) -> dict[str, Any]:
+        found = read_json(self.folder / name) if has_plain_file(self.folder / name) else {}
+        return found if isinstance(found, dict) else {}
+
+    def fail(self, key: str, reason: str) -> UserError:
+        value = ascii(self.settings.get(key))[:99]
+        return UserError(f"{self.folder / SETTINGS_FILE}: {key} is {value}; {reason}")
+
+    def read_size(self, key: str, least: int = 1) -> int:
+        value = self.settings.get(key)
+        if type(value) is not int or not least <= value < MAX_SIZE:
+            raise self.fail(key, f"expected a number of at least {least}")
+        return value
+
+    def read_share(self, key: str) -> float:
+        value = self.settings.get(key, 0.0)
+        if type(value) not in (int, float) or not 0 <= value < 1:
+            raise self.fail(key, "expected a number in [0, 1)")
+        return float(value)
+
+    def check_kind(self) -> None:
+        """Refuse a model that computes something else than ours, or more pieces than ids have room for."""
+        if self.settings.get("model_type") != "marian":
+            raise self.fail(
+                "model_type",
+                "only marian is supported, OPUS-MT among it (M2M and NLLB have more pieces than ids "
+                f"have room for, which is {MAX_PIECES:,})",
+            )
+        for key, value in (("normalize_before", False), ("normalize_embedding", False)):
+            if self.settings.get(key, value) != value:
+                raise self.fail(key, f"only {value} is supported")
+        if self.settings.get("activation_function") not in ACTIVATION_NAMES:
+            raise self.fail("activation_function", f"use one of {', '.join(ACTIVATION_NAMES)}")
+        for part in ("attention_heads", "ffn_dim"):
+            key = f"decoder_{part}"
+            if self.read_size(key) != self.read_size(f"encoder_{part}"):
+                raise self.fail(key, f"only encoder_{part} is supported, which is the encoder's")
+
+    def make_config(self, vocab: Vocabulary, tied: Any) -> RunConfig:
+        n_positions = self.read_size("max_position_embeddings")
+        beam = self.generation.get("num_beams", self.settings.get("num_beams"))
+        search = DecodingConfig.PRESETS["hf"] | {"max_extra": n_positions}
+        if type(beam) is int and 1 <= beam <= 100:
+            search["beam"] = beam
+        return RunConfig(
+            name=self.folder.resolve().name,
+            data=DataConfig(
+                src=self.read_language("source_lang", "src"),
+                tgt=self.read_language("target_lang", "tgt"),
+            ),
+            vocab=VocabConfig(
+                joint=isinstance(vocab, Vocab),
+                size=vocab.src.size,
+                tgt_size=None if isinstance(vocab, Vocab) else vocab.tgt.size,
+                byte_fallback=vocab.tgt.has_bytes,
+            ),
+            model=ModelConfig(
+                d_model=self.read_size("d_model"),
+                d_ff=self.read_size("encoder_ffn_dim"),
+                n_heads=self.read_size("encoder_attention_heads"),
+                n_layers=self.read_size("encoder_layers"),
+                decoder_layers=self.read_size("decoder_layers"),
+                dropout=self.read_share("dropout"),
+                attention_dropout=self.read_share("attention_dropout"),
+                ffn_dropout=self.read_share("activation_dropout"),
+                activation=ACTIVATION_NAMES[self.settings["activation_function"]],  # type: ignore[arg-type]
+                tied=tied,
+                scale_embeddings="embedding" if self.settings.get("scale_embedding") else "none",
+                attention_bias=True,
+                projection_bias=True,
+            ),
+            decoding=DecodingConfig(preset="hf", max_source=n_positions - 1, **search),
+        )
+
+    def read_language(self, key: str, otherwise: str) -> str:
+        found = self.tokenizer.get(key)
+        is_name = isinstance(found, str) and re.fullmatch("[A-Za-z_]{2,20}", found)
+        return str(found) if is_name else otherwise
+
+
+def _read_names(path: Path) -> dict[str, int]:
+    names = read_json(path)
+    ids = list(names.values()) if isinstance(names, dict) else []
+    if not ids or not all(type(i) is int and 0 <= i < MAX_PIECES for i in ids):
+        raise UserError(
+            f"{path}: is not a table of at most {MAX_PIECES:,} pieces and their ids; use another copy"
+        )
+    return dict(names)
+
+
+# ---- vocabulary -------------------------------------------------------------------------------------------------
+
+
+def _make_source(model: bytes, names: Mapping[str, int], marks: list[int]) -> PublishedSide:
+    pieces, others = _split_model(model)
+    rows = [*marks, *(names.get(text, marks[1]) for text, _ in pieces)]
+    tags = sorted(name for name in names if re.fullmatch(">>.+<<", name))  # of target languages
+    added = [encode_field(1, tag.encode()) + bytes([0x18, SymbolKind.CONTROL]) for tag in tags]
+    rows += [names[tag] for tag in tags]
+    return PublishedSide(_join_model([piece for _, piece in pieces] + added, others), rows)
+
+
+def _make_target(
+    model: bytes, names: Mapping[str, int], n_rows: int, marks: list[int]
+) -> PublishedSide:
+    if _has_our_ids(model, names, n_rows):
+        return PublishedSide(Vocab(model), list(range(n_rows)))
+    pieces, others = _split_model(model)
+    known = dict(pieces)
+    text_of = {i: text for text, i in names.items()}
+    rows, ordered = list(marks), []
+    for i in range(n_rows):
+        if i in marks:
+            continue
+        text = text_of.get(i, "<pad>")
+        if text in MARKS:  # a row without a piece, or with a second mark of that name
+            text = f"<unused-{i}>"
+        unused = (
+            encode_field(1, text.encode())
+            + b"\x15"
+            + _pack_float(LOWEST_SCORE)
+            + bytes([0x18, UNUSED])
+        )
+        ordered.append(known.get(text, unused))
+        rows.append(i)
+    return PublishedSide(_join_model(ordered, others), rows)
+
+
+def _has_our_ids(model: bytes, names: Mapping[str, int], n_rows: int) -> bool:
+    """Whether nmt-export wrote it: a model of ours, with the same ids in the table."""
+    try:
+        vocab = Vocab(model)
+    except UserError:
+        return False
+    pieces = vocab.pieces(range(vocab.size))
+    return vocab.size == n_rows and names == {piece: i for i, piece in enumerate(pieces)}
+
+
+def _split_model(model: bytes) -> tuple[list[tuple[str, bytes]], bytes]:
+    """Return the text and the message of each piece but the marks, and all other fields."""
+    processor = SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+    except RuntimeError:
+        raise UserError("damaged SentencePiece model; use another copy") from None
+    messages, others = [], b""
+    for number, content in _read_fields(model):
+        if number == 1:
+            messages.append(content)
+        else:
+            others += encode_field(number, content)
+    pieces = []
+    for i, message in enumerate(messages):
+        if not (processor.is_unknown(i) or processor.is_control(i)):
+            pieces.append((processor.id_to_piece(i), message))
+    return pieces, others
+
+
+def _join_model(pieces: list[bytes], others: bytes) -> Vocab:
+    """Make a model of these pieces, after the four marks of ours."""
+    model = b""
+    for mark, kind in MARKS.items():
+        model += encode_field(1, encode_field(1, mark.encode()) + bytes([0x18, kind]))
+    for piece in pieces:
+        model += encode_field(1, piece)
+    # of the settings that it was trained with, the names of the marks; the last of two holds
+    names = {45: "<unk>", 46: "<s>", 47: "</s>", 48: "<pad>"}
+    marks = b"".join(encode_field(number, name.encode()) for number, name in names.items())
+    return Vocab(model + others + encode_field(2, marks))
+
+
+def _read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the fields of a protocol buffer that have a length, as all of a SentencePiece model have."""
+    place = 0
+
+    def read_number() -> int:
+        nonlocal place
+        number = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            number |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return number
+
+    while place < len(message):
+        number = read_number() >> 3
+        length = read_number()
+        yield number, message[place : place + length]
+        place += length
+
+
+def _pack_float(value: float) -> bytes:
+    return torch.tensor(value).numpy().tobytes()
+
+
+# ---- weights ----------------------------------------------------------------------------------------------------
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    try:
+        if has_plain_file(folder / MODEL_FILE):
+            tensors = load_file(folder / MODEL_FILE)
+        elif has_plain_file(folder / PICKLED_FILE):
+            tensors = torch.load(folder / PICKLED_FILE, map_location="cpu", weights_only=True)
+        else:
+            raise UserError(
+                f"{folder}: has neither {MODEL_FILE} nor {PICKLED_FILE}; use another copy"
+            )
+        return {name: tensor.float() for name, tensor in tensors.items()}
+    except UserError:
+        raise
+    except Exception as error:  # each of both readers has its own kinds for a damaged file
+        reason = ascii(str(error).partition("\n")[0][:199])[1:-1]
+        raise UserError(
+            f"{folder}: its weights cannot be read ({reason}); use another copy"
+        ) from None
+
+
+def _find(tensors: Mapping[str, Tensor], folder: Path, *names: str) -> Tensor:
+    """Return the first of these tensors that there is."""
+    for name in names:
+        if name in tensors:
+            return tensors[name]
+    raise UserError(f"{folder}: has no tensor {names[0]}; use another copy")
+
+
+def _rename_layers(
+    tensors: Mapping[str, Tensor], model: ModelConfig, folder: Path
+) -> dict[str, Tensor]:
+    renamed = {}
+    for side, n_layers in (("encoder", model.encoder_depth), ("decoder", model.decoder_depth)):
+        parts: dict[str, tuple[str, ...]] = LINEARS | {
+            f"{name}.norm": (theirs,) for name, theirs in LAYER_NORMS.items()
+        }
+        for i in range(n_layers):
+            for ours, theirs in parts.items():
+                if side == "encoder" and ours.startswith("memory"):
+                    continue
+                for kind in ("weight", "bias"):
+                    names = [f"model.{side}.layers.{i}.{name}.{kind}" for name in theirs]
+                    found = [_find(tensors, folder, name) for name in names]
+                    renamed[f"{side}.{i}.{ours}.{kind}"] = torch.cat(found)
+    return renamed
