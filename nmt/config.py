@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes
 from nmt.system.records import RecordReader, Rule, default
@@ -1102,7 +1103,8 @@ def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
         source = _override(source, text)
     values = copy.deepcopy(source.values)
     _fill_in_presets(values)
-    return _fill_in_languages(RecordReader(source.name_place).read(RunConfig, values))
+    reader = RecordReader(source.name_place, explain_key=explain_foreign_name)
+    return _fill_in_languages(reader.read(RunConfig, values))
 
 
 def _fill_in_presets(values: dict[str, Any]) -> None:

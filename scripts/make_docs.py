@@ -1,5 +1,5 @@
-"""Writes what the documentation takes from the code: the pages of docs/reference, and the comparison
-with the paper that docs/recipe.md shows.
+"""Writes what the documentation takes from the code: the pages of docs/reference, the comparison with
+the paper that docs/recipe.md shows, and the tables of docs/coming-from.md.
 
 Settings come from the dataclasses in nmt/config.py with the comments above their fields, commands from
 their argparse parsers. So nothing is written twice, and tests/docs/test_reference.py fails while a page
@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from nmt import config
 from nmt.config import CHANGEABLE_KEYS, RunConfig, list_setting_keys, load_config
+from nmt.foreign_names import TOOLKITS, read_counterparts
 from nmt.paper import explain
 
 ROOT = Path(__file__).parents[1]
@@ -226,13 +227,30 @@ def update_recipe(text: str) -> str:
     return before + command + indented + after
 
 
+def update_coming_from(text: str) -> str:
+    """Replace the table of each toolkit in docs/coming-from.md."""
+    known = set(list_setting_keys())
+    for toolkit, title in TOOLKITS.items():
+        rows = [f"| {title} | here | |", "|---|---|---|"]
+        for counterpart in read_counterparts():
+            theirs = ", ".join(f"`{name}`" for name in counterpart.names.get(toolkit, ()))
+            ours = ", ".join(f"`{name}`" for name in counterpart.ours)
+            cells = [theirs, ours, format_cell(counterpart.note, known, "")]
+            if theirs:
+                rows.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+        text = re.sub(rf"^\| {title} \|.*\n(\|.*\n)*", "\n".join(rows) + "\n", text, flags=re.M)
+    return text
+
+
 def render_pages() -> dict[Path, str]:
     """Return the content of each page that is made from the code."""
     recipe = ROOT / "docs" / "recipe.md"
+    coming_from = ROOT / "docs" / "coming-from.md"
     return {
         ROOT / "docs" / "reference" / "settings.md": render_settings(),
         ROOT / "docs" / "reference" / "commands.md": render_commands(),
         recipe: update_recipe(recipe.read_text()),
+        coming_from: update_coming_from(coming_from.read_text()),
     }
 
 

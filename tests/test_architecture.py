@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 # works without them.
 LEVELS = {
     "system": 0,
+    "foreign_names": 0,
     "config": 1,
     "documents": 1,
     "known_test_sets": 1,

@@ -19,6 +19,7 @@ from contextlib import ExitStack, closing
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import nmt
+from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
 from nmt.system.memory import is_out_of_memory
@@ -174,7 +175,13 @@ class OneLineParser(argparse.ArgumentParser):
             if not word or re.fullmatch(r"--[\w-]+=", word):
                 name = word.removesuffix("=") or "an argument"
                 self.error(f"{name}: is empty; is it a variable of the shell that has no value?")
-        return super().parse_known_args(args, namespace)
+        namespace, unknown = super().parse_known_args(args, namespace)
+        for word in unknown:
+            option = word.partition("=")[0]
+            explanation = explain_foreign_name(option, "=...") if option.startswith("-") else None
+            if explanation:
+                self.error(f"{option}: unknown option; {explanation}")
+        return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
         line = fit_into_line(f"{self.prog}: error: {message}; see {self.prog} --help")

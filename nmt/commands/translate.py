@@ -8,6 +8,7 @@ can be wrong with the options is reported before torch is imported.
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -338,6 +339,9 @@ def converse(model: "LoadedModel", layout: "Layout") -> None:
     def answer(line: str) -> str:
         if line == ":attention":
             say("the prompt shows no attention; nmt-translate -i FILE --attention FILE.html does")
+            return ""
+        if re.fullmatch(r":[a-z]+", line.strip()):  # :q and :help of other prompts; no sentence
+            say(f"{line.strip()}: the prompt has no commands; Ctrl-C drops a line, Ctrl-D ends")
             return ""
         if is_paragraph:
             document = PlainText(line, translator.make_splitter())

@@ -53,6 +53,8 @@ class RecordReader:
     needs_all_keys: bool = False  # a program wrote them all; a person leaves some to their defaults
     remedy: str = ""  # for a file that is never edited by hand
     takes_any_text: bool = False  # text of corpora and names of files may hold anything
+    # what is known of a key that is unknown here, if anything
+    explain_key: Callable[[str], str | None] = lambda name: None
 
     def read(self, kind: type[Record], values: object, key: str = "") -> Record:
         """Return the record of this kind that the mapping `values` describes."""
@@ -147,6 +149,8 @@ class RecordReader:
     def _complain_of_unknown(self, key: str, name: str, known: typing.Iterable[str]) -> UserError:
         if self.remedy:
             return self._complain(key, "unknown key")
+        if explanation := self.explain_key(name):
+            return self._complain(key, f"unknown setting; {explanation}")
         return self._complain(key, f"unknown key; {suggest_key(name, known)}")
 
     def _complain(self, key: str, what: str, between: str = ": ") -> UserError:

@@ -541,11 +541,14 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
     os.write(main, b"blue cat\n")
     wait_for(translate_alone(translator, "blue cat") + "\r\n")
     wait_for("> ")
+    os.write(main, b":quit\n")  # a word, but not of the text
+    wait_for("no commands; Ctrl-C drops a line, Ctrl-D ends\r\n")
+    wait_for("> ")
     os.write(main, b"\x04")  # Ctrl-D
     assert process.wait(60) == 0
     os.close(main)
     history = tmp_path / "nmt" / "translate_history"
-    assert history.read_text().split("\n") == ["red dog", "blue cat", ""]
+    assert history.read_text().split("\n") == ["red dog", "blue cat", ":quit", ""]
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
 
 

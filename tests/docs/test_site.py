@@ -15,7 +15,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from support.needs import needs_package
+from support.browser import open_page
+from support.needs import needs_chromium, needs_package
 from test_architecture import LEVELS
 
 import nmt
@@ -134,3 +135,22 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Pat
     (tmp_path / "docs" / "index.md").write_text("# nmt\n\n[a](data.md#nowhere)\n")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode != 0 and "anchor does not exist" in done.stdout + done.stderr
+
+
+@needs_package("zensical", "docs")
+@needs_chromium()
+def test_pages_opened_as_files_can_be_searched_and_fit_a_narrow_screen(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "zensical.toml", tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    subprocess.run([sys.executable, "-m", "zensical", "build"], cwd=tmp_path, check=True)
+    settings = tmp_path / "build" / "site" / "reference" / "settings.html"
+    with open_page(settings.as_uri(), width=400) as opened:
+        rows = opened.page.locator(".md-typeset td[data-heading=default]")
+        assert rows.first.evaluate("cell => getComputedStyle(cell).display") == "block"
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400
+    with open_page(settings.as_uri()) as opened:
+        opened.page.locator(".md-search__button").first.click()
+        opened.page.get_by_placeholder("Search").first.fill("checkpoint_minutes")
+        opened.page.get_by_text(re.compile(r"^\d+ results?$")).wait_for()
+        elsewhere = [fault for fault in opened.faults if not fault.startswith("request: file:")]
+        assert elsewhere == []

@@ -1,0 +1,56 @@
+"""What other toolkits call our settings and options. The one table of these names is foreign_names.json.
+
+The complaint about an unknown setting asks it, and docs/coming-from.md shows it. A name that stands for
+several of ours, because toolkits differ, is the first of them.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+# By the key in the table: whose names they are. `others` there are names of no toolkit in particular.
+TOOLKITS = {
+    "fairseq": "fairseq",
+    "opennmt": "OpenNMT-py and eole",
+    "marian": "Marian",
+    "huggingface": "Hugging Face",
+    "joeynmt": "JoeyNMT",
+}
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """Settings of ours, or an option of a command, and what each toolkit calls it."""
+
+    ours: tuple[str, ...]
+    note: str
+    names: dict[str, tuple[str, ...]]  # by key of TOOLKITS, or `others`
+
+
+def read_counterparts() -> list[Counterpart]:
+    table = Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+    counterparts = []
+    for row in json.loads(table):
+        ours = tuple(row.pop("ours").split(", "))
+        note = row.pop("note", "")
+        names = {toolkit: tuple(listed.split(", ")) for toolkit, listed in row.items()}
+        counterparts.append(Counterpart(ours, note, names))
+    return counterparts
+
+
+def explain_foreign_name(name: str, ending: str = "") -> str | None:
+    """Say what a setting or an option of another toolkit is here; None: no toolkit has this name.
+    `ending` follows each setting, to show how it is written.
+    """
+    wanted = _normalize(name)
+    for counterpart in read_counterparts():
+        for listed in counterpart.names.values():
+            if wanted in map(_normalize, listed):
+                note = f" ({counterpart.note})" if counterpart.note else ""
+                shown = [ours if " " in ours else ours + ending for ours in counterpart.ours]
+                return f"it is {' and '.join(shown)} here{note}"
+    return None
+
+
+def _normalize(name: str) -> str:
+    return name.lstrip("-").replace("-", "_").lower()
