@@ -1,6 +1,7 @@
 """nmt-init: a first config for your own text, with a dev and a test set if there are none."""
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ EXAMPLES = """\
   nmt-init --file pairs.tsv --languages en-sv
   nmt-init --from runs/base/average --src my.en --tgt my.de -o tuned.yaml       continues a model
   nmt-init --from hf:Helsinki-NLP/opus-mt-en-de --src my.en --tgt my.de         one of the Hugging Face hub
+  nmt-init --src train.en --tgt train.de --hours 0.5 -o my.yaml       what this machine can train in half an hour
   nmt-init --archive de-en.txt.zip --src Books.de-en.de --tgt Books.de-en.en
 
 Then nmt-train --config my.yaml trains, without an edit. The text stays as it is. A set that is not given
@@ -54,6 +56,12 @@ def build_parser() -> argparse.ArgumentParser:
         "Face, or hf:OWNER/NAME",
     )
     parser.add_argument(
+        "--hours",
+        type=float,
+        metavar="H",
+        help="how long the training may take: a smaller model if need be, and as many updates as fit",
+    )
+    parser.add_argument(
         "--languages", metavar="SRC-TGT", help="such as en-de; default: as the files are named"
     )
     parser.add_argument(
@@ -80,6 +88,8 @@ def write_config(args: argparse.Namespace) -> int:
 
     if not RANDOM_SEED.holds(args.seed):
         raise UserError(f"--seed {args.seed}: must {RANDOM_SEED.words}")
+    if args.hours is not None and not 1 / 60 <= args.hours <= 1_000:
+        raise UserError(f"--hours {args.hours}: must be between a minute and 1000")
     if args.file is None and (args.src is None or args.tgt is None):
         raise UserError("give your text as --src FILE --tgt FILE, or as --file FILE")
     if args.file is None and args.src == args.tgt:
@@ -91,9 +101,21 @@ def write_config(args: argparse.Namespace) -> int:
     make_folder(out.parent)
     data = name_corpora(args, languages, out.parent)
     start = None if args.start is None else open_start(args.start, out)
-    suggest_config(out, data, args.seed, args.force, start)
+    suggest_config(out, data, args.seed, args.force, start, args.hours)
+    if args.hours is not None:
+        plan = measure_plan(config, args.hours)
+        suggest_config(out, data, args.seed, True, start, args.hours, plan)
     say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")
     return 0
+
+
+def measure_plan(config: str, hours: float) -> dict[str, float]:
+    """Return the settings with which training takes these hours, by the speed of this machine."""
+    from nmt import api
+
+    settings = api.fit_into(api.load_config(config), f"{60 * hours:.3f}m")
+    pairs = (setting.split("=") for setting in settings)
+    return {key: json.loads(value) for key, value in pairs}
 
 
 def open_start(name: str, config: Path) -> "Start":

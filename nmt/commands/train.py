@@ -26,6 +26,7 @@ EXAMPLES = """\
   nmt-train --src my.en --tgt my.de                     on your own text, with the config that nmt-init writes for it
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
+  nmt-train --config my.yaml budget=2h                  as many updates as fit, by a measured speed
   nmt-train --config base.yaml --print-config           every setting, then exit
   nmt-train --config base.yaml --explain                compare settings and rules with the paper's; count deviations
   nmt-train --config base.yaml --profile                show where the time of an update goes; takes half a minute
@@ -116,7 +117,10 @@ def train_model(args: argparse.Namespace) -> int:
         args.config = find_config_for(args.src, args.tgt)
     elif args.src is not None:
         args.overrides.append(format_train_setting(args.src, args.tgt))
+    budget = take_budget(args.overrides)
     config = api.load_config(args.config, args.overrides)
+    if budget is not None:
+        config = api.load_config(args.config, [*args.overrides, *api.fit_into(config, budget)])
     if args.print_config:
         print(format_config(config), end="")
         return 0
@@ -131,6 +135,13 @@ def train_model(args: argparse.Namespace) -> int:
     if args.offline and mirror is not None and not mirror.startswith("file://"):
         raise UserError(f"--offline, but training.mirror={mirror}: leave out one of them")
     return api.train(config)
+
+
+def take_budget(overrides: list[str]) -> str | None:
+    """Take `budget=TIME` out of the settings, which it is not one of."""
+    found = [word for word in overrides if word.startswith("budget=")]
+    overrides[:] = [word for word in overrides if word not in found]
+    return found[-1].removeprefix("budget=") if found else None
 
 
 def note_missing_corpus(config: "RunConfig") -> None:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -111,13 +111,13 @@ class Size:
         speed = CORE_SPEED * machine.n_cores * (BF16_GAIN if machine.has_bf16 else 1)
         return self.count_updates(n_words) * n_operations / speed / 3600
 
-    def find_obstacle(self, n_words: float, machine: Machine) -> str | None:
-        """Return why this machine cannot train the model, or None if it can."""
+    def find_obstacle(self, n_words: float, machine: Machine, max_days: float) -> str | None:
+        """Return why this machine cannot train the model in so many days, or None if it can."""
         if machine.has_gpu:
             return None
-        days = self.estimate_hours(n_words, machine) / 24
-        if days > MAX_DAYS:
-            return f"would take about {days:,.0f} days on {machine.describe_cores()}"
+        hours = self.estimate_hours(n_words, machine)
+        if hours > 24 * max_days:
+            return f"would take about {_describe_hours(hours)} on {machine.describe_cores()}"
         n_bytes = BYTES_A_WEIGHT * self.n_weights
         if n_bytes > MAX_MEMORY_SHARE * machine.n_bytes:
             return (
@@ -210,10 +210,15 @@ def suggest_config(
     seed: int,
     is_forced: bool = False,
     start: Start | None = None,
+    hours: float | None = None,
+    plan: Mapping[str, float] | None = None,
 ) -> None:
     """Look at the text that `data` names, choose, and write the config `path` and the sets that were
     drawn beside it, for a new model or one that begins as `start`. `UserError` if one of them exists
     and differs, unless `is_forced`.
+
+    The model is one that a CPU trains in `hours`. `plan` has the settings that fit it into them, by a
+    measured speed.
     """
     machine = inspect_machine()
     given = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
@@ -250,7 +255,7 @@ def suggest_config(
         "data": _choose_data(f"stores/{path.stem}", data, survey, held_out, start is None),
     }
     if start is None:
-        size, size_reason = choose_size(n_words, machine)
+        size, size_reason = choose_size(n_words, machine, hours)
         choices["vocab"] = _choose_vocab(size, size_reason, survey.alphabet)
         choices["model"] = _choose_model(size)
         choices |= _choose_schedule(size, n_words, machine)
@@ -258,6 +263,8 @@ def suggest_config(
         choices["vocab"] = {"joint": start.config.vocab.joint}
         choices["model"] = start.choose_model()
         choices |= start.choose_schedule(n_words)
+    if plan is not None:
+        _apply_plan(choices, plan, hours)
     written[path] = "\n".join(_format_choices(choices)) + "\n"
     _write_files(written, inputs, is_forced)
 
@@ -391,11 +398,14 @@ def _check_amount(survey: Survey, corpus: CorpusConfig, least: int) -> None:
 # ---- the choices ------------------------------------------------------------------------------------------------
 
 
-def choose_size(n_words: float, machine: Machine) -> tuple[Size, str]:
-    """Return the size for so much text, or a smaller one that this machine can train, and the reason."""
+def choose_size(n_words: float, machine: Machine, hours: float | None = None) -> tuple[Size, str]:
+    """Return the size for so much text, or a smaller one that this machine can train in `hours`, and
+    the reason.
+    """
+    days = MAX_DAYS if hours is None else hours / 24
     place = next(i for i, size in enumerate(SIZES) if n_words <= size.max_words)
     wanted = SIZES[place]
-    while place > 0 and SIZES[place].find_obstacle(n_words, machine):
+    while place > 0 and SIZES[place].find_obstacle(n_words, machine, days):
         place -= 1
     size = SIZES[place]
     reason = size.reason
@@ -403,9 +413,9 @@ def choose_size(n_words: float, machine: Machine) -> tuple[Size, str]:
         reason += (
             f"; the text is enough for {wanted.vocab:,} pieces, d_model {wanted.d_model}, d_ff "
             f"{wanted.d_ff} and updates of {wanted.tokens:,} tokens, which "
-            f"{wanted.find_obstacle(n_words, machine)}"
+            f"{wanted.find_obstacle(n_words, machine, days)}"
         )
-    elif obstacle := size.find_obstacle(n_words, machine):
+    elif obstacle := size.find_obstacle(n_words, machine, days):
         reason += f"; it {obstacle}, and nothing smaller is worth training"
     return size, reason
 
@@ -509,6 +519,14 @@ def _choose_schedule(size: Size, n_words: float, machine: Machine) -> Choices:
         "optimizer": {"warmup_steps": warmup, "scale": (scale, peak)},
         "training": training,
     }
+
+
+def _apply_plan(choices: Choices, plan: Mapping[str, float], hours: float | None) -> None:
+    """Put measured settings in the place of estimated ones."""
+    reason = f"what {hours:g} hours have time for, by a measured speed, as are warm-up, validations and checkpoints"
+    for key, value in plan.items():
+        section, name = key.split(".")
+        choices[section][name] = (value, reason) if name == "steps" else value
 
 
 def _count_words(survey: Survey, is_kept: np.ndarray) -> float:
