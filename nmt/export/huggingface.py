@@ -1,10 +1,13 @@
 """The export to Hugging Face transformers, and an engine that runs it there.
 
 Post-norm becomes their Marian, pre-norm their Pegasus: both add sinusoids, sin and cos in halves,
-to scaled embeddings, as our model does. Where our attention has no biases, theirs are zeros. The
-table of positions is always written, even sinusoids, which they would compute themselves. The
-tokenizer is Marian's, with the same SentencePiece model and our ids. Weights are written and read
-as safetensors alone, so nothing is unpickled.
+to scaled embeddings, as our model does. In Pegasus the mark at the start is the padding too, because
+CTranslate2's converter has its decoder start with the padding; nothing reads the embedding of what is
+padded. As Marian that converter takes none of our models, because there a decoder starts with zeros.
+
+Where our attention has no biases, theirs are zeros. The table of positions is always written, even
+sinusoids, which they would compute themselves. The tokenizer is Marian's, with the same SentencePiece
+model and our ids. Weights are written and read as safetensors alone, so nothing is unpickled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -106,7 +109,7 @@ def write_huggingface(
         length_penalty=alpha,
         max_length=n_positions,
         early_stopping="never" if decoding.beam > 1 else False,
-        pad_token_id=PAD,
+        pad_token_id=BOS if config.model.norm == "pre" else PAD,
         bos_token_id=BOS,
         eos_token_id=EOS,
         decoder_start_token_id=BOS,
@@ -145,6 +148,9 @@ def _make_model_config(model: Transformer, n_positions: int, quantization: str) 
         dtype=quantization,
     )
     if shape.norm == "pre":
+        settings["pad_token_id"] = BOS
+        # CTranslate2's converter asks for these two
+        settings |= {"normalize_before": True, "normalize_embedding": False}
         model_config = transformers.PegasusConfig(**settings)
         model_config.architectures = ["PegasusForConditionalGeneration"]
     else:
@@ -174,7 +180,7 @@ def _write_tokenizer(folder: Path, vocab: Vocabulary, config: RunConfig, n_posit
         "target_lang": config.data.tgt,
         "unk_token": pieces[UNK],
         "eos_token": pieces[EOS],
-        "pad_token": pieces[PAD],
+        "pad_token": pieces[BOS if config.model.norm == "pre" else PAD],
         "separate_vocabs": is_pair,
         "model_max_length": n_positions,
         "split_special_tokens": True,  # "</s>" in a line is text, as it is to our vocabulary

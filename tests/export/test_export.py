@@ -545,3 +545,28 @@ def test_hugging_face_knows_the_tags(tagged: Vocab, tmp_path: Path) -> None:
     (literal,) = tagged.encode([f"<de> {LINES[0]}"])
     assert tokenizer(f"<de> {LINES[0]}")["input_ids"] == [*literal, EOS]
     assert tag not in literal
+
+
+@pytest.mark.parametrize("to", [pytest.param("huggingface", marks=[NEEDS_CT2, NEEDS_HF])])
+def test_ctranslate2_converts_what_is_exported_as_pegasus(
+    to: str, vocab: Vocab, tmp_path: Path
+) -> None:
+    """As ct2-transformers-converter does."""
+    from ctranslate2 import Translator
+    from ctranslate2.converters import TransformersConverter
+
+    checkpoint = make_exportable(replace(PLAIN, norm="pre"), vocab, tmp_path / "average")
+    export(checkpoint, to, tmp_path / "exported", "float32", LINES)
+    TransformersConverter(str(tmp_path / "exported")).convert(str(tmp_path / "converted"))
+    sources = vocab.encode(LINES)
+    model = nmt.api.load(checkpoint.path, settings=["decoding.compile=off"]).model
+    ours = OwnEngine(model).translate_greedily(sources, 20)
+    lines = [[*vocab.pieces(ids), "</s>"] for ids in sources]
+    found = Translator(str(tmp_path / "converted")).translate_batch(
+        lines,
+        beam_size=1,
+        max_decoding_length=20,
+        suppress_sequences=[["<s>"], ["<pad>"]],  # which trained models never choose
+    )
+    theirs = [result.hypotheses[0] for result in found]
+    assert [vocab.pieces(ids)[:19] for ids in ours] == [pieces[:19] for pieces in theirs]
