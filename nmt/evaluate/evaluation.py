@@ -325,7 +325,10 @@ def _doubt_average(system: System) -> str | None:
     if model is None or len(model.checkpoints) != 1:
         return None
     (checkpoint,) = model.checkpoints
-    run = find_run(checkpoint.path) if checkpoint.averaged else None
+    try:
+        run = find_run(checkpoint.path) if checkpoint.averaged else None
+    except UserError:  # the record of the scores will warn of it
+        return None
     if run is None or not isinstance(model.translator, Translator):
         return None
     return find_better_member(checkpoint, model.translator.device, RunFolder(run))

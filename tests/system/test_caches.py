@@ -25,7 +25,7 @@ VARIABLES = (
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home of an environment that holds nothing else, with an empty current folder."""
     monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path / "home")})
-    monkeypatch.setattr(caches, "_make_temporary_folder", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setattr(caches, "make_temporary_folder", lambda: str(tmp_path / "temporary"))
     (tmp_path / "current").mkdir()
     monkeypatch.chdir(tmp_path / "current")
     return tmp_path / "home"
