@@ -278,14 +278,15 @@ def convert_if_published(path: Path, out: Path | None = None) -> Path:
     """Return the checkpoint that a published model was converted to, by default one that is kept for
     the next time. Any other path comes back as it is.
     """
-    if str(path).startswith(published.HUB):
-        path = published.download(str(path).removeprefix(published.HUB))
-    if not published.is_published(path):
+    is_on_hub = str(path).startswith(published.HUB)
+    if not is_on_hub and not published.is_published(path):
         return path
+    cache = (find_cache_folder() or Path(make_temporary_folder())) / "published"
+    if is_on_hub:
+        path = published.download(str(path).removeprefix(published.HUB), cache / "hub")
     if out is None:
         digest = combine_digests([digest_file(file) for file in published.list_files(path)])
-        cache = find_cache_folder() or Path(make_temporary_folder())
-        out = cache / "published" / f"{path.resolve().name}-{digest[:16]}"
+        out = cache / f"{path.resolve().name}-{digest[:16]}"
         if out.is_dir():
             return out
     say(f"converting {path} to {out}")

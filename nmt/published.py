@@ -95,11 +95,13 @@ def is_published(folder: Path) -> bool:
     return isinstance(settings, dict) and "model_type" in settings
 
 
-def download(name: str) -> Path:
-    """Fetch a model of the Hugging Face hub, or take it from the hub's cache."""
+def download(name: str, folder: Path) -> Path:
+    """Fetch a model of the Hugging Face hub into a folder of its own below this one, unless it is there."""
     hub = import_extra("huggingface_hub")
+    place = folder / name.replace("/", "--")
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=list(FILES)))
+        hub.snapshot_download(name, allow_patterns=list(FILES), local_dir=place)
+        return place
     except Exception as error:  # the library has a dozen kinds, and those of its HTTP client
         reason = str(error).partition("\n")[0][:200]
         raise UserError(f"{HUB}{name}: cannot be fetched from the hub ({reason})") from None
@@ -111,6 +113,16 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_published(folder: Path) -> PublishedModel:
+    try:
+        return _read(folder)
+    except (RuntimeError, IndexError) as error:
+        reason = ascii(str(error).partition("\n")[0][:199])[1:-1]
+        raise UserError(
+            f"{folder}: its weights, pieces and settings do not fit each other ({reason}); use another copy"
+        ) from None
+
+
+def _read(folder: Path) -> PublishedModel:
     reader = _SettingsReader(folder)
     reader.check_kind()
     tensors = _read_tensors(folder)
@@ -120,19 +132,10 @@ def read_published(folder: Path) -> PublishedModel:
 
     # vocabulary
     models = [read_bytes(folder / name, MAX_MODEL_BYTES) for name in ("source.spm", "target.spm")]
-    src_embedding = _find(
-        tensors, folder, "model.encoder.embed_tokens.weight", "model.shared.weight"
-    )
-    tgt_embedding = _find(
-        tensors, folder, "model.decoder.embed_tokens.weight", "model.shared.weight"
-    )
-    projection = _find(
-        tensors,
-        folder,
-        "lm_head.weight",
-        "model.decoder.embed_tokens.weight",
-        "model.shared.weight",
-    )
+    shared, lookup = "model.shared.weight", "model.{}.embed_tokens.weight".format
+    src_embedding = _find(tensors, folder, lookup("encoder"), shared)
+    tgt_embedding = _find(tensors, folder, lookup("decoder"), shared)
+    projection = _find(tensors, folder, "lm_head.weight", lookup("decoder"), shared)
     own_names = folder / "target_vocab.json"
     has_own = has_plain_file(own_names)
     tgt_names = _read_names(own_names) if has_own else names

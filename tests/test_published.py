@@ -4,7 +4,10 @@ No published weights are needed: the folders have the files that OPUS-MT has, wi
 SentencePiece models of the kind that it was trained with.
 """
 
+import hashlib
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +196,8 @@ def test_a_model_that_nmt_exported_comes_back(tmp_path: Path) -> None:
         ("config.json", {"d_model": "wide"}, "d_model is 'wide'; expected a number"),
         ("config.json", {"activation_function": "glu"}, "activation_function is 'glu'; use one"),
         ("vocab.json", {"a": -1}, "is not a table of at most 65,536 pieces"),
+        ("vocab.json", {"a": 9_999}, "its weights, pieces and settings do not fit each other"),
+        ("config.json", {"d_model": 32}, "has shape"),
         ("source.spm", None, "damaged SentencePiece model"),
         ("model.safetensors", None, "its weights cannot be read"),
     ],
@@ -208,7 +213,6 @@ def test_what_is_not_supported_or_damaged_is_refused_by_name(
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UserError, match=message):
         open_checkpoint(folder)
-    assert list((tmp_path / "cache" / "nmt" / "published").glob("*")) == []
 
 
 @pytest.mark.parametrize("case", ["two tables", "one table"])
@@ -236,3 +240,65 @@ def test_a_config_that_continues_it_trains_and_scores_it_first(
     capsys.readouterr()
     assert nmt_train(["--config", "tuned.yaml", f"training.init_from={folder}"]) == 2
     assert f"nmt-init --from {folder} writes a config" in capsys.readouterr().err
+
+
+def test_a_model_of_the_hub_is_fetched_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the hub's own library, from a server that answers as the hub does."""
+    import huggingface_hub.constants
+
+    folder = make_folder(tmp_path / "published", "one table")
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            name = self.path.rpartition("/")[2]
+            files = [
+                {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": "2" * 40}
+                for path in folder.iterdir()
+            ]
+            if "/tree/" in self.path:
+                content = json.dumps(files).encode()
+            elif self.path.startswith("/api/"):
+                content = json.dumps({"id": "some/model", "sha": "1" * 40}).encode()
+            else:
+                content = (folder / name).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", hashlib.sha256(content).hexdigest())
+            self.send_header("X-Repo-Commit", "1" * 40)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        for module in (
+            huggingface_hub.constants,
+            huggingface_hub.file_download,
+            huggingface_hub.hf_api,
+        ):
+            monkeypatch.setattr(module, "ENDPOINT", endpoint, raising=False)
+        monkeypatch.setattr(
+            huggingface_hub.constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", endpoint)
+        fetched, own = open_checkpoint(Path("hf:some/model")), open_checkpoint(folder)
+        for name in ("model.safetensors", "vocab.src.model", "vocab.tgt.model"):
+            assert fetched.sha256[name] == own.sha256[name]
+        server.shutdown()
+    n_requests = len(asked)
+    assert open_checkpoint(Path("hf:some/model")).sha256 == fetched.sha256  # without a network
+    assert len(asked) == n_requests
+    with pytest.raises(UserError, match="hf:some/other: cannot be fetched from the hub"):
+        open_checkpoint(Path("hf:some/other"))

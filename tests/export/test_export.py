@@ -559,7 +559,8 @@ def test_ctranslate2_converts_what_is_exported_as_pegasus(
     export(checkpoint, to, tmp_path / "exported", "float32", LINES)
     TransformersConverter(str(tmp_path / "exported")).convert(str(tmp_path / "converted"))
     sources = vocab.encode(LINES)
-    model = nmt.api.load(checkpoint.path, settings=["decoding.compile=off"]).model
+    model = Transformer(checkpoint.config.model, vocab.size)
+    load_weights(checkpoint, model)
     ours = OwnEngine(model).translate_greedily(sources, 20)
     lines = [[*vocab.pieces(ids), "</s>"] for ids in sources]
     found = Translator(str(tmp_path / "converted")).translate_batch(
