@@ -4,7 +4,8 @@ It has config.json, the weights, two SentencePiece models and a table of ids, mo
 both languages. Here each side gets a SentencePiece model with our ids. The source's has the pieces of
 its language; one that the table lacks has the weights of the unknown piece, as there. The target's
 has every id, because all take part in the softmax, and marks what its language lacks as unused, so
-that no text is split into it. Text is split exactly as the published models split it.
+that no text is split into it. So source text is split exactly as there, and target text too, unless the
+table lacks a piece, which is unknown there and falls into smaller ones here.
 
 Nothing is unpickled: weights are safetensors, or what torch reads with weights_only.
 """
