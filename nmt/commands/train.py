@@ -86,6 +86,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
     check_options(parser, args, CONFLICTS, NEEDS)
+    args.budget = take_budget(args.overrides)
     if args.src is not None:
         if any(override.startswith("data.train=") for override in args.overrides):
             parser.error("--src and --tgt are short for data.train: leave one of them out")
@@ -117,10 +118,10 @@ def train_model(args: argparse.Namespace) -> int:
         args.config = find_config_for(args.src, args.tgt)
     elif args.src is not None:
         args.overrides.append(format_train_setting(args.src, args.tgt))
-    budget = take_budget(args.overrides)
     config = api.load_config(args.config, args.overrides)
-    if budget is not None:
-        config = api.load_config(args.config, [*args.overrides, *api.fit_into(config, budget)])
+    if args.budget is not None:
+        settings = api.fit_into(config, args.budget)
+        config = api.load_config(args.config, [*args.overrides, *settings])
     if args.print_config:
         print(format_config(config), end="")
         return 0

@@ -107,7 +107,7 @@ def make_plan(config: RunConfig, seconds: float, update_s: float, validation_s: 
     if config.optimizer.schedule == "paper":  # the same highest rate, reached earlier
         scale = float(f"{scale * math.sqrt(warmup / config.optimizer.warmup_steps):.4g}")
     every = max(1, steps // PLANNED_CHECKPOINTS)
-    validate_every = max(every, steps // n_validations // every * every)
+    validate_every = every * math.ceil(steps / (n_validations * every))
     return Plan(steps, validate_every, every, warmup, scale, update_s, validation_s)
 
 
