@@ -116,6 +116,10 @@ def list_files(folder: Path) -> list[Path]:
 def read_published(folder: Path) -> PublishedModel:
     try:
         return _read(folder)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: cannot be read ({error.strerror}); use another copy"
+        ) from None
     except (RuntimeError, IndexError) as error:
         reason = ascii(str(error).partition("\n")[0][:199])[1:-1]
         raise UserError(
@@ -148,9 +152,8 @@ def _read(folder: Path) -> PublishedModel:
     # weights
     bias = _find(tensors, folder, "final_logits_bias").reshape(-1)[tgt.rows]
     for mark, row in enumerate(marks):
-        if (
-            row in marks[mark + 1 :]
-        ):  # which is one entry of their softmax, and would be two of ours
+        is_repeated = row in marks[mark + 1 :]
+        if is_repeated:  # one entry of their softmax, which would be two of ours
             bias[mark] = NEVER_CHOSEN
     is_tied = torch.equal(projection, tgt_embedding)
     weights = {"tgt_embedding.weight": tgt_embedding[tgt.rows], "projection.bias": bias}

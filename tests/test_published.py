@@ -200,6 +200,7 @@ def test_a_model_that_nmt_exported_comes_back(tmp_path: Path) -> None:
         ("config.json", {"d_model": 32}, "has shape"),
         ("source.spm", None, "damaged SentencePiece model"),
         ("model.safetensors", None, "its weights cannot be read"),
+        ("target.spm", {}, "target.spm: cannot be read"),
     ],
 )
 def test_what_is_not_supported_or_damaged_is_refused_by_name(
@@ -209,6 +210,8 @@ def test_what_is_not_supported_or_damaged_is_refused_by_name(
     path = folder / file
     if change is None:
         path.write_bytes(path.read_bytes()[:100])
+    elif not change:
+        path.unlink()
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UserError, match=message):
