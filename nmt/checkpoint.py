@@ -13,7 +13,7 @@ checkpoints it was made from.
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -60,6 +60,7 @@ from nmt.system.files import (
     write_text,
 )
 from nmt.system.memory import find_memory_limit, format_memory
+from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import say
 from nmt.system.ranks import copy_into_shards, gather_shards
 from nmt.system.records import COUNT, RecordReader, default
@@ -274,7 +275,7 @@ def open_for_average(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def convert_if_published(path: Path, out: Path | None = None) -> Path:
+def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = False) -> Path:
     """Return the checkpoint that a published model was converted to, by default one that is kept for
     the next time. Any other path comes back as it is.
     """
@@ -289,6 +290,8 @@ def convert_if_published(path: Path, out: Path | None = None) -> Path:
         out = cache / f"{path.resolve().name}-{digest[:16]}"
         if out.is_dir():
             return out
+    else:
+        check_replaceable(out, "a converted model", _is_without_optimizer, is_forced, [path])
     say(f"converting {path} to {out}")
     found = published.read_published(path)
     make_folder(out.parent)
@@ -300,6 +303,10 @@ def convert_if_published(path: Path, out: Path | None = None) -> Path:
 
     write_folder(out, fill)
     return out
+
+
+def _is_without_optimizer(names: Set[str]) -> bool:
+    return names == {*COMMON_FILES, *find_vocab_files(names)}
 
 
 def _open_verified(path: Path) -> Checkpoint:

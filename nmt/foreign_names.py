@@ -1,7 +1,7 @@
 """What other toolkits call our settings and options. The one table of these names is foreign_names.json.
 
-The complaint about an unknown setting asks it, and docs/coming-from.md shows it. A name that stands for
-several of ours, because toolkits differ, is the first of them.
+Errors about unknown settings use it, and docs/coming-from.md shows it. Where toolkits use one name for
+different settings, the first row of the table counts.
 """
 
 import json

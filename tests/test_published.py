@@ -239,6 +239,13 @@ def test_a_config_that_continues_it_trains_and_scores_it_first(
     assert found.vocab.digest == open_checkpoint(folder).vocab.digest
     assert found.config.model == open_checkpoint(folder).config.model
 
+    # the converted model replaces itself, and nothing else
+    assert nmt_init(["--from", str(folder), *text, "-o", "tuned.yaml"]) == 0
+    (tmp_path / "other.start").mkdir()
+    (tmp_path / "other.start" / "thesis.txt").write_text("years of work")
+    assert nmt_init(["--from", str(folder), *text, "-o", "other.yaml"]) == 2
+    assert (tmp_path / "other.start" / "thesis.txt").read_text() == "years of work"
+
     # without a config there is a remedy
     capsys.readouterr()
     assert nmt_train(["--config", "tuned.yaml", f"training.init_from={folder}"]) == 2

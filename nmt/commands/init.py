@@ -100,7 +100,7 @@ def write_config(args: argparse.Namespace) -> int:
     refuse_run_file(out)
     make_folder(out.parent)
     data = name_corpora(args, languages, out.parent)
-    start = None if args.start is None else open_start(args.start, out)
+    start = None if args.start is None else open_start(args.start, out, args.force)
     suggest_config(out, data, args.seed, args.force, start, args.hours)
     if args.hours is not None:
         plan = measure_plan(config, args.hours)
@@ -118,7 +118,7 @@ def measure_plan(config: str, hours: float) -> dict[str, float]:
     return {key: json.loads(value) for key, value in pairs}
 
 
-def open_start(name: str, config: Path) -> "Start":
+def open_start(name: str, config: Path, is_forced: bool) -> "Start":
     """Open the model of --from. A published one is converted first, to a folder beside the config."""
     from nmt.system.runtime import tune_process
 
@@ -127,7 +127,7 @@ def open_start(name: str, config: Path) -> "Start":
     from nmt.checkpoint import convert_if_published, open_for_average
     from nmt.corpus.suggest_config import Start
 
-    path = convert_if_published(Path(name), config.with_name(f"{config.stem}.start"))
+    path = convert_if_published(Path(name), config.with_name(f"{config.stem}.start"), is_forced)
     return Start(os.path.abspath(path), open_for_average(path).config)
 
 

@@ -112,7 +112,7 @@ class Size:
         return self.count_updates(n_words) * n_operations / speed / 3600
 
     def find_obstacle(self, n_words: float, machine: Machine, max_days: float) -> str | None:
-        """Return why this machine cannot train the model in so many days, or None if it can."""
+        """Return why this machine cannot train the model within `max_days`, or None if it can."""
         if machine.has_gpu:
             return None
         hours = self.estimate_hours(n_words, machine)
@@ -171,7 +171,7 @@ class Start:
             "warmup_steps": every,
             "peak_lr": (
                 rate,
-                "low, because the model has learned already; ten times more forgets more",
+                "low, because the model has learned already",
             ),
         }
         training: Choices = {
@@ -180,7 +180,7 @@ class Start:
                 "its vocabulary too; the dev set is scored before the first update",
             ),
             "steps": (self.N_VALIDATIONS * every, f"about {self.PASSES} passes over the text"),
-            "patience": (3, "so many validations without a better dev BLEU end it"),
+            "patience": (3, "ends the run after three validations without a better dev BLEU"),
             "src_tokens": tokens,
             "tgt_tokens": tokens,
             "validate_every": every,
