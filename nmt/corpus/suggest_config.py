@@ -523,7 +523,8 @@ def _choose_schedule(size: Size, n_words: float, machine: Machine) -> Choices:
 
 def _apply_plan(choices: Choices, plan: Mapping[str, float], hours: float | None) -> None:
     """Put measured settings in the place of estimated ones."""
-    reason = f"what {hours:g} hours have time for, by a measured speed, as are warm-up, validations and checkpoints"
+    minutes = 60 * (hours or 0)
+    reason = f"what fits into {minutes:g} minutes, by a measured speed; so do warm-up, validations and checkpoints"
     for key, value in plan.items():
         section, name = key.split(".")
         choices[section][name] = (value, reason) if name == "steps" else value

@@ -80,4 +80,4 @@ def test_nmt_init_writes_the_plan_into_the_config(
     every = config.training.checkpoint_every
     assert every is not None and config.training.steps // every in range(40, 50)
     assert config.optimizer.warmup_steps <= config.training.steps // 4
-    assert "what 2 hours have time for, by a measured speed" in out.read_text()
+    assert "what fits into 120 minutes, by a measured speed" in out.read_text()
