@@ -198,4 +198,5 @@ def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
     # a batch of one pair, so that there is a gradient and the optimizer allocates its moments
     batch = make_batch(setup.store, np.arange(min(1, len(setup.store))), setup.shape)
     setup.replica.run(batch.to(world.device), 0.0, 0)
+    setup.replica.gradient_norm()
     setup.optimizer.step()

@@ -226,8 +226,10 @@ class Replica:
     def gradient_norm(self) -> Tensor:
         """Compute the Euclidean norm of all gradients; it is NaN or infinite if any element is."""
         if self.flat is not None:
-            # in fp64, because a sum of millions of squares loses digits in fp32
-            return torch.linalg.vector_norm(self.flat.buffer, dtype=torch.float64)
+            # A sum of millions of squares loses digits in fp32, so only short rows are summed in it;
+            # in fp64 throughout, torch would first make a copy of all gradients.
+            rows = torch.linalg.vector_norm(self.flat.buffer.view(-1, ALIGNMENT), dim=1)
+            return torch.linalg.vector_norm(rows, dtype=torch.float64)
         return total_norm([p.grad for p in self.objective.parameters() if p.grad is not None])
 
 
