@@ -7,21 +7,19 @@ weights, and a run that was stopped continues with the numbers that it began wit
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nmt.checkpoint import load_run_config
 from nmt.config import RunConfig
 from nmt.profile.cost import CHECKPOINT_BYTES, count_parameters
 from nmt.profile.dry_run import DryRun
 from nmt.system.errors import UserError
-from nmt.system.progress import clock, format_duration, say
+from nmt.system.progress import format_duration, say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.precision import resolve_precision
 from nmt.train.setup import open_setup
-from nmt.train.validate import choose_dev_lines, open_dev
-from nmt.translate.translator import Translator
 
 SAMPLE_S = 20.0
 RESERVE = 0.03  # of the time, for the start and for a machine that becomes slower
@@ -29,7 +27,6 @@ VALIDATION_SHARE = 0.1  # of the time, at most
 MAX_VALIDATIONS, PLANNED_CHECKPOINTS = 20, 40
 LEAST_UPDATES = 100
 WARMUP_SHARE = 0.2  # of the updates, at most
-TIMED_LINES = 50  # of the dev set
 DISK_BYTES_PER_S = 300e6  # of a slow disk
 
 
@@ -118,27 +115,5 @@ def _measure(config: RunConfig, world: World) -> tuple[float, float]:
     with dry_run.updates() as updates:
         update_s = dry_run.run_for(updates, SAMPLE_S, "timing updates").mean_s
     model = dry_run.setup.model
-    validation_s = (
-        dry_run.dev_seconds() + CHECKPOINT_BYTES * count_parameters(model) / DISK_BYTES_PER_S
-    )
-    if config.data.valid is not None and config.evaluation.bleu:
-        validation_s += _time_decoding(dry_run)
-    return update_s, validation_s
-
-
-def _time_decoding(dry_run: DryRun) -> float:
-    """How long the dev set takes to translate, judged by some of its lines. A model that has learned
-    little would write outputs of any length, so theirs is that of the source.
-    """
-    setup = dry_run.setup
-    config = setup.config
-    dev = open_dev(setup.store_folder, setup.vocab)
-    n_lines = len(choose_dev_lines(len(dev.sources), config.evaluation.sentences))
-    chosen = choose_dev_lines(len(dev.sources), min(n_lines, TIMED_LINES))
-    decoding = replace(config.dev_decoding, max_ratio=1.0, max_extra=0, min_length=0)
-    translator = Translator(setup.model, setup.vocab, decoding, setup.world.device)
-    lines = [dev.sources[line] for line in chosen]
-    translator.translate(lines[:4])  # which loads what the search needs
-    started_at = clock()
-    translator.translate(lines)
-    return (clock() - started_at) * n_lines / len(lines)
+    checkpoint_s = CHECKPOINT_BYTES * count_parameters(model) / DISK_BYTES_PER_S
+    return update_s, dry_run.dev_seconds() + dry_run.decoding_seconds() + checkpoint_s

@@ -23,8 +23,11 @@ from nmt.system.progress import Progress, clock
 from nmt.train.memory_probe import explain_out_of_memory, make_full_batch
 from nmt.train.setup import Setup
 from nmt.train.update import run_update
+from nmt.train.validate import choose_dev_lines, open_dev
+from nmt.translate.translator import Translator
 
 MIN_TIMED_UPDATES = 3
+TIMED_LINES = 50  # of the dev set
 
 
 @dataclass
@@ -117,6 +120,25 @@ class DryRun:
                 took = clock() - started_at
         objective.train()
         return took * dev.tgt.n_tokens / batch.n_tokens / self.world.size
+
+    def decoding_seconds(self) -> float:
+        """How long the dev set takes to translate, judged by some of its lines. A model that has learned
+        little would write outputs of any length, so theirs is that of the source.
+        """
+        setup = self.setup
+        config = setup.config
+        if config.data.valid is None or not config.evaluation.bleu:
+            return 0.0
+        dev = open_dev(setup.store_folder, setup.vocab)
+        n_lines = len(choose_dev_lines(len(dev.sources), config.evaluation.sentences))
+        chosen = choose_dev_lines(len(dev.sources), min(n_lines, TIMED_LINES))
+        decoding = replace(config.dev_decoding, max_ratio=1.0, max_extra=0, min_length=0)
+        translator = Translator(setup.model, setup.vocab, decoding, self.world.device)
+        lines = [dev.sources[line] for line in chosen]
+        translator.translate(lines[:4])  # which loads what the search needs
+        started_at = clock()
+        translator.translate(lines)
+        return (clock() - started_at) * n_lines / len(lines) / self.world.size
 
 
 def describe_machine(setup: Setup) -> str:

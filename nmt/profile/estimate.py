@@ -28,7 +28,7 @@ class Estimate:
     # Bytes, on the main rank: of the longest sentences, the most sentences, typical updates
     peaks: tuple[int, int, int]
     timing: Timing  # of typical updates
-    validation_s: float  # of the NLL of the dev set, once
+    validation_s: float  # of the NLL and the BLEU of the dev set, once
     price: float | None  # of an hour
 
     @property
@@ -53,7 +53,6 @@ class Estimate:
 
     @property
     def validations_s(self) -> float:
-        """Without decoding."""
         return self.n_validations * self.validation_s
 
     @property
@@ -73,9 +72,9 @@ class Estimate:
             "recipe": f"{training.steps:,} updates, {self.epochs:.2f} epochs, "
             f"{self.tgt_tokens / 1e6:,.1f}M target tokens",
             "time": f"{self.hours:,.2f} h = {self.hours / 24:,.2f} days: "
-            f"updates {format_duration(self.updates_s)}, NLL of the dev set "
-            f"{self.n_validations:,} times {format_duration(self.validations_s)}",
-            "not included": "decoding the dev set for BLEU, writing checkpoints of "
+            f"updates {format_duration(self.updates_s)}, the dev set {self.n_validations:,} times, "
+            f"each translation as long as its source, {format_duration(self.validations_s)}",
+            "not included": "writing checkpoints of "
             f"{format_bytes(checkpoint_bytes)}, preparing the data, starting",
         }
         if self.price is not None:
@@ -100,7 +99,7 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
         timing = dry_run.run_for(updates, TIMED_S, "typical updates")
 
     peaks = (*largest, timing.peak)
-    validation_s = world.broadcast(dry_run.dev_seconds())
+    validation_s = world.broadcast(dry_run.dev_seconds() + dry_run.decoding_seconds())
     result = Estimate(dry_run.setup, peaks, timing, validation_s, price)
     if world.is_main:
         print(result.table())

@@ -76,6 +76,21 @@ class World:
         torch.distributed.broadcast(tensor, src=0, group=self.patient)
         return tensor.item()
 
+    def collect(self, data: bytes) -> list[bytes]:
+        """Return what each rank gives, in the order of ranks, on rank 0; the others get nothing."""
+        if self.size == 1:
+            return [data]
+        # Bytes, because torch's way to gather objects unpickles what comes over the network.
+        length = torch.tensor([len(data)])
+        lengths = [torch.zeros_like(length) for _ in range(self.size)]
+        torch.distributed.all_gather(lengths, length, group=self.patient)
+        longest = int(torch.stack(lengths).max())
+        padded = torch.frombuffer(bytearray(data.ljust(max(longest, 1), b"\0")), dtype=torch.uint8)
+        found = [torch.zeros_like(padded) for _ in range(self.size)] if self.is_main else None
+        torch.distributed.gather(padded, found, dst=0, group=self.patient)
+        pairs = zip(found or (), lengths, strict=False)
+        return [one.numpy().tobytes()[: int(n)] for one, n in pairs]
+
     def on_main(self, work: Callable[[], Found]) -> Found | None:
         """Rank 0 does `work` while the others wait; it gets what `work` returns, the others None.
         Its UserError or Failure ends all ranks, and it alone reports it."""

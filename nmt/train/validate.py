@@ -4,10 +4,11 @@ BLEU goes through the translator and the scorer that nmt-eval uses, so the two c
 Perplexity is per piece and without label smoothing, comparable across tools with the same BPE.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -140,8 +141,8 @@ def validate(
     world: World,
     stop: StopRequest | None = None,
 ) -> Validation | None:
-    """Score the dev set; all ranks share the NLL, and rank 0 decodes. Return None if `stop` cut it
-    short.
+    """Score the dev set; the ranks share the work, and rank 0 has the scores. Return None if `stop` cut
+    it short.
     """
     stop = stop or StopRequest()  # one that is never made
     nll = compute_dev_nll(translator, dev.store, micro_tokens, world, stop)
@@ -151,12 +152,9 @@ def validate(
         return Validation(nll, None, -nll.value)
     chosen = choose_dev_lines(len(dev.sources), evaluation.sentences)
     sources = [dev.sources[line] for line in chosen]
-    results = [Translation("", 0.0)] * len(sources)
-    progress = Progress("  decoding dev", len(sources), "sentences", is_shown=world.is_main)
-    with closing(progress), closing(translator.translate_into(results, sources)) as batches:
-        mine = batches if world.is_main else ()
-        if not stop.run_in_step(map(progress.advance, mine), world):
-            return None
+    results = _translate(translator, sources, world, stop)
+    if results is None:
+        return None
     if not world.is_main:
         return Validation(nll, None, -nll.value)
     texts = [result.text for result in results]
@@ -174,6 +172,30 @@ def validate(
         part = f"{score.signature}|lines:{len(chosen)}/{len(dev.sources)}"
         score = replace(score, signature=part)
     return Validation(nll, score, selection_scores[evaluation.best_by], chrf, samples)
+
+
+def _translate(
+    translator: Translator, sources: Sequence[str], world: World, stop: StopRequest
+) -> list[Translation] | None:
+    """Translate the lines, which are dealt to the ranks like cards. Rank 0 returns all translations;
+    all return None if `stop` cut it short.
+    """
+    mine = sources[world.rank :: world.size]
+    results = [Translation("", 0.0)] * len(mine)
+    progress = Progress("  decoding dev", len(mine), "sentences", is_shown=world.is_main)
+    with closing(progress), closing(translator.translate_into(results, mine)) as batches:
+        if not stop.run_in_step(map(progress.advance, batches), world):
+            return None
+    if world.size == 1:
+        return results
+    hands = world.collect(json.dumps([astuple(result) for result in results]).encode())
+    everything = [Translation("", 0.0)] * len(sources)
+    for rank, hand in enumerate(hands):
+        everything[rank :: world.size] = [
+            Translation(text, score, tuple(piece_ids), tuple(alignment))
+            for text, score, piece_ids, alignment in json.loads(hand)
+        ]
+    return everything
 
 
 def choose_dev_lines(n_lines: int, n_wanted: int | None) -> Sequence[int]:

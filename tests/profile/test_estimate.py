@@ -76,5 +76,7 @@ def test_a_micro_batch_that_does_not_fit(
 def test_without_a_dev_set_validation_takes_no_time(config: RunConfig) -> None:
     setup = open_setup(config, 150, ALONE)
     assert DryRun(setup).dev_seconds() > 0 and setup.model.training
+    assert DryRun(setup).decoding_seconds() > 0 and setup.model.training
     without = replace(config, data=replace(config.data, valid=None))
     assert DryRun(replace(setup, config=without)).dev_seconds() == 0.0
+    assert DryRun(replace(setup, config=without)).decoding_seconds() == 0.0

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from support.finished_run import read_lines, train_toy
 from support.prepared_toy import prepare_toy
 from support.saved_run import skip_fsync  # noqa: F401
+from support.two_ranks import run_on_two_ranks
 
 import nmt.api
 from nmt.commands.average import main as nmt_average
 from nmt.commands.translate import main as nmt_translate
+from nmt.config import format_config
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
+from nmt.system.files import write_text
 from nmt.train.validate import choose_dev_lines, open_dev
 
 
@@ -55,6 +58,49 @@ def test_a_part_of_the_dev_set_is_scored_and_named(
     assert "10 of the 20 dev lines" in capsys.readouterr().err
     curve = json.loads((config.folder / "averaging.json").read_text())
     assert curve["dev_set"]["lines"] == 10 and curve["signature"].endswith("|lines:10/20")
+
+
+DEALT = """
+    import sys
+    from dataclasses import replace
+    from pathlib import Path
+    from nmt.config import load_recorded_config
+    from nmt.system.ranks import World, join_world
+    from nmt.train.setup import open_setup
+    from nmt.train.validate import open_dev, validate
+    from nmt.translate.translator import Translator
+
+    counts = []
+    whole = Translator.translate_into
+    def translate_into(self, results, lines, first=1):
+        counts.append(len(lines))
+        return whole(self, results, lines, first)
+    Translator.translate_into = translate_into
+
+    with join_world("cpu") as world:
+        config = load_recorded_config(Path(sys.argv[1]))
+        config = replace(config, training=replace(config.training, precision="fp32"))
+        setup = open_setup(config, 150, world)
+        dev = open_dev(setup.store_folder, setup.vocab)
+        translator = Translator(setup.model, setup.vocab, config.dev_decoding, world.device)
+        found = validate(translator, dev, 1, config.evaluation, 150, world)
+        if world.is_main:
+            alone = World(0, 1, world.device)
+            expected = validate(translator, dev, 1, config.evaluation, 150, alone)
+            assert found.samples == expected.samples and len(found.samples) == 5
+            assert found.bleu == expected.bleu and found.selection_score == expected.selection_score
+        print("lines", *counts)
+"""
+
+
+def test_ranks_share_the_decoding_of_the_dev_set(tmp_path: Path) -> None:
+    config = prepare_toy(tmp_path)
+    recorded = tmp_path / "config.yaml"
+    write_text(recorded, format_config(config))
+    done = run_on_two_ranks(DEALT, tmp_path / "dealt.py", str(recorded))
+    assert done.codes == [0, 0], done.stderr[-3000:]
+    counts = sorted(line for line in done.stdout.splitlines() if line.startswith("lines"))
+    assert counts == ["lines 10", "lines 10 20"]
 
 
 @pytest.mark.parametrize(
