@@ -3,6 +3,7 @@ self-contained.
 
 - `model.safetensors`: each weight once, even if it is tied; with `training.ema`, their moving averages.
 - `optimizer.safetensors`: Adam's moments, by the name of the weight; with `training.ema`, also the weights.
+  A checkpoint that soon follows another is without: it is for averages, and training does not continue from it.
 - `state.json`: the few numbers that training resumes from.
 - `config.yaml` and `vocab.model`, or one vocabulary for each side, so that no other file is needed.
 - `manifest.json`: the sha256 of each file.
@@ -156,6 +157,11 @@ class Checkpoint:
         return self.origin.step
 
     @property
+    def has_moments(self) -> bool:
+        """Whether training can continue from it."""
+        return OPTIMIZER_FILE in self.sha256
+
+    @property
     def averaged(self) -> list[str]:
         """The folder names of an average's checkpoints; empty for a training checkpoint."""
         return self.origin.averaged if isinstance(self.origin, Average) else []
@@ -166,7 +172,7 @@ class Snapshot:
     """The tensors of a checkpoint by name, none of them sharded."""
 
     weights: dict[str, Tensor]  # or their moving averages
-    # of Adam, by the weight's name; also the weights if those are averages
+    # of Adam, by the weight's name; also the weights if those are averages. Empty: weights alone
     moments: dict[str, Tensor]
 
     @property
@@ -183,8 +189,9 @@ def take_snapshot(
     optimizer: torch.optim.Adam,
     is_main: bool = True,
     averages: Mapping[str, Tensor] | None = None,
+    has_moments: bool = True,
 ) -> Snapshot:
-    """Collect weights, or their `averages`, and moments. This is a collective operation: all ranks
+    """Collect weights, or their `averages`, and, if asked for, moments. This is a collective operation: all ranks
     must call it.
 
     A tensor that this rank holds in full is not copied. Sharded tensors are gathered one at a time
@@ -201,12 +208,11 @@ def take_snapshot(
 
     weights, moments = {}, {}
     for name, p in model.named_parameters():
-        if averages is None:
-            weights[name] = collect(p)
-        else:
-            weights[name] = collect(averages[name])
+        weights[name] = collect(p if averages is None else averages[name])
+    if has_moments and averages is not None:
+        for name, p in model.named_parameters():
             moments[f"weight.{name}"] = collect(p)
-    for name, p in model.named_parameters():
+    for name, p in model.named_parameters() if has_moments else ():
         for key, value in optimizer.state[p].items():
             moments[f"{key}.{name}"] = collect(value)
     return Snapshot(weights, moments)
@@ -218,7 +224,8 @@ def save_checkpoint(
     """Write a checkpoint to the folder `path`, atomically: after a crash it is complete or absent."""
 
     def fill(folder: Path) -> None:
-        write_tensors(folder / OPTIMIZER_FILE, snapshot.moments)
+        if snapshot.moments:
+            write_tensors(folder / OPTIMIZER_FILE, snapshot.moments)
         write_tensors(folder / MODEL_FILE, snapshot.weights, {"format": "pt"})
         write_small_files(folder, state, config, vocab)
 
@@ -351,7 +358,8 @@ def open_unverified(path: Path) -> Checkpoint:
         )
     weight_shapes = partial(_weight_shapes, config.model, vocab.sizes, path / CONFIG_FILE)
     _check_tensors(path / MODEL_FILE, weight_shapes())
-    if isinstance(origin, TrainState):
+    has_moments = OPTIMIZER_FILE in entries or has_plain_file(path / OPTIMIZER_FILE)
+    if isinstance(origin, TrainState) and has_moments:
         verify(path, (OPTIMIZER_FILE,), only=())  # must be in the manifest; nothing is hashed here
         has_averages = config.training.ema is not None
         _check_tensors(path / OPTIMIZER_FILE, _moment_shapes(weight_shapes(), has_averages))
@@ -590,7 +598,8 @@ def parse_step(name: str) -> int | None:
 
 
 def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None:
-    """Open the newest undamaged checkpoint; given a `config`, the newest that was trained with it.
+    """Open the newest undamaged checkpoint; given a `config`, the newest from which a training with it
+    can continue.
 
     Returns None if the run has no checkpoint at all, and fails if none can be used.
     """
@@ -599,7 +608,11 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
     for step in reversed(steps):
         path = run.checkpoint(step)
         try:
-            checkpoint = _open_verified(path)
+            checkpoint = open_unverified(path)
+            if config and isinstance(checkpoint.origin, TrainState) and not checkpoint.has_moments:
+                reasons.append(f"{path}: has weights alone, without {OPTIMIZER_FILE}")
+                continue
+            verify(path)  # last, because hashing takes about a second per gigabyte or two
             if isinstance(checkpoint.origin, Average):
                 raise UserError(
                     f"{path / STATE_FILE}: belongs to an average; training cannot continue from it"

@@ -518,7 +518,8 @@ class TrainingConfig:
     # nmt-average counts; null: it counts all there are. The paper's ten minutes are 1,500 updates of
     # base and 600 of big, at its speed.
     checkpoint_every: int | None = default(None, AT_LEAST_ONE)
-    # Also save one when the last is this many minutes old, so that no more is lost; null: never.
+    # Also save one when the last is this many minutes old, so that no more is lost; null: never. One that
+    # follows within a tenth of this time has weights alone: it is for averages, and a third as large.
     checkpoint_minutes: float | None = default(10.0, POSITIVE)
     # How many of the newest checkpoints to keep, of those that nmt-average counts. The very newest
     # and the best are kept in any case.

@@ -19,13 +19,14 @@ from nmt.checkpoint import Snapshot, TrainState
 from nmt.config import RunConfig
 from nmt.data.vocab import Vocabulary
 from nmt.system.errors import Failure
-from nmt.system.progress import say
+from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
-from nmt.train.kept_checkpoints import prune_checkpoints
+from nmt.train.kept_checkpoints import find_resumable_steps, prune_checkpoints
 from nmt.train.metrics_log import MetricsLog
 from nmt.train.mirror import Mirror
 
 MAX_FAILURES = 3  # in a row
+SLOW_S = 1.0  # that training waits for the disk
 SPARE_BYTES = 1 << 24  # for the small files, and for other programs that write to the same disk
 
 
@@ -51,6 +52,7 @@ class CheckpointWriter:
         self.saved_step = saved_step  # of the last good checkpoint
         self.failures = 0  # in a row
         self._tried_step = saved_step
+        self._is_slow = False  # the disk, as was said
         self._failure_reason = ""  # of the last failure
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
@@ -62,7 +64,7 @@ class CheckpointWriter:
 
     def save(self, snapshot: Snapshot, state: TrainState) -> None:
         """Write a checkpoint, or start writing it in the background."""
-        self.wait()
+        self._wait_for_disk(state.step)
         if self.in_background:
             snapshot = self._copy_to_host(snapshot)
         try:
@@ -94,13 +96,26 @@ class CheckpointWriter:
         else:
             self.failures, self.saved_step = 0, self._tried_step
 
+    def _wait_for_disk(self, step: int) -> None:
+        """Wait for the last save to finish, and say once if that holds up the training."""
+        started_at = clock()
+        self.wait()
+        waited_s = clock() - started_at
+        if waited_s >= SLOW_S and not self._is_slow:
+            self._is_slow = True
+            say(
+                f"warning: training waited {waited_s:.0f} s at update {step} until the checkpoint before it was "
+                "written; raise training.checkpoint_every, or use a faster disk"
+            )
+
     def finish(self) -> None:
         """Wait for the last checkpoint; raise a `Failure` if it could not be written."""
         self.wait()
         if self.failures:
             rest = "starts from the beginning"
-            if self.saved_step:
-                rest = f"continues from the last good checkpoint, of update {self.saved_step}"
+            resumable = find_resumable_steps(self.run, self.saved_step)
+            if resumable:
+                rest = f"continues from the last good checkpoint, of update {resumable[-1]}"
             raise Failure(
                 f"the checkpoint of update {self._tried_step} could not be written: {self._failure_reason}; "
                 f"free some disk space and run the same command again; it {rest}"
@@ -123,7 +138,8 @@ class CheckpointWriter:
             training = self.config.training
             prune_checkpoints(self.run, training, best_step, state.step)
             if self.mirror:
-                self.mirror.update({best_step, state.best_step}, state.step)
+                needed = {best_step, state.best_step, *find_resumable_steps(self.run, state.step)}
+                self.mirror.update(needed, state.step)
         except OSError as error:
             say(
                 f"warning: {self.run.checkpoints}: could not update the links or remove old checkpoints "

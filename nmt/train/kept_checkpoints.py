@@ -1,13 +1,14 @@
 """Which checkpoints of a run are kept, and the removal of the others.
 
 Averaging wants checkpoints at equal distances, so only those of `checkpoint_every` are counted. One
-that was written for safety, or for a good dev score, takes no place among them.
+that was written for safety, or for a good dev score, takes no place among them. The newest two from which
+training can continue are kept, whatever their place: other checkpoints may have weights alone.
 """
 
 from nmt.checkpoint import list_steps
 from nmt.config import TrainingConfig
-from nmt.system.files import remove_folder
-from nmt.system.run_folder import RunFolder
+from nmt.system.files import has_plain_file, remove_folder
+from nmt.system.run_folder import OPTIMIZER_FILE, RunFolder
 
 
 def prune_checkpoints(
@@ -20,12 +21,23 @@ def prune_checkpoints(
     from them. They are not counted, and training will overwrite them.
     """
     steps = [step for step in list_steps(run) if step <= last_step]
-    for step in set(steps) - choose_kept(steps, training, {best_step}):
+    resumable = find_resumable_steps(run, last_step)[-training.keep_checkpoints :]
+    needed = {best_step, *resumable}
+    for step in set(steps) - choose_kept(steps, training, needed):
         remove_folder(run.checkpoint(step))
 
 
-def choose_kept(steps: list[int], training: TrainingConfig, best_steps: set[int]) -> set[int]:
+def find_resumable_steps(run: RunFolder, last_step: int) -> list[int]:
+    """Return the newest checkpoints up to a step that have an optimizer: two, in case one gets damaged."""
+    found = []
+    for step in list_steps(run):
+        if step <= last_step and has_plain_file(run.checkpoint(step) / OPTIMIZER_FILE):
+            found.append(step)
+    return found[-2:]
+
+
+def choose_kept(steps: list[int], training: TrainingConfig, needed: set[int]) -> set[int]:
     """Of the checkpoints of these ascending steps, return those that are not pruned."""
     counted = [step for step in steps if training.is_counted(step)]
-    kept = {*best_steps, *steps[-1:], *counted[-training.keep_checkpoints :]}
+    kept = {*needed, *steps[-1:], *counted[-training.keep_checkpoints :]}
     return kept.intersection(steps)

@@ -29,6 +29,7 @@ from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
 from nmt.train.validate import Validation, validate
 from nmt.translate.translator import Translator
 
+MOMENTS_SHARE = 0.1  # of checkpoint_minutes: so old may the last checkpoint with moments be
 SECONDS_BETWEEN_LINES = 1.0  # of losses in a log, so that a small model does not flood it
 
 
@@ -48,6 +49,9 @@ class Trainer:
         # Time is counted as if this process had run the earlier updates too.
         self.started_at = clock() - self.state.elapsed_s
         self.saved_at, self.saved_step = clock(), self.state.step
+        # of the last checkpoint from which training can continue, which has Adam's moments
+        self.moments_step = self.state.step
+        self.moments_at = clock() if self.state.step else -math.inf
         self.throughput = Throughput()
         self.outcomes = Outcomes(self.world.device)
         self.layers = NormsByLayer(self.model, self.optimizer, self.config.training.shard)
@@ -335,11 +339,15 @@ class Trainer:
         )
 
     def save(self) -> None:
-        """Write a checkpoint for the current update unless it already has one."""
+        """Write a checkpoint for the current update unless it already has one. It has weights alone if
+        one with Adam's moments, three times as large, was written a moment ago.
+        """
         if self.state.skipped and not self.has_finite_weights():
             return  # a run cannot be resumed from NaN or infinite weights
-        if self.saved_step != self.state.step:
-            snapshot = self.take_snapshot()
+        has_moments = self.must_save_moments()
+        is_new = self.saved_step != self.state.step
+        if is_new or (has_moments and self.moments_step != self.state.step):
+            snapshot = self.take_snapshot(has_moments)
 
             def write() -> None:
                 self.writer.save(snapshot, self.state)
@@ -349,20 +357,31 @@ class Trainer:
             # collective.
             self.world.on_main(write)
             self.saved_step = self.state.step
+            if has_moments:
+                self.moments_step, self.moments_at = self.state.step, clock()
         elif self.state.best_step == self.state.step:
             # It was written before it was scored, so only the link is new.
             self.world.on_main(self.link_best)
         self.saved_at, self.is_save_due = clock(), False
 
+    def must_save_moments(self) -> bool:
+        """Whether training must be able to continue from a checkpoint written now; the main rank decides."""
+        minutes = self.config.training.checkpoint_minutes
+        is_last = bool(self.stop.exit_code) or self.end_reason is not None
+        is_old = minutes is None or clock() - self.moments_at >= MOMENTS_SHARE * 60 * minutes
+        return bool(self.world.broadcast(float(is_last or is_old)))
+
     def link_best(self) -> None:
         self.writer.wait()
         self.writer.link_and_prune(self.state)
 
-    def take_snapshot(self) -> Snapshot:
+    def take_snapshot(self, has_moments: bool) -> Snapshot:
         """Collect what a checkpoint holds; all ranks must call this if the model is sharded."""
         average = self.optimizer.average
         averages = None if average is None else average.averages
-        return checkpoint.take_snapshot(self.model, self.optimizer, self.world.is_main, averages)
+        return checkpoint.take_snapshot(
+            self.model, self.optimizer, self.world.is_main, averages, has_moments
+        )
 
     def has_finite_weights(self) -> bool:
         weights = [p.detach() for p in self.model.parameters()]

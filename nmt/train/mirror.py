@@ -24,7 +24,13 @@ from nmt.system.files import (
 )
 from nmt.system.progress import say
 from nmt.system.remote import Remote, RemoteError
-from nmt.system.run_folder import CONFIG_FILE, MANIFEST_FILE, METRICS_FILE, RunFolder
+from nmt.system.run_folder import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    METRICS_FILE,
+    OPTIMIZER_FILE,
+    RunFolder,
+)
 from nmt.train.kept_checkpoints import choose_kept
 
 RETRY_S = 30.0  # after a failure
@@ -198,6 +204,11 @@ def _fetch_checkpoints(
     if config is not None and not steps_here:
         write_bytes(run.config, config)
     for step in sorted(there, reverse=True):
+        has_moments = OPTIMIZER_FILE in _read_text(
+            remote, f"{name_checkpoint(step)}/{MANIFEST_FILE}"
+        )
+        if not has_moments:
+            continue
         if step in steps_here:
             return
         say(f"fetching the checkpoint of update {step:,} from {remote.url}")
@@ -212,6 +223,10 @@ def _fetch_checkpoints(
             f"{remote.url}: none of its {len(there)} checkpoints is whole; "
             "give another training.mirror to begin anew"
         )
+
+
+def _read_text(remote: Remote, name: str) -> str:
+    return (remote.read(name) or b"").decode(errors="replace")
 
 
 def _fetch_whole(remote: Remote, name: str, path: Path) -> bool:

@@ -18,7 +18,7 @@ from nmt.config import DataConfig, RunConfig, TrainingConfig, format_config, loa
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import make_folder, verify, write_folder, write_json, write_text
 from nmt.system.remote import Remote, RemoteError
-from nmt.system.run_folder import RunFolder
+from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
 from nmt.train import mirror as mirror_room
 from nmt.train.mirror import Mirror, claim_mirror, fetch_run, list_mirrored_steps
 
@@ -41,11 +41,19 @@ def start_run(config: RunConfig) -> RunFolder:
     return run
 
 
-def add_checkpoint(run: RunFolder, step: int, text: str = "weights", best_step: int = 0) -> None:
+def add_checkpoint(
+    run: RunFolder,
+    step: int,
+    text: str = "weights",
+    best_step: int = 0,
+    has_moments: bool = True,
+) -> None:
     """A folder that is sealed as a checkpoint is, without tensors."""
 
     def fill(folder: Path) -> None:
-        write_text(folder / "model.safetensors", f"{text} of {step}")
+        write_text(folder / MODEL_FILE, f"{text} of {step}")
+        if has_moments:
+            write_text(folder / OPTIMIZER_FILE, f"moments of {step}")
         write_json(folder / "state.json", asdict(TrainState(step=step, best_step=best_step)))
 
     write_folder(run.checkpoint(step), fill)
@@ -133,6 +141,18 @@ def test_a_store_is_fetched_into_the_current_folder_by_the_second_try(
     monkeypatch.chdir(store)
     fetch_run(two)
     verify(store)
+
+
+def test_a_new_machine_gets_what_training_continues_from(tmp_path: Path) -> None:
+    one = make_config(tmp_path / "one")
+    run = start_run(one)
+    for step in (1, 2, 3, 4):
+        add_checkpoint(run, step, has_moments=step == 2)
+    copy(one, run, {1, 2}, 4)
+
+    two = make_config(tmp_path / "two")
+    fetch_run(two)
+    assert list_steps(RunFolder(two.folder)) == [2]
 
 
 def test_a_damaged_checkpoint_is_not_continued(

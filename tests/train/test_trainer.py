@@ -8,11 +8,13 @@ import pytest
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.soaking import Ground, make_ground
 
+from nmt.checkpoint import list_steps
+from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main
 from nmt.config import load_config, load_recorded_config
 from nmt.system.errors import UserError
-from nmt.system.files import read_json, write_json
-from nmt.system.run_folder import RunFolder
+from nmt.system.files import read_bytes, read_json, write_json
+from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
 from nmt.train.run_start import check_same_run
 
 # A line for each update, and no validation in between.
@@ -158,6 +160,34 @@ def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     assert main(ground.argv("damaged", *settings)) == 1
     *_, last = capsys.readouterr().err.splitlines()
     assert "none of its 1 checkpoints can be used" in last and str(damaged) in last
+
+
+def test_checkpoints_that_follow_soon_have_weights_alone_and_no_bit_is_lost(
+    ground: Ground, whole: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ("training.checkpoint_every=4", "training.checkpoint_minutes=10")
+    settings = [*LOGGED, *keys, "training.keep_checkpoints=9"]
+    run = train(ground, "light", *settings)
+    assert list_steps(run) == [4, 8, 12, 16, 20]
+    with_moments = [s for s in list_steps(run) if (run.checkpoint(s) / OPTIMIZER_FILE).exists()]
+    assert with_moments == [4, 20]  # the first, because there was none, and the last
+    weights = {step: read_bytes(run.checkpoint(step) / MODEL_FILE) for step in list_steps(run)}
+
+    # as after a kill between updates 16 and 20
+    shutil.rmtree(run.checkpoint(20))
+    capsys.readouterr()
+    train(ground, "light", *settings)
+    assert "continuing after update 4" in capsys.readouterr().err
+    assert list_differing(read_tensors(whole.path, 20), read_tensors(run.path, 20)) == []
+    again = {step: read_bytes(run.checkpoint(step) / MODEL_FILE) for step in list_steps(run)}
+    assert again == weights
+    assert nmt_average([str(run.path), "--last", "3"]) == 0
+
+
+def test_what_training_continues_from_is_kept(ground: Ground) -> None:
+    settings = (*LOGGED, "training.checkpoint_every=2", "training.checkpoint_minutes=10")
+    run = train(ground, "kept", *settings, "training.keep_checkpoints=2", "training.steps=10")
+    assert list_steps(run) == [2, 8, 10]
 
 
 def test_best_and_last_are_known_by_name_and_old_ones_go(ground: Ground) -> None:
