@@ -48,7 +48,15 @@ def choose_device(requested: Literal["auto", "cpu"] = "auto", local_rank: int = 
     with warnings.catch_warnings(action="ignore"):
         is_usable = torch.cuda.is_available()
     if is_usable:
-        return torch.device("cuda", local_rank)
+        n_gpus = torch.cuda.device_count()
+        if local_rank >= n_gpus:
+            raise UserError(
+                f"torchrun started {local_rank + 1} or more processes here, but there are {n_gpus} "
+                "GPUs; lower --nproc-per-node"
+            )
+        device = torch.device("cuda", local_rank)
+        _check_architecture(device)
+        return device
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in NO_DEVICES
     if not has_nvidia() or is_hidden:
         return torch.device("cpu")
@@ -59,6 +67,25 @@ def choose_device(requested: Literal["auto", "cpu"] = "auto", local_rank: int = 
         f"{build}, cannot use; install the torch wheel for this driver (see pytorch.org) or a newer "
         "driver, make the GPUs visible in the container if this is one, or choose device=cpu"
     )
+
+
+def _check_architecture(device: torch.device) -> None:
+    """Refuse a GPU for which this torch has no code: its first kernel would find `no kernel image`."""
+    with warnings.catch_warnings(action="ignore"):  # torch warns of such a GPU at length
+        capability = torch.cuda.get_device_capability(device)
+    names = " ".join(torch.cuda.get_arch_list())
+    architectures = re.findall(r"(sm|compute)_(\d+)(\d)", names)  # AMD's have other names
+    for kind, major, minor in architectures:
+        version = int(major), int(minor)
+        # sm_XY runs on its own family of GPUs; the driver compiles compute_XY for any later one
+        if capability >= version and (kind == "compute" or capability[0] == version[0]):
+            return
+    if architectures:
+        raise UserError(
+            f"this GPU has compute capability {capability[0]}.{capability[1]}, and torch "
+            f"{torch.__version__} is built for {names} only; install a torch wheel that is built "
+            "for it (see pytorch.org), or choose device=cpu"
+        )
 
 
 def choose_precision(device: torch.device) -> tuple[Precision, str]:

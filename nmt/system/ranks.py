@@ -179,7 +179,7 @@ def join_world(requested: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
         end_with_parent()  # torchrun leaves orphans when it is killed
     device = choose_device(requested, local_rank)
     if device.type == "cuda":
-        _set_gpu(device, local_rank)
+        torch.cuda.set_device(device)
     else:
         choose_matmul_library()
     if size == 1:
@@ -209,13 +209,3 @@ def _check_rank_variables(size: int) -> None:
         raise UserError(
             f"RANK is {rank}, but WORLD_SIZE is {size}; unset both, or start with torchrun"
         )
-
-
-def _set_gpu(device: torch.device, local_rank: int) -> None:
-    n_gpus = torch.cuda.device_count()
-    if local_rank >= n_gpus:
-        raise UserError(
-            f"torchrun started {local_rank + 1} or more processes here, but there are {n_gpus} GPUs; "
-            "lower --nproc-per-node"
-        )
-    torch.cuda.set_device(device)

@@ -26,6 +26,7 @@ from nmt.system.memory import MemoryLimit, find_memory_limit, is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
+from nmt.train.precision import check_precision
 from nmt.train.setup import Setup, open_setup
 
 CPU_MICRO_TOKENS = 4_096  # little memory; eight times as many are 12 % faster (docs/benchmarks.md)
@@ -37,7 +38,8 @@ MIN_USEFUL_SHARE = 0.9
 
 
 def check_training_fits(config: RunConfig, world: World) -> None:
-    """Refuse a model that this device could never train, before its data is prepared."""
+    """Refuse what this device could never train, before its data is prepared."""
+    check_precision(config.training.precision, world.device)
     if config.training.shard:  # a rank holds a share of it
         return
     limit = find_memory_limit()

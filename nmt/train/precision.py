@@ -6,6 +6,8 @@ precision would differ.
 
 from dataclasses import replace
 
+import torch
+
 from nmt.checkpoint import load_run_config
 from nmt.config import RunConfig
 from nmt.system.device import Precision, choose_precision
@@ -15,8 +17,18 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 
 
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse bf16 on a GPU that computes it by way of fp32: a run would take weeks."""
+    if precision != "bf16" or device.type != "cuda":
+        return
+    choice, reason = choose_precision(device)
+    if choice != "bf16":
+        raise UserError(f"training.precision=bf16: {reason}; give training.precision=fp32")
+
+
 def resolve_precision(config: RunConfig, world: World) -> RunConfig:
     """Return the config with `auto` replaced by a precision."""
+    check_precision(config.training.precision, world.device)
     if config.training.precision != "auto":
         return config
     # The main rank decides, as for micro_tokens: it later writes the file that is read here.
@@ -35,6 +47,7 @@ def _choose_precision(config: RunConfig, world: World) -> Precision:
                 f"{run.config}: training.precision is auto, but nmt-train records bf16 or fp32 there; "
                 "give one on the command line, or remove the folder to start over"
             )
+        check_precision(recorded.training.precision, world.device)
         return recorded.training.precision
     choice, reason = choose_precision(world.device)
     say(f"training.precision: auto has chosen {choice}, because {reason}")

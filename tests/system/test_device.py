@@ -53,11 +53,53 @@ def test_without_a_gpu_it_is_the_cpu(machine: Machine) -> None:
     assert choose_device().type == choose_device("cpu").type == "cpu"
 
 
-def test_with_a_gpu_it_is_the_ranks_own(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.add_gpu()
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built: str) -> None:
+    """Four GPUs of one kind, and a torch wheel that is built for some."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", built.split)
+
+
+def test_with_a_gpu_it_is_the_ranks_own(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, (9, 0), "sm_90")
     assert choose_device("auto", 3) == torch.device("cuda", 3)
     assert choose_device("cpu", 3) == torch.device("cpu")
+    with pytest.raises(UserError, match="started 5 or more processes here, but there are 4 GPUs"):
+        choose_device("auto", 4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "has_code"),
+    [
+        ((8, 6), "sm_75 sm_80 sm_90", True),
+        ((8, 0), "sm_75 sm_86 sm_90", False),
+        ((7, 0), "sm_75 sm_80", False),
+        ((12, 0), "sm_80 sm_90", False),
+        ((12, 0), "sm_80 sm_90 compute_90", True),
+        ((8, 0), "sm_75 compute_90", False),
+        ((9, 0), "sm_90a", True),
+        ((12, 1), "sm_100 sm_120", True),
+        ((9, 0), "gfx90a gfx942", True),
+        ((9, 0), "", True),
+    ],
+)
+def test_a_gpu_that_is_not_in_the_wheel_is_refused(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    built: str,
+    has_code: bool,
+) -> None:
+    pretend_gpus(monkeypatch, capability, built)
+    if has_code:
+        assert choose_device().type == "cuda"
+        return
+    with pytest.raises(UserError) as refusal:
+        choose_device()
+    message = str(refusal.value)
+    assert f"capability {capability[0]}.{capability[1]}," in message and f"{built} only" in message
+    assert "install a torch wheel" in message and "device=cpu" in message
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from nmt.commands.train import main as nmt_train
 from nmt.config import load_recorded_config
 from nmt.system import device
 from nmt.system.device import choose_precision
+from nmt.system.errors import UserError
 from nmt.system.ranks import World
+from nmt.train.memory_probe import check_training_fits
 from nmt.train.precision import resolve_precision
 
 
@@ -45,6 +47,20 @@ def test_a_gpu_computes_in_bf16_from_ampere_on(
     config = replace(config, training=replace(config.training, precision="auto"))
     gpu = World(0, 1, torch.device("cuda"))
     assert resolve_precision(config, gpu).training.precision == chosen
+
+
+def test_bf16_is_refused_where_a_gpu_would_emulate_it(
+    toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_recorded_config(toy)
+    config = replace(config, training=replace(config.training, precision="bf16"))
+    gpu = World(0, 1, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    for refuses in (resolve_precision, check_training_fits):  # the second before data is prepared
+        with pytest.raises(UserError, match="capability 7.5 .*; give training.precision=fp32"):
+            refuses(config, gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert resolve_precision(config, gpu) == config
 
 
 @pytest.mark.parametrize(
