@@ -65,6 +65,8 @@ class CompiledObjective(nn.Module):
         self.objective, self.shape = objective, shape
         import torch._inductor.config
 
+        # What a process compiled for earlier models and shapes counts against dynamo's limit.
+        torch.compiler.reset()
         # Autotuning by timing could choose another order of summation at each start, so a resumed
         # run would not be identical.
         torch._inductor.config.deterministic = True

@@ -269,6 +269,22 @@ def test_compiled_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     check_compiled(is_whole=False)
 
 
+def test_what_was_compiled_before_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook trains many models in one process, and dynamo compiles one function a few times only."""
+    monkeypatch.setattr(replica, "BACKEND", "eager")
+    counts = torch._dynamo.utils.counters["stats"]
+    pairs = [(s[-20:], t[:18]) for s, t in draw(7, n=2)]
+    made = []
+    for rows in (64, 80):
+        counts.clear()
+        objective = Objective(make(replace(POST, n_layers=1, n_heads=2)), EPS)
+        compiled = CompiledObjective(objective, BatchShape(rows, 16, 64), False)
+        with torch._dynamo.config.patch(recompile_limit=1):
+            found(compiled, batch_of(pairs, rows))
+        made.append(counts["unique_graphs"])
+    assert made[0] == made[1] > 0
+
+
 class AsOnGpu(AttentionMask):
     """Told that its tensors are not on the CPU."""
 
