@@ -14,20 +14,14 @@ row of Table 3 and windows, repeat their bits, and become part of the one record
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-    from triton.language import constexpr
-except ImportError:  # the padded path works without Triton
-    triton = tl = constexpr = None
+from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, tl, triton
 
-# Read once, at import, as Triton itself does.
-IS_INTERPRETED = triton is not None and triton.knobs.runtime.interpret
 WIDEST_HEAD = 128  # the accumulators of a wider head do not fit in a program's registers
 # Otherwise Triton recompiles when they are 1 or a multiple of 16
 ROW_COUNTS = ("n_queries", "n_keys")
@@ -47,7 +41,11 @@ def supports_triton(q: Tensor, v: Tensor) -> bool:
     """Whether `triton_attention` supports these heads; if not, `attention.attend` uses the padded path."""
     has_device = triton is not None and (q.is_cuda or IS_INTERPRETED)
     has_dtype = q.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16)
-    return has_device and has_dtype and max(q.shape[-1], v.shape[-1]) <= WIDEST_HEAD
+    if not has_device or not has_dtype or max(q.shape[-1], v.shape[-1]) > WIDEST_HEAD:
+        return False
+    # What is compiled was tried before (replica.py); a trial cannot be traced.
+    is_tried = torch.compiler.is_compiling()
+    return is_tried or can_attend(q.device, q.dtype, q.shape[-1], v.shape[-1])
 
 
 @jit_function
@@ -358,6 +356,14 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | N
 
 
 _attention.register_autograd(_differentiate, setup_context=_save_for_backward)
+
+
+@cache
+def can_attend(device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> bool:
+    """Whether both kernels can be built and launched for such heads on this device."""
+    q, v = (torch.zeros(1, 1, n, dtype=dtype, device=device) for n in (key_size, value_size))
+    row = torch.tensor([[0], [1]], dtype=torch.int32, device=device)
+    return can_launch(lambda: _gradients(v, q, q, v, *_attention(q, q, v, row, row), row, row))
 
 
 def triton_attention(

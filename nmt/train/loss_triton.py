@@ -11,18 +11,13 @@ which are the largest tensors of an update; this one reads and writes them once,
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.model.attention_triton import IS_INTERPRETED
-
-try:
-    import triton
-    import triton.language as tl
-    from triton.language import constexpr
-except ImportError:  # the plain path needs none of it
-    triton = tl = constexpr = None
+from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, tl, triton
 
 loss_kernel = triton.jit if triton is not None else lambda function: function
 MOST_PAIRS, WIDEST_ROW = 1024, 49_152  # more would not fit in registers
@@ -33,7 +28,9 @@ CHUNK_ROWS = 4096
 def supports_fused_loss(hidden: Tensor) -> bool:
     """Whether `fused_loss_forward` can take such rows; if not, the plain loss does."""
     has_device = triton is not None and (hidden.is_cuda or IS_INTERPRETED)
-    return has_device and hidden.dtype in (torch.float32, torch.bfloat16)
+    if not has_device or hidden.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    return torch.compiler.is_compiling() or can_compute_loss(hidden.device, hidden.dtype)
 
 
 @loss_kernel
@@ -210,6 +207,14 @@ def rows_in_place(
 def _losses(logits: Tensor, labels: Tensor, *_: float) -> tuple[Tensor, Tensor]:
     smoothed = logits.new_empty(labels.shape, dtype=torch.float32)
     return smoothed, torch.empty_like(smoothed)
+
+
+@cache
+def can_compute_loss(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel can be built and launched for such logits on this device."""
+    logits = torch.zeros(1, 64, dtype=dtype, device=device)
+    label = logits.new_zeros(1, dtype=torch.int64)
+    return can_launch(lambda: rows_in_place(logits, label, 1.0, 0.0, 64, True))
 
 
 def fused_loss_forward(

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
-from nmt.model.attention_triton import WIDEST_HEAD, triton
+from nmt.model.attention_triton import WIDEST_HEAD, can_attend
 from nmt.model.transformer import Transformer
 from nmt.system.cuda_graph import capture
+from nmt.system.kernels import COMPILER_REMEDY, summarize_error, triton
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import World, gather_shards
 from nmt.train.loss import Objective
+from nmt.train.loss_triton import can_compute_loss
 
 BACKEND = "inductor"
 # Elements; each gradient starts at a multiple of this in the flat buffer, so that kernels can use
@@ -40,21 +42,24 @@ def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) 
     """Whether all micro-batches must have one shape, because code is compiled for it."""
     if not is_compiled(training, world.device.type):
         return False
-    if world.device.type == "cpu" or _has_kernels(model):
+    if world.device.type == "cpu":
         return True
-    if world.is_main:
+    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    heads = model.key_size, model.value_size
+    reason = None
+    if model.attention_dropout:
+        reason = "the attention kernels have no dropout (model.attention_dropout)"
+    elif triton is None:
         reason = "Triton is not installed"
-        if model.attention_dropout:
-            reason = "the attention kernels have no dropout (model.attention_dropout)"
-        elif triton is not None:
-            reason = f"the attention kernels support heads of at most {WIDEST_HEAD}"
+    elif max(heads) > WIDEST_HEAD:
+        reason = f"the attention kernels support heads of at most {WIDEST_HEAD}"
+    if reason is not None and world.is_main:
         say(f"warning: the model is not compiled, so training is slower: {reason}")
-    return False
-
-
-def _has_kernels(model: ModelConfig) -> bool:
-    has_heads = max(model.key_size, model.value_size) <= WIDEST_HEAD
-    return triton is not None and has_heads and not model.attention_dropout
+    is_able = reason is None and can_attend(world.device, dtype, *heads)
+    is_able = is_able and can_compute_loss(world.device, dtype)
+    # on no rank unless on all: batches of another shape would hold other sentences
+    n_able = world.sum(torch.tensor(float(is_able)))
+    return n_able.item() == world.size
 
 
 class CompiledObjective(nn.Module):
@@ -185,13 +190,18 @@ class Replica:
         before = None if self.flat is None else self.flat.buffer.clone()
         try:
             self.replay = capture(work, device)
-        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
+            if device.type == "cpu":
+                work()  # nothing is recorded, but this compiles
+        except Exception as error:
             if is_out_of_memory(error):
                 raise
-            first_line = str(error).partition("\n")[0]
-            reason = f"{type(error).__name__}: {first_line}"
-            if isinstance(error, torch._dynamo.exc.TorchDynamoException):
-                say(f"warning: the model cannot be compiled, so training is much slower: {reason}")
+            reason, self.replay = summarize_error(error), None
+            is_dynamo = isinstance(error, torch._dynamo.exc.TorchDynamoException)
+            if is_dynamo or not isinstance(error, RuntimeError):
+                say(
+                    "warning: the model cannot be compiled, so training is much slower: "
+                    f"{reason}; {COMPILER_REMEDY}"
+                )
                 self.compiled = None
             else:
                 say(f"warning: the CUDA graph cannot be recorded, so training is slower: {reason}")

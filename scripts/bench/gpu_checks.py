@@ -32,8 +32,8 @@ from nmt.data.batch import Batch, BatchShape
 from nmt.data.loader import Loader, make_batch, make_micro_batches
 from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
-from nmt.model.attention_triton import triton
 from nmt.model.transformer import Transformer
+from nmt.system.kernels import triton
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train import replica

@@ -348,11 +348,29 @@ def test_attention_dropout_is_not_compiled_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(replica, "triton", object())
+    for trial in ("can_attend", "can_compute_loss"):
+        monkeypatch.setattr(replica, trial, lambda *_: True)
     gpu, training = World(0, 1, torch.device("cuda")), TrainingConfig()
     assert replica.has_fixed_shape(POST, training, gpu)
     assert capsys.readouterr().err == ""
     assert not replica.has_fixed_shape(replace(POST, attention_dropout=0.1), training, gpu)
     assert "no dropout (model.attention_dropout)" in capsys.readouterr().err
+
+
+def test_without_kernels_nothing_is_compiled_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "triton", object())
+    gpu, training = World(0, 1, torch.device("cuda")), TrainingConfig(precision="fp32")
+    tried: list[tuple[object, ...]] = []
+
+    def fail(*given: object) -> bool:
+        tried.append(given)
+        return len(tried) == 1  # the loss fails, not attention
+
+    monkeypatch.setattr(replica, "can_attend", fail)
+    monkeypatch.setattr(replica, "can_compute_loss", fail)
+    assert not replica.has_fixed_shape(replace(POST, d_k=24), training, gpu)
+    exact = gpu.device, torch.float32
+    assert tried == [(*exact, 24, POST.value_size), exact]
 
 
 def test_compiled_code_is_kept_in_a_named_folder() -> None:

@@ -158,6 +158,10 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(
         assert not replica.flat.buffer.on_host.any()
 
 
+class PTXASError(Exception):
+    """As Triton's, which is no RuntimeError."""
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -165,6 +169,7 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(
             torch._dynamo.exc.BackendCompilerFailed(print, ValueError("no such register"), None),
             "cannot be compiled",
         ),
+        (PTXASError("ptxas: no such GPU"), "cannot be compiled"),
         (
             RuntimeError("operation not permitted when stream is capturing\nmore"),
             "CUDA graph cannot be recorded",
@@ -199,6 +204,28 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
         assert torch.equal(fixed.run(batch, 1.0, 3), plain.run(batch, 1.0, 3))
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and told in said[0] and type(error).__name__ in said[0]
+
+
+def test_without_a_compiler_a_cpu_trains_uncompiled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is inductor itself that misses one."""
+    import torch._inductor.config
+    from torch._inductor import cpp_builder
+
+    cpp_builder.cpp_compiler_search.cache_clear()
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/bin/false"))
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    store, world = make_store(), World(0, 1, torch.device("cpu"))
+    shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
+    batch = updates(store, world)[0].micros[0].batch
+    plain, fixed = (
+        Replica(Objective(make_model(), 0.1), world, False, given) for given in (None, shape)
+    )
+    assert torch.equal(fixed.run(batch, 1.0, 3), plain.run(batch, 1.0, 3))
+    assert torch.equal(fixed.gradient_norm(), plain.gradient_norm())
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "No working C++ compiler" in said[0] and "g++" in said[0]
 
 
 @pytest.mark.parametrize("numbers", [[4, 4, 0, 9, 4], [7]])
