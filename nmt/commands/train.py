@@ -3,7 +3,9 @@
 import argparse
 import json
 import os
+import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from nmt.commands.cli import (
     check_options,
     go_offline,
     make_parser,
+    parse_positive,
     start_command,
 )
 from nmt.system.errors import UserError
@@ -31,7 +34,7 @@ EXAMPLES = """\
   nmt-train --config base.yaml --explain                compare settings and rules with the paper's; count deviations
   nmt-train --config base.yaml --profile                show where the time of an update goes; takes half a minute
   nmt-train --config base.yaml --plan --price 3.50      estimate memory, hours and cost before starting the run
-  torchrun --nproc-per-node 8 -m nmt.commands.train --config base.yaml
+  nmt-train --config base.yaml --gpus 1                 on one GPU; otherwise on all of this machine, by nmt-launch
 
 Run the same command again to continue where it stopped. Results go to the run folder (out=DIR, by default runs/NAME):
 config.yaml, vocab.model, metrics.jsonl, status.json, report.html and checkpoints/, with links `last` and `best`.
@@ -78,6 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--price", type=float, metavar="X", help="with --plan: the machine's price per hour"
     )
+    parser.add_argument(
+        "--gpus",
+        type=parse_positive,
+        metavar="N",
+        help="how many GPUs of this machine train (default: all); more than one are started by nmt-launch",
+    )
     add_offline(parser)
     return parser
 
@@ -87,6 +96,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_intermixed_args(argv)
     check_options(parser, args, CONFLICTS, NEEDS)
     args.budget = take_budget(args.overrides)
+    args.words = sys.argv[1:] if argv is None else None
     if args.src is not None:
         if any(override.startswith("data.train=") for override in args.overrides):
             parser.error("--src and --tgt are short for data.train: leave one of them out")
@@ -119,6 +129,8 @@ def train_model(args: argparse.Namespace) -> int:
     elif args.src is not None:
         args.overrides.append(format_train_setting(args.src, args.tgt))
     config = api.load_config(args.config, args.overrides)
+    if not args.print_config and not args.explain:
+        use_gpus(args, config.device)
     if args.budget is not None:
         settings = api.fit_into(config, args.budget)
         config = api.load_config(args.config, [*args.overrides, *settings])
@@ -136,6 +148,37 @@ def train_model(args: argparse.Namespace) -> int:
     if args.offline and mirror is not None and not mirror.startswith("file://"):
         raise UserError(f"--offline, but training.mirror={mirror}: leave out one of them")
     return api.train(config)
+
+
+def use_gpus(args: argparse.Namespace, device: str) -> None:
+    """Become nmt-launch where this machine has several GPUs: it starts a process for each."""
+    n_started = os.environ.get("LOCAL_WORLD_SIZE")  # by torchrun
+    if None not in (n_started, args.gpus) and n_started != str(args.gpus):
+        raise UserError(f"--gpus {args.gpus}, but torchrun started {n_started}; leave out --gpus")
+    if n_started is not None or os.environ.get("WORLD_SIZE", "1") != "1":
+        return
+    from nmt.system.progress import say
+    from nmt.system.runtime import tune_process
+
+    tune_process()  # before torch is imported
+    import torch
+
+    with warnings.catch_warnings(action="ignore"):  # choose_device tells of an old driver
+        n_gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    if (args.gpus or 1) > max(n_gpus, 1):
+        raise UserError(f"--gpus {args.gpus}, but {n_gpus} can be used here")
+    if n_gpus < 2 or args.gpus == 1:
+        return
+    # beside this command, which may be a link, or else beside Python
+    folders = os.path.dirname(os.path.realpath(sys.argv[0])), os.path.dirname(sys.executable)
+    launch = shutil.which("nmt-launch", path=os.pathsep.join((*folders, *os.get_exec_path())))
+    # what is called from Python must return there
+    if args.words is None or args.plan or args.profile or not launch or not shutil.which("bash"):
+        say(f"this uses 1 of the {n_gpus} GPUs here; nmt-launch uses all")
+        return
+    say(f"using {args.gpus or n_gpus} GPUs, by nmt-launch; --gpus 1 uses one")
+    os.environ["PATH"] = os.pathsep.join((os.path.dirname(launch), *os.get_exec_path()))
+    os.execv(launch, ["nmt-launch", "--", *args.words])
 
 
 def take_budget(overrides: list[str]) -> str | None:

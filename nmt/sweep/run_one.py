@@ -110,7 +110,8 @@ def wait_for_lock(work: Callable[[], object], seconds: float, place: str) -> Non
 def train_run(sweep: Sweep, run: PlannedRun) -> None:
     """Train with plain nmt-train, in a process of its own."""
     wait_for_lock(lambda: check_unlocked(run), SAVING_S, run.label)
-    command = [sys.executable, "-m", "nmt.commands.train", "--config", str(sweep.config_path(run))]
+    config = str(sweep.config_path(run))
+    command = [sys.executable, "-m", "nmt.commands.train", "--gpus", "1", "--config", config]
     children = Children()
     with children:
         code = children.start(command).wait()

@@ -18,9 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from support.soaking import counted
 from support.waiting import is_alive, until
 from torch.distributed.run import parse_args
+
+from nmt.commands.train import parse_arguments, use_gpus
+from nmt.system.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 LAUNCH, SLURM = ROOT / "scripts" / "nmt-launch", ROOT / "scripts" / "nmt-slurm"
@@ -296,7 +300,7 @@ def test_mistakes_in_the_config_are_told_before_torchrun(machine: Machine) -> No
     code, _, err = machine.run(LAUNCH, "--gpus", "1", *machine.training, "training.stepz=4")
     assert code == 2 and err.count("\n") == 1 and "training.stepz" in err
     # Not ours, and not nmt-train's
-    assert machine.run(LAUNCH, "--gpu", "1", *machine.training)[0] == 2
+    assert machine.run(LAUNCH, "--host", "1", *machine.training)[0] == 2
     code, out, _ = machine.run(LAUNCH, "--", "--help")
     assert code == 0 and "usage: nmt-train" in out
     assert machine.arguments("torchrun") == []
@@ -325,6 +329,107 @@ if "count_gpus" in " ".join(sys.orig_argv):
     assert machine.arguments("torchrun") == []
     assert machine.run(LAUNCH, *machine.training, "device=cpu", **seen)[0] == 0
     assert "--nproc-per-node=1" in machine.arguments("torchrun")
+
+
+# In each Python that does more than read settings: these start faster without torch.
+THREE_GPUS = """
+import sys
+if "--print-config" not in sys.orig_argv:
+    import torch
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 3
+    torch.cuda.get_device_capability = lambda _: {capability}
+    torch.cuda.get_arch_list = lambda: ["sm_75", "sm_80"]
+"""
+
+
+@pytest.fixture
+def many_gpus(machine: Machine, tmp_path: Path) -> Machine:
+    """Three of them, and nmt-train as pip installs it."""
+    (tmp_path / "sitecustomize.py").write_text(THREE_GPUS.format(capability=(8, 0)))
+    machine.environment["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
+    program = "import sys; from nmt.commands.train import main; sys.exit(main())"
+    machine.install("nmt-train", f"#!{BIN}/python\n{program}\n")
+    return machine
+
+
+def train_as_command(machine: Machine, *options: str, **more: str) -> tuple[int, str, str]:
+    program = 'exec nmt-train "$@"'  # through the PATH, as people start it
+    return machine.run("-c", program, "bash", *machine.training, *options, **more)
+
+
+@pytest.mark.parametrize(("options", "n_ranks"), [([], 3), (["--gpus", "2"], 2)])
+def test_the_plain_command_uses_all_gpus(
+    many_gpus: Machine, options: list[str], n_ranks: int
+) -> None:
+    told = status("preempted", 75)
+    code, out, err = train_as_command(many_gpus, *options, STATUS=told, CODE="1")
+    assert (code, out, err.count("\n")) == (75, "", 1), err
+    assert f"using {n_ranks} GPUs, by nmt-launch; --gpus 1" in err
+    words = many_gpus.arguments("torchrun")
+    assert f"--nproc-per-node={n_ranks}" in words
+    place = words.index("nmt.commands.train") + 1
+    assert words[place:] == [*many_gpus.training, *options]
+
+
+def test_bf16_on_old_gpus_is_told_before_torchrun(many_gpus: Machine, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(THREE_GPUS.format(capability=(7, 5)))
+    code, out, err = train_as_command(many_gpus, "training.precision=bf16")
+    assert (code, out, err.count("\n")) == (2, "", 2)
+    assert "nmt-launch: error: training.precision=bf16: a GPU of" in err.splitlines()[1]
+    assert many_gpus.arguments("torchrun") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "n_gpus", "variables", "told"),
+    [
+        ("", 1, {}, ""),
+        ("", 0, {}, ""),
+        ("--gpus 1", 8, {}, ""),
+        ("device=cpu", 8, {}, ""),
+        ("", 8, {"LOCAL_WORLD_SIZE": "1"}, ""),  # of torchrun
+        ("--gpus 4", 8, {"LOCAL_WORLD_SIZE": "4"}, ""),
+        ("", 8, {"WORLD_SIZE": "2"}, ""),
+        ("--plan", 8, {}, "this uses 1 of the 8 GPUs here; nmt-launch uses all"),
+        ("--profile", 8, {}, "this uses 1 of the 8 GPUs here"),
+        ("--gpus 2", 1, {}, "--gpus 2, but 1 can be used here"),
+        ("--gpus 2 device=cpu", 8, {}, "--gpus 2, but 0 can be used here"),
+        ("--gpus 4", 8, {"LOCAL_WORLD_SIZE": "8"}, "torchrun started 8"),
+    ],
+)
+def test_one_process_stays_where_it_is(
+    options: str,
+    n_gpus: int,
+    variables: dict[str, str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it became another program"))
+    args = parse_arguments(["--config", "base.yaml", *options.split()])
+    args.words = []  # as if it were a command
+    device = "cpu" if "device=cpu" in options else "auto"
+    if "but" in told or "torchrun" in told:
+        with pytest.raises(UserError, match=told):
+            use_gpus(args, device)
+        return
+    use_gpus(args, device)
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == (told != "")
+
+
+def test_a_function_called_from_python_returns_to_its_caller(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it became another program"))
+    use_gpus(parse_arguments(["--config", "base.yaml"]), "auto")
+    assert "this uses 1 of the 8 GPUs here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "USR1", "HUP"])
