@@ -168,7 +168,10 @@ def raise_file_limit() -> int:
 
 def read_keys(path: str | None) -> frozenset[str]:
     """Read the keys, which are never on the command line: every user of the machine sees that."""
-    lines = os.environ.get(KEYS_VARIABLE, "").split(",")
+    variable = os.environ.get(KEYS_VARIABLE)
+    lines = (variable or "").split(",")
+    if variable is not None and not "".join(lines).strip():  # else it would be open to everybody
+        raise UserError(f"{KEYS_VARIABLE}: is set, but has no key; give one, or unset it")
     if path is not None:
         try:
             with open(path, encoding="utf-8") as file:

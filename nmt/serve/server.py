@@ -1,6 +1,6 @@
 """The running server: a socket, uvicorn, and an end in which nothing that was asked is lost.
 
-SIGTERM and Ctrl-C stop it gracefully: no new connection is accepted, and requests that were begun
+SIGTERM, SIGHUP, SIGUSR1 and Ctrl-C stop it gracefully: no new connection is accepted, and requests that were begun
 are answered, for at most ten seconds.
 """
 
@@ -104,6 +104,10 @@ def run_server(server: TranslationServer, listener: socket.socket, names: Sequen
     """Answer requests until a signal ends it. SIGTERM is no failure."""
     # uvicorn restores this and raises the signal again, once it has stopped
     signal.signal(signal.SIGTERM, lambda *_: None)
+    # A closed terminal or a batch system ends it in the same way; nohup has SIGHUP ignored.
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, server.uvicorn.handle_exit)
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     say(f"http://{host}:{address[1]}  {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""nmt-serve as a user meets it: its options, a process that answers, and SIGTERM."""
+"""nmt-serve as a user meets it: its options, a process that answers, and signals."""
 
 import http.client
 import json
@@ -26,13 +26,16 @@ def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(folder / "average", make_vocab(folder))
 
 
-def test_a_process_answers_until_sigterm(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_process_answers_until_a_signal_ends_it(
+    number: signal.Signals, checkpoint: Path, tmp_path: Path
+) -> None:
     with start_server(tmp_path, str(checkpoint), f"small={checkpoint}", OFF) as (process, port):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         body = json.dumps({"q": ["red dog"], "model": "small"})
         connection.request("POST", "/v1/translate", body, {"Content-Type": "application/json"})
         assert json.loads(connection.getresponse().read())["model"] == "small"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         assert process.wait(10) == 0
     assert "Traceback" not in (tmp_path / "stderr").read_text()
 
@@ -66,6 +69,10 @@ def test_keys_come_from_a_file_or_the_environment(
     file.write_text("c\n\n d \n")
     assert read_keys(str(file)) == {"a", "b", "c", "d"}
     assert read_keys(None) == {"a", "b"}
+    for empty in ("", ",", " , "):
+        monkeypatch.setenv("NMT_API_KEYS", empty)
+        with pytest.raises(UserError, match="NMT_API_KEYS: is set, but has no key"):
+            read_keys(None)
     monkeypatch.delenv("NMT_API_KEYS")
     file.write_text("\n")
     with pytest.raises(UserError, match="has no key"):
