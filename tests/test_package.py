@@ -25,7 +25,6 @@ PYTHONS = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text())
 OLDEST = "3.11.2"  # Debian's
 # As modules are called -> as packages are
 PACKAGES = {
-    "huggingface_hub": "datasets",  # which needs it
     "pyarrow": "datasets",  # which needs it
     "vl_convert": "vl-convert-python",
     "python_multipart": "python-multipart",

@@ -11,28 +11,28 @@ import gc
 import os
 import re
 import socket
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus.file_formats import ROWS_PER_BATCH
+from nmt.corpus.file_formats import ROWS_PER_BATCH, read_parquet_tables
+from nmt.corpus.hub import (
+    SERVER_TIMEOUT_S,
+    HubDataset,
+    HubFile,
+    download_files,
+    find_on_hub,
+    is_offline,
+    show_as_folder,
+)
 from nmt.corpus.text_files import TextFile, describe_error
 from nmt.known_test_sets import SACREBLEU_NAMES
 from nmt.system.errors import UserError
 from nmt.system.extras import import_extra
-from nmt.system.progress import is_terminal
 
 if TYPE_CHECKING:
     import pyarrow
-
-SERVER_TIMEOUT_S = 5.0  # how long a server may stay silent
-
-
-def is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 # ---- Hugging Face -----------------------------------------------------------------------------------------------
@@ -47,12 +47,91 @@ def find_dataset_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
             if not file.is_file():  # a pipe would be waited for
                 raise UserError(f"{file}: is not a file; download it again")
         return arrow_files
-    is_local, arguments = _choose_dataset(corpus, data)
-    if not is_local:
+    folder = _dataset_folder(corpus, data)
+    return _find_split(folder, corpus) if folder.is_dir() else []
+
+
+def list_hub_files(corpus: CorpusConfig, data: DataConfig) -> list[HubFile]:
+    """What the hub has of a split, without fetching it: nothing if the corpus is on this machine."""
+    if corpus.dataset is None or _dataset_folder(corpus, data).is_dir():
         return []
-    with _open_hub(corpus, is_local) as datasets:
-        files = datasets.load_dataset_builder(**arguments).config.data_files or {}
-    paths = sorted(Path(name) for name in files.get(corpus.split or "train", []))
+    dataset = _find_on_hub(corpus)
+    with show_as_folder(dataset) as view:
+        paths = _find_split(view, corpus)
+        return [dataset.files[path.relative_to(view).as_posix()] for path in paths]
+
+
+def fetch_hub_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
+    """The same files, now in the cache."""
+    files = list_hub_files(corpus, data)
+    if not files:  # not of the hub
+        return []
+    with _explain_failures(corpus):
+        return download_files(_find_on_hub(corpus), files, _describe_dataset(corpus))
+
+
+def read_dataset_tables(
+    paths: list[Path], corpus: CorpusConfig, data: DataConfig
+) -> Iterator["pyarrow.Table"]:
+    """Read a split, whose files are here by now."""
+    if {path.suffix for path in paths} == {".parquet"}:
+        for path in paths:
+            yield from read_parquet_tables(path, data)
+        return
+    saved = _find_saved_split(corpus, data)
+    folder = _dataset_folder(corpus, data)
+    try:
+        with contextlib.ExitStack() as stack:
+            if not folder.is_dir():
+                folder = stack.enter_context(show_as_folder(_find_on_hub(corpus)))
+            datasets = stack.enter_context(_open_datasets(corpus))
+            if saved is not None:
+                rows = datasets.load_from_disk(str(saved))
+            else:
+                # Streaming reads a folder as it is, without copies in a cache.
+                rows = datasets.load_dataset(
+                    **_choose_subset(folder, corpus), split=corpus.split or "train", streaming=True
+                )
+            yield from rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH)
+    finally:
+        # Arrow's threads must end now: at the end of the interpreter they abort it (apache/arrow
+        # 45214).
+        rows = None
+        gc.collect()
+
+
+def _dataset_folder(corpus: CorpusConfig, data: DataConfig) -> Path:
+    """Where the dataset is if it is not on the hub."""
+    return Path(data.root) / str(corpus.dataset)
+
+
+def _describe_dataset(corpus: CorpusConfig) -> str:
+    parts = ("dataset", corpus.dataset, corpus.subset, corpus.split or "train")
+    return " ".join(filter(None, parts))
+
+
+def _find_on_hub(corpus: CorpusConfig) -> HubDataset:
+    with _explain_failures(corpus):
+        dataset = find_on_hub(str(corpus.dataset), corpus.revision)
+    if dataset is None:
+        why = "HF_HUB_OFFLINE is set" if is_offline() else "Hugging Face cannot be reached"
+        raise UserError(
+            f"dataset {corpus.dataset}: {why}, and it is not in the local cache; give local "
+            "files instead, data.train=[{src: FILE, tgt: FILE}], or parquet files in the hub's layout, "
+            f"FOLDER/{corpus.subset or 'data'}/{corpus.split or 'train'}-00000-of-00001.parquet, as dataset: FOLDER"
+        )
+    return dataset
+
+
+def _find_split(folder: Path, corpus: CorpusConfig) -> list[Path]:
+    """The files of a split in a folder in the hub's layout."""
+    with _open_datasets(corpus) as datasets:
+        builder = datasets.load_dataset_builder(**_choose_subset(folder, corpus))
+        files = builder.config.data_files or {}
+    split = corpus.split or "train"
+    if split not in files:
+        raise _explain_missing_split(corpus, files)
+    paths = sorted(Path(name) for name in files[split])
     folders = sorted({path.parent.name for path in paths})
     if corpus.subset is None and len(folders) > 1:
         raise UserError(
@@ -60,6 +139,13 @@ def find_dataset_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
         )
     _check_all_parts(paths)
     return paths
+
+
+def _explain_missing_split(corpus: CorpusConfig, splits: Iterable[str]) -> UserError:
+    return UserError(
+        f"dataset {corpus.dataset}: has no split {corpus.split or 'train'!r}; "
+        f"give one of {', '.join(map(repr, splits))}"
+    )
 
 
 def _check_all_parts(paths: list[Path]) -> None:
@@ -79,30 +165,11 @@ def _check_all_parts(paths: list[Path]) -> None:
             )
 
 
-def read_dataset_tables(corpus: CorpusConfig, data: DataConfig) -> Iterator["pyarrow.Table"]:
-    saved = _find_saved_split(corpus, data)
-    is_local, arguments = _choose_dataset(corpus, data)
-    split = corpus.split or "train"
-    try:
-        with _open_hub(corpus, is_local) as datasets:
-            if saved is not None:
-                rows = datasets.load_from_disk(str(saved))
-            else:
-                # Streaming reads a local folder as it is, without copies in a cache.
-                rows = datasets.load_dataset(**arguments, split=split, streaming=is_local)
-            yield from rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH)
-    finally:
-        # Arrow's threads must end now: at the end of the interpreter they abort it (apache/arrow
-        # 45214).
-        rows = None
-        gc.collect()
-
-
 def _find_saved_split(corpus: CorpusConfig, data: DataConfig) -> Path | None:
     """The folder of a split that `save_to_disk` of `datasets` wrote; None if it did not write this
     dataset.
     """
-    folder = Path(data.root) / str(corpus.dataset)
+    folder = _dataset_folder(corpus, data)
     is_dict = (folder / "dataset_dict.json").is_file()  # of splits, each in a folder of its name
     if not is_dict and not (folder / "state.json").is_file():
         return None
@@ -115,70 +182,53 @@ def _find_saved_split(corpus: CorpusConfig, data: DataConfig) -> Path | None:
         return folder
     splits = sorted(path.parent.name for path in folder.glob("*/state.json"))
     if (corpus.split or "train") not in splits:
-        raise UserError(
-            f"dataset {corpus.dataset}: has no split {corpus.split or 'train'!r}; "
-            f"give one of {', '.join(map(repr, splits))}"
-        )
+        raise _explain_missing_split(corpus, splits)
     return folder / (corpus.split or "train")
 
 
-def _choose_dataset(corpus: CorpusConfig, data: DataConfig) -> tuple[bool, dict[str, Any]]:
-    """Whether it is a folder below data.root rather than an id of the hub, and what `datasets` is
-    asked for.
-    """
-    folder = Path(data.root) / str(corpus.dataset)
-    if not folder.is_dir():
-        return False, {"path": corpus.dataset, "name": corpus.subset, "revision": corpus.revision}
+def _choose_subset(folder: Path, corpus: CorpusConfig) -> dict[str, Any]:
+    """What `datasets` is asked for."""
     has_readme = (folder / "README.md").is_file()  # without it `datasets` knows no subsets
     if corpus.subset and (folder / corpus.subset).is_dir() and not has_readme:
-        return True, {"path": str(folder / corpus.subset)}
-    return True, {"path": str(folder), "name": corpus.subset}
+        return {"path": str(folder / corpus.subset)}
+    return {"path": str(folder), "name": corpus.subset}
 
 
 @contextlib.contextmanager
-def _open_hub(corpus: CorpusConfig, is_local: bool) -> Iterator[Any]:
-    """`datasets`, quiet, its failures reported in one line.
-
-    If the hub does not answer at once only its cache is used: left to itself, `datasets` tries for
-    23 seconds.
-    """
+def _open_datasets(corpus: CorpusConfig) -> Iterator[Any]:
+    """`datasets`, quiet, its failures reported in one line."""
     datasets = import_extra("datasets")
-    import huggingface_hub
-
     datasets.logging.set_verbosity_error()
-    huggingface_hub.logging.set_verbosity_error()
-    if is_local or not is_terminal():
-        datasets.disable_progress_bars()
-    settings = huggingface_hub.constants
-    if is_offline() or not (is_local or _is_reachable(settings.ENDPOINT)):
-        settings.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    try:
+    datasets.disable_progress_bars()
+    with _explain_failures(corpus):
         yield datasets
+
+
+@contextlib.contextmanager
+def _explain_failures(corpus: CorpusConfig) -> Iterator[None]:
+    """Report in one line what the hub refuses, and whatever somebody's dataset can do wrong."""
+    import_extra("huggingface_hub")
+    from huggingface_hub import errors
+
+    reasons = {
+        errors.RevisionNotFoundError: f"the hub has no revision {corpus.revision!r} of it; give one of its "
+        "commits or branches as revision:, or leave it out",
+        errors.RepositoryNotFoundError: "the hub has no such dataset, or only for those whom its owner "
+        "admits; check the id, or log in with `hf auth login`",
+        errors.LocalEntryNotFoundError: "Hugging Face cannot be reached any more; run the same command again",
+    }
+    try:
+        yield
     except UserError:
         raise
-    except ConnectionError:
-        why = "HF_HUB_OFFLINE is set" if is_offline() else "Hugging Face cannot be reached"
-        raise UserError(
-            f"dataset {corpus.dataset}: {why}, and it is not in the local cache; give local "
-            "files instead, data.train=[{src: FILE, tgt: FILE}], or parquet files in the hub's layout, "
-            f"FOLDER/{corpus.subset or 'data'}/{corpus.split or 'train'}-00000-of-00001.parquet, as dataset: FOLDER"
-        ) from None
-    except Exception as error:  # whatever somebody's dataset can do wrong, in its own words
-        name = " ".join(part for part in (corpus.dataset, corpus.subset, corpus.split) if part)
-        raise UserError(
-            f"dataset {name}: {describe_error(error)}; check its id, subset, split and revision"
-        ) from None
-
-
-def _is_reachable(url: str) -> bool:
-    request = urllib.request.Request(url, method="HEAD")
-    try:
-        urllib.request.urlopen(request, timeout=SERVER_TIMEOUT_S).close()
-    except urllib.error.HTTPError:
-        return True  # an answer, if not a friendly one
-    except OSError:
-        return False
-    return True
+    except Exception as error:
+        for kind, reason in reasons.items():
+            if isinstance(error, kind):
+                raise UserError(f"dataset {corpus.dataset}: {reason}") from None
+        remedy = "check its id, subset, split and revision"
+        if isinstance(error, OSError) and error.errno:
+            remedy = f"check {error.filename or 'the disk'}"
+        raise UserError(f"{_describe_dataset(corpus)}: {describe_error(error)}; {remedy}") from None
 
 
 # ---- sacreBLEU --------------------------------------------------------------------------------------------------

@@ -18,14 +18,16 @@ from typing import Any
 
 import nmt
 from nmt.config import DataConfig, VocabConfig, to_plain_values
+from nmt.corpus.hub import HUB_ADDRESS, name_hub_file
 from nmt.corpus.reader import describe_corpus
+from nmt.corpus.text_files import digest_source
 from nmt.data.mixture import Mixture, make_mixture
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.extras import is_installed
-from nmt.system.files import digest_content, has_plain_file, read_file_stamp, read_json
+from nmt.system.files import has_plain_file, read_file_stamp, read_json
 from nmt.system.records import read_record
 from nmt.system.run_folder import LEDGER_FILE
 
@@ -214,23 +216,20 @@ def digest_store(files: Mapping[str, str]) -> str:
 
 
 def name_file(path: Path, root: str) -> str:
-    """Return a file's name as in the config: relative to data.root, so that two machines write the same ledger."""
+    """Return a file's name as in the config, relative to data.root, or its address on the hub, so that two
+    machines write the same ledger.
+    """
     path = Path(os.path.abspath(path))
     folder = os.path.abspath(root)
     if path.is_relative_to(folder):
         path = path.relative_to(folder)
-    return str(path)
+    return name_hub_file(path) or str(path)
 
 
 def stamp_sources(ledger: Ledger, root: str) -> dict[str, list[str | int]]:
-    """What `SOURCES_FILE` holds."""
-    return {file.name: _stamp_source(Path(root) / file.name) for file in ledger.files}
-
-
-def digest_source(path: Path) -> str:
-    """Compute the sha256 of a corpus file, which the user may keep behind a link."""
-    with open(path, "rb") as file:
-        return digest_content(file)
+    """What `SOURCES_FILE` holds. A file of the hub belongs to a commit, and never changes."""
+    names = [file.name for file in ledger.files if not file.name.startswith(HUB_ADDRESS)]
+    return {name: _stamp_source(Path(root) / name) for name in names}
 
 
 def _stamp_source(path: Path) -> list[str | int]:

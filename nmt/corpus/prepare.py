@@ -19,6 +19,7 @@ import numpy as np
 
 from nmt.config import DataConfig, VocabConfig
 from nmt.corpus.cleaning import Report
+from nmt.corpus.downloads import list_hub_files
 from nmt.corpus.ledger import (
     SOURCES_FILE,
     CorpusAccount,
@@ -157,9 +158,10 @@ def _estimate_text(parts: list[Part], data: DataConfig) -> int:
     """Estimate the bytes of all text, unpacked."""
     n_bytes = 0
     for part in parts:
-        for file in find_local_files(part.corpus, data):
-            factor = 3 if file.suffix in COMPRESSED_SUFFIXES else 1
-            n_bytes += factor * file.stat().st_size
+        local = [(path.name, path.stat().st_size) for path in find_local_files(part.corpus, data)]
+        on_hub = [(file.name, file.size) for file in list_hub_files(part.corpus, data)]
+        for name, size in local + on_hub:
+            n_bytes += 3 * size if name.endswith(COMPRESSED_SUFFIXES) else size
     return n_bytes
 
 

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus.downloads import find_dataset_files, find_test_set_files, read_dataset_tables
+from nmt.corpus.downloads import (
+    fetch_hub_files,
+    find_dataset_files,
+    find_test_set_files,
+    read_dataset_tables,
+)
 from nmt.corpus.file_formats import (
     ParsedSides,
     count_rows,
@@ -106,10 +111,17 @@ def read_blocks(corpus: CorpusConfig, data: DataConfig, size: int) -> Iterator[B
 
 
 def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
-    """List the files on this machine that `corpus` reads; `UserError` if one is missing."""
+    """List the files on this machine that `corpus` reads, without those that are to come from the hub;
+    `UserError` if one is missing.
+    """
     paths = _find_text_files(corpus, data)
     score_file = find_score_file(corpus, data)
     return paths if score_file is None else [*paths, score_file]
+
+
+def fetch_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
+    """List the files that `corpus` reads, after fetching what is on the hub."""
+    return [*fetch_hub_files(corpus, data), *find_local_files(corpus, data)]
 
 
 def _find_text_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
@@ -158,9 +170,9 @@ def _open_source(corpus: CorpusConfig, data: DataConfig, size: int) -> Source:
     if corpus.sacrebleu is not None:
         src, tgt = find_test_set_files(corpus.sacrebleu, f"{data.src}-{data.tgt}")
         return _open_two_texts(src, tgt, size)
-    paths = _find_text_files(corpus, data)
+    paths = [*fetch_hub_files(corpus, data), *_find_text_files(corpus, data)]
     if corpus.dataset is not None:
-        tables = read_dataset_tables(corpus, data)
+        tables = read_dataset_tables(paths, corpus, data)
         return _open_tables(tables, paths, data, size, f"dataset {describe_corpus(corpus)}")
     if corpus.archive is not None:
         archive = paths[0]

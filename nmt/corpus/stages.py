@@ -25,11 +25,10 @@ from nmt.corpus.ledger import (
     BpeAccount,
     SourceFile,
     TestSetAccount,
-    digest_source,
     list_versions,
     name_file,
 )
-from nmt.corpus.reader import Block, Pair, describe_corpus, find_local_files, read_blocks
+from nmt.corpus.reader import Block, Pair, describe_corpus, fetch_files, read_blocks
 from nmt.corpus.shards import (
     PAIRS_PER_SHARD,
     Shard,
@@ -39,6 +38,7 @@ from nmt.corpus.shards import (
     count_words,
     shard_file,
 )
+from nmt.corpus.text_files import digest_source
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import (
@@ -173,7 +173,7 @@ class CollectedPart:
 
 def collect_part(job: Preparation, part: Part, held_out: Path | None) -> CollectedPart:
     """Read a corpus, clean it and search it for the sentences of the file `held_out`."""
-    files = find_local_files(part.corpus, job.data)
+    files = fetch_files(part.corpus, job.data)
     stamps = [read_file_stamp(path) for path in files]
 
     def make(folder: Path) -> Collected:
@@ -263,7 +263,7 @@ def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], 
     pairs: list[Pair] = []
     for block in read_blocks(corpus, data, PAIRS_PER_SHARD):
         pairs += map(Pair, block.src, block.tgt)
-    files = [] if corpus.sacrebleu else find_local_files(corpus, data)
+    files = [] if corpus.sacrebleu else fetch_files(corpus, data)
     sources = _list_source_files(data, files, len(pairs))
     return pairs, TestSetAccount(describe_corpus(corpus), len(pairs), sources)
 

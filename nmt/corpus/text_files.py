@@ -10,6 +10,7 @@ block is decoded as a whole; only if that fails is the bad line looked for.
 import bz2
 import contextlib
 import difflib
+import functools
 import gzip
 import lzma
 import os
@@ -26,6 +27,7 @@ from typing import IO, Any, cast
 
 from nmt.system.errors import UserError
 from nmt.system.extras import import_extra
+from nmt.system.files import digest_content, read_file_stamp
 
 BUFFER_BYTES = 1 << 16
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
@@ -159,6 +161,17 @@ def decode_stream(file: Iterable[bytes], name: str) -> Iterator[str]:
         if bad:
             raise UserError(bad[0])
         yield texts[0]
+
+
+def digest_source(path: Path) -> str:
+    """Compute the sha256 of a corpus file, which the user may keep behind a link, once a process."""
+    return _digest_unchanged(path, *read_file_stamp(path))
+
+
+@functools.cache
+def _digest_unchanged(path: Path, *stamp: int) -> str:
+    with open(path, "rb") as file:
+        return digest_content(file)
 
 
 def describe_error(error: BaseException) -> str:

@@ -1,0 +1,349 @@
+"""A hub that answers as the real one, and every way in which a download fails: one true line each, what
+came is kept, and what is damaged is not.
+"""
+
+import errno
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from support.fake_hub import COMMIT, FakeHub, run_hub
+
+from nmt.config import CorpusConfig, DataConfig, VocabConfig
+from nmt.corpus import hub as hub_files
+from nmt.corpus.downloads import list_hub_files
+from nmt.corpus.hub import find_on_hub
+from nmt.corpus.prepare import prepare
+from nmt.corpus.reader import fetch_files, read_pairs
+from nmt.system.errors import UserError
+from nmt.system.progress import Progress
+
+SHARDS = [f"de-en/train-0000{i}-of-00003.parquet" for i in range(3)]
+TRAIN = CorpusConfig(dataset="wmt/wmt14", subset="de-en", revision=COMMIT)
+CARD = """---
+configs:
+- config_name: cs-en
+  data_files:
+  - split: train
+    path: cs-en/train-*
+- config_name: de-en
+  data_files:
+  - split: train
+    path: de-en/train-*
+  - split: validation
+    path: de-en/validation-*
+---
+"""
+
+
+def make_shard(first: int, n: int) -> bytes:
+    rows = [
+        {"de": f"Satz {i} {i * i}", "en": f"sentence {i} {i * i}"} for i in range(first, first + n)
+    ]
+    out = io.BytesIO()
+    parquet.write_table(pa.table({"translation": rows}), out, compression="none")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def dataset() -> dict[str, bytes]:
+    """wmt/wmt14 in small: other subsets, obsolete files, and three shards of more than 200 kB."""
+    files = {name: make_shard(4000 * i, 4000) for i, name in enumerate(SHARDS)}
+    files["cs-en/train-00000-of-00001.parquet"] = make_shard(0, 10)
+    files["de-en/validation-00000-of-00001.parquet"] = make_shard(50_000, 10)
+    return files | {
+        "README.md": CARD.encode(),
+        "dataset_infos.json": b"{}",
+        ".gitattributes": b"x\n",
+    }
+
+
+@pytest.fixture
+def hub(
+    dataset: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeHub]:
+    with run_hub("wmt/wmt14", dict(dataset)) as server:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.endpoint)
+        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        monkeypatch.setattr(hub_files, "WAITS_S", (0, 0, 0, 0))
+        find_on_hub.cache_clear()
+        yield server
+        find_on_hub.cache_clear()
+
+
+def fetch(tmp_path: Path, corpus: CorpusConfig = TRAIN) -> list[Path]:
+    find_on_hub.cache_clear()  # as a new process has none
+    return fetch_files(corpus, DataConfig(root=str(tmp_path)))
+
+
+def complaint(tmp_path: Path, corpus: CorpusConfig = TRAIN) -> str:
+    with pytest.raises(UserError) as caught:
+        fetch(tmp_path, corpus)
+    return str(caught.value)
+
+
+def blobs(tmp_path: Path) -> set[str]:
+    folder = tmp_path / "hub" / "datasets--wmt--wmt14" / "blobs"
+    return {path.name for path in folder.iterdir() if len(path.name) != 40}
+
+
+def test_the_files_of_a_split_are_fetched_once_and_read_in_order(
+    hub: FakeHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = DataConfig(root=str(tmp_path))
+    size = sum(len(hub.files[name]) for name in SHARDS)
+    assert [(file.name, file.size) for file in list_hub_files(TRAIN, data)] == [
+        (name, len(hub.files[name])) for name in SHARDS
+    ]
+    assert not hub.served  # nothing is fetched to know its size
+    assert [pair.tgt for pair in read_pairs(TRAIN, data)] == [
+        f"Satz {i} {i * i}" for i in range(12000)
+    ]
+    assert hub.served == {name: len(hub.files[name]) for name in SHARDS}
+    assert set(hub.tokens) == {None}  # a token is for the hub only
+    assert blobs(tmp_path) == {hub.digest(name) for name in SHARDS}
+    assert capfd.readouterr().err == (
+        f"dataset wmt/wmt14 de-en train: downloading {size:,} bytes\n"
+    )
+    assert [path.resolve().name for path in fetch(tmp_path)] == list(map(hub.digest, SHARDS))
+    assert hub.served.total() == size
+
+
+def test_small_files_that_git_keeps_are_read_too(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files.clear()
+    hub.files["data/train.jsonl"] = b'{"en": "one dog", "de": "ein Hund"}\n'
+    corpus = CorpusConfig(dataset="wmt/wmt14")
+    assert [*read_pairs(corpus, DataConfig(root=str(tmp_path)))] == [("one dog", "ein Hund")]
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_connection_cut_at_every_tenth_is_continued_there(
+    is_reset: bool,
+    hub: FakeHub,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hub_files, "Progress", partial(Progress, line_s=0.0))
+    size = len(hub.files[SHARDS[1]])
+    hub.cuts[SHARDS[1]] = [size * tenth // 10 for tenth in range(10)]
+    hub.is_reset = is_reset
+    fetch(tmp_path)
+    # A reset may throw away what is under way.
+    assert is_reset or hub.served[SHARDS[1]] == size
+    err = capfd.readouterr().err
+    assert re.search(
+        rf"train-00001-of-00003.parquet: the download stopped after [\d,]+ of {size:,} ", err
+    )
+    total = sum(len(hub.files[name]) for name in SHARDS)
+    assert f"download dataset wmt/wmt14 de-en train: {total:,}/{total:,} bytes, " in err
+    assert blobs(tmp_path) == {hub.digest(name) for name in SHARDS}
+
+
+def test_a_hub_that_is_lost_leaves_what_came_for_the_next_run(
+    hub: FakeHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    size = len(hub.files[SHARDS[1]])
+    hub.cuts[SHARDS[1]] = [size // 2]
+    hub.gone_after = 1
+    message = complaint(tmp_path)
+    assert re.fullmatch(
+        rf"dataset wmt/wmt14: {SHARDS[1]}: the download stopped after {size // 2:,} of {size:,} bytes "
+        r"\(.*\); run the same command again, which continues there",
+        message,
+    )
+    hub.gone_after = None
+    hub.served.clear()
+    capfd.readouterr()
+    fetch(tmp_path)
+    assert hub.served == {SHARDS[1]: size - size // 2, SHARDS[2]: len(hub.files[SHARDS[2]])}
+    left = sum(len(hub.files[name]) for name in SHARDS[1:])
+    assert (
+        f"downloading {left:,} bytes, {size // 2:,} of them kept from an earlier"
+        in capfd.readouterr().err
+    )
+
+
+def test_a_server_without_ranges_sends_the_file_again(hub: FakeHub, tmp_path: Path) -> None:
+    hub.has_ranges = False
+    hub.cuts[SHARDS[0]] = [1000, 2000]
+    fetch(tmp_path)
+    assert hub.served[SHARDS[0]] == 3000 + len(hub.files[SHARDS[0]])
+    assert blobs(tmp_path) == {hub.digest(name) for name in SHARDS}
+
+
+def test_a_damaged_shard_is_named_and_does_not_stay(hub: FakeHub, tmp_path: Path) -> None:
+    hub.damaged.add(SHARDS[2])
+    message = complaint(tmp_path)
+    assert re.fullmatch(
+        rf"dataset wmt/wmt14: {SHARDS[2]}: arrived damaged, with sha256 \w+ instead of "
+        rf"{hub.digest(SHARDS[2])}, and was removed; run the same command again; if it is damaged again, "
+        r"so is the hub's copy",
+        message,
+    )
+    assert blobs(tmp_path) == {hub.digest(name) for name in SHARDS[:2]}
+    hub.damaged.clear()
+    hub.served.clear()
+    fetch(tmp_path)
+    assert hub.served == {SHARDS[2]: len(hub.files[SHARDS[2]])}
+
+
+def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(
+    hub: FakeHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = fetch(tmp_path)[1]
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + b"\0" + content[101:])
+    capfd.readouterr()
+    assert fetch(tmp_path)[1].read_bytes() == content
+    assert (
+        f"warning: {path}: is damaged (its sha256 is not {hub.digest(SHARDS[1])})"
+        in capfd.readouterr().err
+    )
+
+
+def test_a_store_that_would_not_fit_is_refused_before_the_download(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(len(hub.files[name]) for name in SHARDS)
+    data = DataConfig(root=str(tmp_path), store=str(tmp_path / "store"), train=(TRAIN,))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2 * size}))
+    with pytest.raises(
+        UserError, match=rf"store: not enough disk space: about {6 * size:,} bytes are"
+    ):
+        prepare(data, VocabConfig(), 1)
+    assert not hub.served
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_cache_that_is_too_small_is_noticed_before_the_download(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(len(hub.files[name]) for name in SHARDS)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    assert f"hub/datasets--wmt--wmt14 needs {size:,} bytes more, and 1,000 are free" in complaint(
+        tmp_path
+    )
+    assert not hub.served
+
+
+def test_a_disk_that_fills_up_is_one_line_and_the_rest_comes_later(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(len(hub.files[name]) for name in SHARDS)
+    room = len(hub.files[SHARDS[0]]) + 10_000
+
+    class SmallDisk(io.FileIO):
+        """Any file on a disk that has `room` bytes for all of them."""
+
+        def write(self, block: Any) -> int:
+            nonlocal room
+            n_written = super().write(block[:room])
+            if len(block) > room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            room -= len(block)
+            return n_written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hub_files, "open", SmallDisk, raising=False)
+        message = complaint(tmp_path)
+    assert f"needs {size - len(hub.files[SHARDS[0]]) - 10_000:,} bytes more, and " in message
+    assert message.endswith(
+        "free some space and run the same command again, which keeps what has come, or set HF_HOME to a "
+        "folder on a larger disk"
+    )
+    hub.served.clear()
+    fetch(tmp_path)
+    assert hub.served[SHARDS[1]] == len(hub.files[SHARDS[1]]) - 10_000
+    assert hub.served[SHARDS[0]] == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {"revision": "v2"},
+            "dataset wmt/wmt14: the hub has no revision 'v2' of it; give one of its commits",
+        ),
+        (
+            {"dataset": "wmt/wmt41"},
+            "dataset wmt/wmt41: the hub has no such dataset, or only for those whom ",
+        ),
+        (
+            {"subset": "fr-en"},
+            "Available: ['cs-en', 'de-en']; check its id, subset, split and revision",
+        ),
+        (
+            {"split": "dev"},
+            "dataset wmt/wmt14: has no split 'dev'; give one of 'train', 'validation'",
+        ),
+    ],
+)
+def test_what_the_hub_does_not_have_is_named(
+    changed: dict[str, str], expected: str, hub: FakeHub, tmp_path: Path
+) -> None:
+    values = {"dataset": "wmt/wmt14", "subset": "de-en", "revision": COMMIT} | changed
+    assert expected in complaint(tmp_path, CorpusConfig(**values))  # type: ignore[arg-type]
+    assert not hub.served
+
+
+@pytest.mark.parametrize("revision", [None, "main", COMMIT])
+def test_without_the_hub_the_cache_is_read(
+    revision: str | None, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = CorpusConfig(dataset="wmt/wmt14", subset="de-en", revision=revision)
+    paths = fetch(tmp_path, corpus)
+    for is_offline in (False, True):
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setenv("HF_HUB_OFFLINE", str(int(is_offline)))
+        hub.asked.clear()
+        assert fetch(tmp_path, corpus) == paths
+        dev = CorpusConfig(
+            dataset="wmt/wmt14", subset="de-en", revision=revision, split="validation"
+        )
+        assert "; only the local cache was searched" in complaint(tmp_path, dev)
+        assert not hub.asked
+
+
+PREPARE = """
+data:
+  root: {root}
+  store: {root}/store
+  train: [{{dataset: wmt/wmt14, subset: de-en, revision: {commit}}}]
+  valid: {{dataset: wmt/wmt14, subset: de-en, revision: {commit}, split: validation}}
+vocab: {{size: 200}}
+"""
+
+
+def test_a_store_from_the_hub_records_the_sha256_that_the_hub_names(
+    dataset: dict[str, bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(PREPARE.format(root=tmp_path, commit=COMMIT))
+    command = [sys.executable, "-m", "nmt.commands.prepare", "--config", str(tmp_path / "c.yaml")]
+    with run_hub("wmt/wmt14", dataset) as server:
+        hub = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        first = subprocess.run(command, env=os.environ | hub, capture_output=True, text=True)
+        assert first.returncode == 0, first.stderr
+        ledger = json.loads((tmp_path / "store" / "ledger.json").read_text())
+        found = {file["name"]: file["sha256"] for file in ledger["corpora"][0]["files"]}
+        address = f"hf://datasets/wmt/wmt14@{COMMIT}"
+        assert found == {f"{address}/{name}": server.digest(name) for name in SHARDS}
+        assert [file["lines"] for file in ledger["corpora"][0]["files"]] == [4000, 4000, 4000]
+    again = subprocess.run(command, env=os.environ | hub, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr  # the store is there, so the hub need not be
