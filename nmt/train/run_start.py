@@ -152,6 +152,17 @@ def _announce_run(trainer: Trainer) -> None:
     for reference in (find_dev_reference(config), trainer.log.reference):
         if reference is not None:
             say(reference.describe())
+    warmup_steps, steps = config.optimizer.warmup_steps, config.training.steps
+    if warmup_steps > steps:
+        say(
+            f"warning: optimizer.warmup_steps is {warmup_steps:,}, but training.steps is {steps:,}: the "
+            "learning rate never reaches its highest; lower optimizer.warmup_steps"
+        )
+    if config.training.freeze and config.training.init_from is None:
+        parts = ", ".join(config.training.freeze)
+        say(
+            f"warning: training.freeze keeps random weights ({parts}), because training.init_from is not set"
+        )
     if setup.state.step:
         say(f"continuing after update {setup.state.step}")
     write_vocab(trainer.run.path, setup.vocab)

@@ -241,3 +241,15 @@ def test_what_only_a_compiled_model_needs_is_not_imported(ground: Ground) -> Non
     done = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert ground.run("quick").checkpoint(2).is_dir()
+
+
+def test_settings_that_cannot_be_meant_are_named(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = ("training.steps=2", "optimizer.warmup_steps=3", "training.freeze=[encoder]")
+    train(ground, "odd", *odd)
+    said = capsys.readouterr().err
+    assert "optimizer.warmup_steps is 3, but training.steps is 2" in said
+    assert "training.freeze keeps random weights (encoder)" in said
+    train(ground, "sane", "training.steps=2", "optimizer.warmup_steps=2")
+    assert "warning" not in capsys.readouterr().err
