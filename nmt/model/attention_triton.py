@@ -265,8 +265,10 @@ def choose_kernel_shape(dtype: torch.dtype, padded_size: int, is_backward: bool)
     The candidates were compiled ahead of time for sm_80 and sm_90 (`make gpu-dry`).
     """
     if dtype == torch.float32:
-        return KernelShape(32, 16, 4 if padded_size <= 64 else 8)
-    return KernelShape(64, 32, 8 if padded_size > 64 and is_backward else 4)
+        return KernelShape(32, 16, 4 if padded_size + 32 * is_backward <= 64 else 8)
+    if padded_size <= 64:
+        return KernelShape(64, 32, 4)
+    return KernelShape(32, 32, 8) if is_backward else KernelShape(64, 16, 8)
 
 
 class Launch(NamedTuple):

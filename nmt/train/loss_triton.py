@@ -176,7 +176,9 @@ def choose_parts(n_vocab: int, n_columns: int) -> tuple[int, int, int, int]:
     no padding, and how many warps a program gets."""
     pairs = min(MOST_PAIRS, triton.next_power_of_2(max(n_columns // 2, 64)))
     parts = triton.cdiv(n_columns, 2 * pairs)
-    return pairs, parts, n_vocab // (2 * pairs), 16 if pairs == MOST_PAIRS else 4
+    # each thread reads at least two pairs at a time
+    warps = 16 if pairs == MOST_PAIRS else min(4, pairs // 64)
+    return pairs, parts, n_vocab // (2 * pairs), warps
 
 
 @torch.library.custom_op("nmt::loss_rows", mutates_args=("logits",))
