@@ -291,7 +291,7 @@ def work(args: argparse.Namespace) -> int:
     made = make_corpus(corpus, Path(args.data), args.pairs)
     print(
         f"{made}.\nSynthetic in size: sentences of other corpora, joined, with rare words put in.\n\n"
-        f"{describe_machine('nmt', 'numpy', 'sentencepiece')}\n\n"
+        f"{describe_machine('nmtkit', 'numpy', 'sentencepiece')}\n\n"
         f"    python {' '.join(sys.argv)}\n"
     )
     rows = measure(folder, corpus, args.pairs)
