@@ -93,11 +93,11 @@ def clean_block(
     for complaint in block.bad:
         report.drop(UNREADABLE, complaint)
     pairs = []
-    for i, pair in enumerate(map(Pair, block.src, block.tgt)):
+    for i, (src, tgt) in enumerate(zip(block.src, block.tgt, strict=True)):
         if rules is None:
-            pairs.append(pair)
+            pairs.append(Pair(src, tgt))
             continue
-        pair = Pair(pair.src.strip(), pair.tgt.strip())
+        pair = Pair(src.strip(), tgt.strip())
         rule = find_broken_rule(pair, rules)
         if rule is None and min_score is not None and block.scores is not None:
             if block.scores[i] < min_score:
@@ -112,9 +112,11 @@ def clean_block(
     return pairs, report
 
 
-def digest_pairs(pairs: Sequence[Pair]) -> np.ndarray:
+def digest_pairs(src: Sequence[bytes], tgt: Sequence[bytes]) -> np.ndarray:
     """Compute the digests by which `find_duplicates` compares pairs, (pairs,) uint64."""
-    digests = [blake2b("\n".join(pair).encode(), digest_size=8).digest() for pair in pairs]
+    digests = [
+        blake2b(b"%b\n%b" % pair, digest_size=8).digest() for pair in zip(src, tgt, strict=True)
+    ]
     return np.frombuffer(b"".join(digests), "<u8")
 
 
@@ -134,6 +136,10 @@ def find_broken_rule(pair: Pair, rules: CleanConfig) -> str | None:
 
 def _find_broken_length(pair: Pair, rules: CleanConfig) -> str | None:
     """The rules that count words, which takes time."""
+    if rules.max_ratio is None and rules.max_words is not None:
+        # There is a character between any two words, and most sides are too short for so many.
+        if max(len(pair.src), len(pair.tgt)) <= 2 * rules.max_words:
+            return None
     shorter, longer = sorted((len(pair.src.split()), len(pair.tgt.split())))
     if rules.max_words is not None and longer > rules.max_words:
         return f"more than {rules.max_words} words"

@@ -81,12 +81,13 @@ class ShardCollector:
     def __call__(self, task: tuple[int, Block]) -> Report:
         number, block = task
         pairs, report = clean_block(block, self.rules, self.held_out, self.min_score)
+        sides = [[pair[i].encode() for pair in pairs] for i in range(2)]
         if self.rules is not None:
             # Duplicates are found by these digests once all corpora are collected.
-            digest_pairs(pairs).tofile(shard_file(self.folder, number, "digests"))
-        for i, side in enumerate(SIDES):
-            text = "".join(f"{pair[i]}\n" for pair in pairs)
-            shard_file(self.folder, number, f"{side}.txt").write_bytes(text.encode())
+            digest_pairs(*sides).tofile(shard_file(self.folder, number, "digests"))
+        for side, lines in zip(SIDES, sides, strict=True):
+            text = b"\n".join([*lines, b""])
+            shard_file(self.folder, number, f"{side}.txt").write_bytes(text)
         return report
 
 

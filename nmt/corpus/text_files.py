@@ -3,8 +3,7 @@ on disk.
 
 A line ends with `\\n` and nothing else: Python's other line ends (U+2028, U+0085, VT, FF, a lone
 CR) occur inside sentences of real corpora and would shift one side against the other. A compressed
-file and the archive around a member are read to their very end, because the checksum is there. A
-block is decoded as a whole; only if that fails is the bad line looked for.
+file and the archive around a member are read to their very end, because the checksum is there.
 """
 
 import bz2
@@ -128,16 +127,13 @@ def decode_lines(lines: list[bytes], first: int, name: str) -> tuple[list[str], 
     """
     bad: Complaints = {}
     try:
-        text = b"".join(lines).decode()
+        texts = [line.decode() for line in lines]
     except UnicodeDecodeError:
         bad = _find_undecodable(lines, first, name)
-        text = b"".join(b"\n" if i in bad else line for i, line in enumerate(lines)).decode()
-    if not text.endswith("\n"):
-        text += "\n"
-    if first == 1:
-        text = text.removeprefix("\ufeff")
-    texts = text.replace("\r\n", "\n").split("\n")
-    texts.pop()
+        texts = ["" if i in bad else line.decode() for i, line in enumerate(lines)]
+    texts = [text.removesuffix("\n").removesuffix("\r") for text in texts]
+    if first == 1 and texts:
+        texts[0] = texts[0].removeprefix("\ufeff")
     return texts, bad
 
 

@@ -49,7 +49,8 @@ def test_what_is_kept_keeps_the_rules_and_nothing_else_does(
     assert kept == [(src.strip(), tgt.strip()) for src, tgt in pairs if keeps(src, tgt)]
     assert sum(report.dropped.values()) == len(pairs) + 1 - len(kept)
     assert report.samples["unreadable"] == [["x:7: bad", ""]]
-    digests = digest_pairs(kept).tolist()
+    src, tgt = ([pair[i].encode() for pair in kept] for i in range(2))
+    digests = digest_pairs(src, tgt).tolist()
     assert (len(digests), len(set(digests))) == (len(kept), len(set(kept)))
 
 
