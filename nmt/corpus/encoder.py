@@ -1,18 +1,25 @@
 """Encodes a corpus by looking up its words: the ids of `Vocab.encode`, several times as fast.
 
 No piece spans a space, so the ids of a line are those of its words, and most words have occurred
-before. Lines are bytes, which are cheaper to split and to look up than text.
+before. They are looked up many at a time, in a hash table of numpy arrays. A dict would take twice
+as long, because it needs each word as an object.
 """
 
-from array import array
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
+from nmt.data.store import gather_runs
 from nmt.data.vocab import SPACE, Vocab
 
 SPACE_BYTES = SPACE.encode()
-MAX_KNOWN_WORDS = 500_000  # some 120 MB
+MAX_KNOWN_WORDS = 1_000_000  # some 60 MB
+WORDS_AT_A_TIME = 1 << 18
+SLOT_BITS = 21  # so that a third of the slots is always free
+KEY_BYTES = 32  # longer words are rare, and are encoded wherever they occur
+# For each length of a word, which bytes of its key hold the word.
+KEY_MASKS = np.tri(KEY_BYTES, KEY_BYTES, -1, np.uint8) * np.uint8(255)
 
 
 class CorpusEncoder:
@@ -20,35 +27,124 @@ class CorpusEncoder:
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        self._ids_of_words = _WordIds(vocab)
+        self._table = _WordTable()
+        # The ids of all known words end to end, and where those of each number begin.
+        self._ids = np.empty(0, np.uint16)
+        self._starts = np.zeros(2, np.int64)  # no word has the number 0
 
     def __call__(self, lines: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """Return all ids end to end (uint16), and how many of them each line has (int64)."""
-        look_up = self._ids_of_words.__getitem__
-        is_wordwise = self._vocab.is_wordwise
-        rows = []
-        for line in lines:
-            if is_wordwise and SPACE_BYTES not in line:
-                rows.append(b"".join(map(look_up, line.split(b" "))))
-            else:
-                rows.append(_encode_to_bytes(self._vocab, line))
-        counts = np.fromiter(map(len, rows), np.int64, len(rows)) // 2
-        return np.frombuffer(b"".join(rows), np.uint16), counts
+        text = b" ".join(lines) + bytes(KEY_BYTES)
+        line_lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+        line_ends = np.cumsum(line_lengths + 1) - 1
+        word_ends = self._find_word_ends(text, lines, line_ends)
+        word_starts = np.concatenate(([0], word_ends[:-1] + 1))
+        ids = []
+        counts = []
+        for first in range(0, len(word_ends), WORDS_AT_A_TIME):
+            part = slice(first, first + WORDS_AT_A_TIME)
+            part_ids, part_counts = self._encode_words(text, word_starts[part], word_ends[part])
+            ids.append(part_ids)
+            counts.append(part_counts)
+        if not lines:
+            return self._ids[:0], line_lengths
+        n_before = np.cumsum(np.concatenate(counts))[np.searchsorted(word_ends, line_ends)]
+        return np.concatenate(ids), np.diff(n_before, prepend=0)
+
+    def _find_word_ends(
+        self, text: bytes, lines: Sequence[bytes], line_ends: np.ndarray
+    ) -> np.ndarray:
+        """Return where words end in `text`, all lines. What cannot be split is one word."""
+        if not self._vocab.is_wordwise:
+            return line_ends
+        is_end = np.frombuffer(text, np.uint8) == ord(" ")
+        for i, line in enumerate(lines):
+            if SPACE_BYTES in line:
+                is_end[line_ends[i] - len(line) : line_ends[i]] = False
+        is_end[line_ends] = True
+        return np.flatnonzero(is_end)
+
+    def _encode_words(
+        self, text: bytes, starts: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of words of `text`, end to end, and how many each word has."""
+        lengths = ends - starts
+        is_short = lengths < KEY_BYTES
+        short = np.flatnonzero(is_short)
+        long = np.flatnonzero(~is_short)
+        keys = _make_keys(text, starts[short], lengths[short])
+        numbers = np.empty(len(starts), np.int64)
+        numbers[short], new = self._table.look_up(keys)
+        unknown = np.concatenate((short[new], long))
+        numbers[long] = len(self._starts) - 1 + len(new) + np.arange(len(long))
+
+        words = [
+            text[start:end]
+            for start, end in zip(starts[unknown].tolist(), ends[unknown].tolist(), strict=True)
+        ]
+        rows = self._vocab.encode(words)
+        new_ids = np.fromiter(chain.from_iterable(rows), np.uint16)
+        new_ends = len(self._ids) + np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
+        all_ids = np.concatenate((self._ids, new_ids))
+        all_starts = np.concatenate((self._starts, new_ends))
+        self._starts = all_starts[: self._table.size + 1]
+        self._ids = all_ids[: self._starts[-1]]
+        first = all_starts[numbers]
+        counts = all_starts[numbers + 1] - first
+        return gather_runs(all_ids, first, counts), counts
 
 
-class _WordIds(dict[bytes, bytes]):
-    """word -> its ids. Beyond MAX_KNOWN_WORDS new ones are encoded, but no longer kept."""
-
-    def __init__(self, vocab: Vocab) -> None:
-        self.vocab = vocab
-
-    def __missing__(self, word: bytes) -> bytes:
-        ids = _encode_to_bytes(self.vocab, word)
-        if len(self) < MAX_KNOWN_WORDS:
-            self[word] = ids
-        return ids
+def _make_keys(text: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return (words, KEY_BYTES / 8) uint64: the bytes of each word, zeros, and at last its length."""
+    windows = np.ndarray(len(text) - KEY_BYTES + 1, f"V{KEY_BYTES}", text, strides=(1,))
+    keys = windows[starts].view(np.uint8).reshape(-1, KEY_BYTES)
+    keys &= KEY_MASKS.take(lengths, axis=0)
+    keys[:, -1] = lengths
+    return keys.view(np.uint64)
 
 
-def _encode_to_bytes(vocab: Vocab, line: bytes) -> bytes:
-    (ids,) = vocab.encode([line])
-    return array("H", ids).tobytes()
+class _WordTable:
+    """Numbers words, beginning with 1: a hash table with open addressing."""
+
+    def __init__(self) -> None:
+        self.size = 1  # the next number
+        self._keys = np.empty((1 + MAX_KNOWN_WORDS + WORDS_AT_A_TIME, KEY_BYTES // 8), np.uint64)
+        self._slots = np.zeros(1 << SLOT_BITS, np.int32)  # each a number, or 0
+        # Random, so that nobody can write a text whose words all share a slot.
+        draw = np.random.default_rng()
+        self._multipliers = draw.integers(1 << 64, size=KEY_BYTES // 8, dtype=np.uint64) | 1
+
+    def look_up(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of each word, and which of them are new, each once. They are forgotten
+        if they are too many.
+        """
+        first = self.size
+        self._keys[first : first + len(keys)] = keys
+        slots = (keys @ self._multipliers >> np.uint64(64 - SLOT_BITS)).astype(np.int64)
+        numbers = np.empty(len(keys), np.int64)
+        left = np.arange(len(keys))
+        while len(left):
+            tried = slots[left]
+            is_free = self._slots[tried] == 0
+            self._slots[tried[is_free]] = first + left[is_free]  # of several words, one gets it
+            found = self._slots[tried]
+            numbers[left] = found
+            differs = self._keys.take(found, axis=0) != keys.take(left, axis=0)
+            others = np.flatnonzero(differs.view(np.uint32))  # all four parts of a key at once
+            left = left[others]
+            slots[left] = (tried[others] + 1) % len(self._slots)
+
+        # new words get consecutive numbers
+        new = np.flatnonzero(numbers == first + np.arange(len(keys)))
+        end = first + len(new)
+        renumbered = np.zeros(len(keys), np.int64)
+        renumbered[new] = np.arange(first, end)
+        is_new = numbers >= first
+        numbers[is_new] = renumbered[numbers[is_new] - first]
+        if end > MAX_KNOWN_WORDS:
+            self._slots[slots[new]] = 0
+        else:
+            self._slots[slots[new]] = renumbered[new]
+            self._keys[first:end] = keys[new]
+            self.size = end
+        return numbers, new

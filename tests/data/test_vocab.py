@@ -239,17 +239,36 @@ def test_what_is_no_symbol_is_refused(symbol: str, symbols: Vocab) -> None:
 LETTERS = st.text(
     st.sampled_from("thequickbrown “½ï \t\r\0\u2581\u2585\u3000\u0301☃😀"), max_size=30
 )
+LONG_WORDS = st.text("thequick", min_size=28, max_size=36)
+BAD_ENDS = [b"", b"x", b"\0", b"\0\0", b"\xff", b"\xff\xff"]
 PARTS = st.lists(st.sampled_from(["<url>", "<bt>", " ", "fox", "x", "<", "url"])).map("".join)
 
 
-@given(st.lists(LETTERS | PARTS), st.sampled_from([0, 3, 1000]))
+@given(
+    st.lists(LETTERS | PARTS | LONG_WORDS),
+    st.sampled_from([(0, 5, 3), (3, 5, 4), (1000, 1 << 18, 21)]),
+)
 def test_looking_words_up_gives_the_ids_of_lines(
-    vocab: Vocab, symbols: Vocab, lines: list[str], n_known: int
+    vocab: Vocab, symbols: Vocab, lines: list[str], sizes: tuple[int, int, int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nmt.corpus.encoder.MAX_KNOWN_WORDS", n_known)
+        names = ("MAX_KNOWN_WORDS", "WORDS_AT_A_TIME", "SLOT_BITS")
+        for name, size in zip(names, sizes, strict=True):
+            patch.setattr(f"nmt.corpus.encoder.{name}", size)
         for one in (vocab, symbols):
-            ids, counts = CorpusEncoder(one)([line.encode() for line in lines])
-            rows = one.encode(lines)
-            assert ids.tolist() == list(chain.from_iterable(rows))
-            assert counts.tolist() == list(map(len, rows))
+            encode = CorpusEncoder(one)
+            for some in (lines, lines[::-1], lines[:1]):  # new words, then known ones
+                ids, counts = encode([line.encode() for line in some])
+                rows = one.encode(some)
+                assert ids.tolist() == list(chain.from_iterable(rows))
+                assert counts.tolist() == list(map(len, rows))
+
+
+def test_words_that_differ_in_any_byte_or_in_length_are_told_apart(vocab: Vocab) -> None:
+    word = b"thequick" * 9
+    words = [word[:n] + end for n in range(70) for end in BAD_ENDS]
+    encode = CorpusEncoder(vocab)
+    for lines in (words, words[::-1], [b" ".join(words)]):
+        ids, _ = encode(lines)
+        rows = [row for line in lines for row in vocab.encode(line.split(b" "))]
+        assert ids.tolist() == list(chain.from_iterable(rows))
