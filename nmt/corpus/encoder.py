@@ -1,8 +1,8 @@
 """Encodes a corpus by looking up its words: the ids of `Vocab.encode`, several times as fast.
 
 No piece spans a space, so the ids of a line are those of its words, and most words have occurred
-before. They are looked up many at a time, in a hash table of numpy arrays. A dict would take twice
-as long, because it needs each word as an object.
+before. They are looked up many at a time, in a hash table of arrays, which is faster than a dict
+because no word has to become an object.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ SPACE_BYTES = SPACE.encode()
 MAX_KNOWN_WORDS = 1_000_000  # some 60 MB
 WORDS_AT_A_TIME = 1 << 18
 SLOT_BITS = 21  # so that a third of the slots is always free
-KEY_BYTES = 32  # longer words are rare, and are encoded wherever they occur
-# For each length of a word, which bytes of its key hold the word.
+KEY_BYTES = 32  # words that do not fit are rare, and are encoded wherever they occur
+# For each length of a word, the bytes of its key that hold the word; the last one holds its length.
 KEY_MASKS = np.tri(KEY_BYTES, KEY_BYTES, -1, np.uint8) * np.uint8(255)
 
 
@@ -28,12 +28,15 @@ class CorpusEncoder:
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._table = _WordTable()
-        # The ids of all known words end to end, and where those of each number begin.
+        # The ids of the known words end to end, and where those of each number begin. No word has
+        # the number 0.
         self._ids = np.empty(0, np.uint16)
-        self._starts = np.zeros(2, np.int64)  # no word has the number 0
+        self._starts = np.zeros(2, np.int64)
 
     def __call__(self, lines: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """Return all ids end to end (uint16), and how many of them each line has (int64)."""
+        if not lines:
+            return np.empty(0, np.uint16), np.empty(0, np.int64)
         text = b" ".join(lines) + bytes(KEY_BYTES)
         line_lengths = np.fromiter(map(len, lines), np.int64, len(lines))
         line_ends = np.cumsum(line_lengths + 1) - 1
@@ -46,15 +49,15 @@ class CorpusEncoder:
             part_ids, part_counts = self._encode_words(text, word_starts[part], word_ends[part])
             ids.append(part_ids)
             counts.append(part_counts)
-        if not lines:
-            return self._ids[:0], line_lengths
         n_before = np.cumsum(np.concatenate(counts))[np.searchsorted(word_ends, line_ends)]
         return np.concatenate(ids), np.diff(n_before, prepend=0)
 
     def _find_word_ends(
         self, text: bytes, lines: Sequence[bytes], line_ends: np.ndarray
     ) -> np.ndarray:
-        """Return where words end in `text`, all lines. What cannot be split is one word."""
+        """Return where words end in `text`, which is all lines. A line that must be encoded as a
+        whole counts as one word.
+        """
         if not self._vocab.is_wordwise:
             return line_ends
         is_end = np.frombuffer(text, np.uint8) == ord(" ")
@@ -75,9 +78,9 @@ class CorpusEncoder:
         keys = _make_keys(text, starts[short], lengths[short])
         numbers = np.empty(len(starts), np.int64)
         numbers[short], new = self._table.look_up(keys)
-        unknown = np.concatenate((short[new], long))
+        # New words are numbered after those known before, and long words after them.
         numbers[long] = len(self._starts) - 1 + len(new) + np.arange(len(long))
-
+        unknown = np.concatenate((short[new], long))
         words = [
             text[start:end]
             for start, end in zip(starts[unknown].tolist(), ends[unknown].tolist(), strict=True)
@@ -95,7 +98,7 @@ class CorpusEncoder:
 
 
 def _make_keys(text: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return (words, KEY_BYTES / 8) uint64: the bytes of each word, zeros, and at last its length."""
+    """Return a key for each word: its bytes, zeros, and its length; (words, KEY_BYTES / 8) uint64."""
     windows = np.ndarray(len(text) - KEY_BYTES + 1, f"V{KEY_BYTES}", text, strides=(1,))
     keys = windows[starts].view(np.uint8).reshape(-1, KEY_BYTES)
     keys &= KEY_MASKS.take(lengths, axis=0)
@@ -115,8 +118,8 @@ class _WordTable:
         self._multipliers = draw.integers(1 << 64, size=KEY_BYTES // 8, dtype=np.uint64) | 1
 
     def look_up(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of each word, and which of them are new, each once. They are forgotten
-        if they are too many.
+        """Return the number of each word, and which of them are new, each of these once. If they
+        would be too many, they are not kept.
         """
         first = self.size
         self._keys[first : first + len(keys)] = keys
@@ -134,7 +137,7 @@ class _WordTable:
             left = left[others]
             slots[left] = (tried[others] + 1) % len(self._slots)
 
-        # new words get consecutive numbers
+        # consecutive numbers for the new ones
         new = np.flatnonzero(numbers == first + np.arange(len(keys)))
         end = first + len(new)
         renumbered = np.zeros(len(keys), np.int64)
