@@ -264,7 +264,12 @@ def test_looking_words_up_gives_the_ids_of_lines(
                 assert counts.tolist() == list(map(len, rows))
 
 
-def test_words_that_differ_in_any_byte_or_in_length_are_told_apart(vocab: Vocab) -> None:
+def test_words_that_share_slots_are_told_apart_by_bytes_and_length(
+    vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.corpus.encoder.WORDS_AT_A_TIME", 60)
+    monkeypatch.setattr("nmt.corpus.encoder.MAX_KNOWN_WORDS", 60)
+    monkeypatch.setattr("nmt.corpus.encoder.SLOT_BITS", 7)
     word = b"thequick" * 9
     words = [word[:n] + end for n in range(70) for end in BAD_ENDS]
     encode = CorpusEncoder(vocab)
