@@ -494,8 +494,9 @@ class TrainingConfig:
     # third more memory for weights and moments, and larger checkpoints by as much. null: none.
     ema: float | None = default(None, DECAY)
     # The precision of products and activations; weights, statistics and Adam's moments are always
-    # fp32. On a CPU without AVX512-BF16 or AMX, bf16 is slow; a GPU below compute capability 8.0 refuses it.
-    # auto: bf16 if the machine on which the run begins has instructions for it, otherwise fp32; the run keeps it.
+    # fp32. On most CPUs bf16 is slow, but not with AMX, AMD's AVX512-BF16 or ARM's BF16; a GPU below compute
+    # capability 8.0 refuses it. auto: bf16 if the machine on which the run begins is fast in it, otherwise
+    # fp32; the run keeps it.
     precision: Literal["bf16", "fp32", "auto"] = "bf16"
     # on: all micro-batches have one shape and run through torch.compile, on a GPU as one CUDA graph.
     # auto: on for GPUs only, because on a CPU compiling takes a minute and gains nothing. Compiled

@@ -71,10 +71,9 @@ class Machine:
 def inspect_machine() -> Machine:
     tune_process()  # before torch is imported
 
-    from nmt.system.device import find_bf16_instructions, has_nvidia
+    from nmt.system.device import has_nvidia, is_fast_in_bf16
 
-    has_bf16 = find_bf16_instructions() is not None
-    return Machine(count_cores(), find_memory_limit().n_bytes, has_bf16, has_nvidia())
+    return Machine(count_cores(), find_memory_limit().n_bytes, is_fast_in_bf16(), has_nvidia())
 
 
 @dataclass(frozen=True)

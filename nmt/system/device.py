@@ -32,7 +32,7 @@ INSTRUCTIONS = {
     "avx512f": "AVX-512",
     "avx2": "AVX2",
 }
-# Those that multiply bf16 faster than fp32; the last is what the kernel calls ARM's.
+# Those that multiply bf16; the last is what the kernel calls ARM's.
 AVX512_BF16 = "AVX512-BF16"
 BF16_INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": AVX512_BF16, "bf16": "ARM's BF16"}
 BF16_CAPABILITY = (8, 0)  # of GPUs: older ones compute bf16 by way of fp32
@@ -103,6 +103,8 @@ def choose_precision(device: torch.device) -> tuple[Precision, str]:
     instructions = find_bf16_instructions()
     if instructions is None:
         return "fp32", "this processor has no instructions for bf16"
+    if not is_fast_in_bf16():
+        return "fp32", f"{instructions} of this processor is slower than fp32"
     return "bf16", f"this processor has {instructions}"
 
 
@@ -120,6 +122,15 @@ def find_bf16_instructions() -> str | None:
         if flag in flags:
             return instructions
     return None
+
+
+def is_fast_in_bf16() -> bool:
+    """Whether this processor multiplies bf16 faster than fp32. Intel's AVX512-BF16 without AMX takes twice
+    as long (docs/benchmarks.md).
+    """
+    instructions = find_bf16_instructions()
+    is_intel = "GenuineIntel" in read_cpu_info()
+    return instructions is not None and not (instructions == AVX512_BF16 and is_intel)
 
 
 def has_nvidia() -> bool:

@@ -16,16 +16,26 @@ from nmt.system.ranks import World
 from nmt.train.memory_probe import check_training_fits
 from nmt.train.precision import resolve_precision
 
+SLOW = "AVX512-BF16 of this processor is slower than fp32"
+NONE = "this processor has no instructions for bf16"
+
 
 @pytest.mark.parametrize(
     ("cpu_info", "chosen", "reason"),
     [
         ("flags : fpu avx2 avx512f avx512_bf16 amx_bf16", "bf16", "this processor has AMX"),
         ("flags : avx2 avx512f avx512_bf16", "bf16", "this processor has AVX512-BF16"),
+        ("vendor_id : AuthenticAMD\nflags : avx512_bf16", "bf16", "this processor has AVX512-BF16"),
+        ("vendor_id : GenuineIntel\nflags : avx512_bf16", "fp32", SLOW),
+        (
+            "vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16",
+            "bf16",
+            "this processor has AMX",
+        ),
         ("Features : fp asimd bf16", "bf16", "this processor has ARM's BF16"),
-        ("flags : fpu avx2 avx512f", "fp32", "this processor has no instructions for bf16"),
-        ("Features : fp asimd", "fp32", "this processor has no instructions for bf16"),
-        ("", "fp32", "this processor has no instructions for bf16"),
+        ("flags : fpu avx2 avx512f", "fp32", NONE),
+        ("Features : fp asimd", "fp32", NONE),
+        ("", "fp32", NONE),
     ],
 )
 def test_a_processor_computes_in_bf16_if_it_has_instructions_for_it(
