@@ -22,10 +22,10 @@ DOCS_TYPES := python_blocks_have_no_type_errors
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check style types test tests docs soak gpu gpu-dry audit sbom bench bench-data clean
+.PHONY: help install demo check style types test tests docs soak gpu gpu-dry audit sbom bench bench-data bench-floors clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## the virtual environment .venv with this package, editable, and its tools
 
@@ -110,6 +110,9 @@ build/cuda/.installed:
 	$(PYTHON) -m venv build/cuda
 	build/cuda/bin/python -m pip install --quiet --disable-pip-version-check torch numpy pyyaml tqdm pytest pytest-timeout
 	@touch $@
+
+bench-floors: $(INSTALLED)  ## has a speed been lost? ratios to yardsticks, six minutes on a quiet machine, no data
+	$(BIN)/python scripts/bench/floors.py
 
 bench: $(INSTALLED)  ## time training beside eole and others, decoding beside CTranslate2, on DATA=a folder like multi30k
 	@test -n "$(DATA)" || { echo "make bench DATA=DIR: a folder with {train,valid,test}.{en,de}" >&2; exit 2; }

@@ -1,5 +1,5 @@
 """Writes what the documentation takes from the code: the pages of docs/reference, the comparison with
-the paper that docs/recipe.md shows, and the tables of docs/coming-from.md.
+the paper that docs/recipe.md shows, the tables of docs/coming-from.md, and the speeds in README.md.
 
 Settings come from the dataclasses in nmt/config.py with the comments above their fields, commands from
 their argparse parsers. So nothing is written twice, and tests/docs/test_reference.py fails while a page
@@ -11,6 +11,7 @@ import ast
 import configparser
 import dataclasses
 import importlib
+import json
 import re
 import textwrap
 import typing
@@ -23,6 +24,7 @@ from nmt.foreign_names import TOOLKITS, read_counterparts
 from nmt.paper import explain
 
 ROOT = Path(__file__).parents[1]
+FLOORS = ROOT / "scripts" / "bench" / "floors.json"
 NAMES_OF_TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
 SETTINGS_INTRO = """\
 # Settings
@@ -242,15 +244,30 @@ def update_coming_from(text: str) -> str:
     return text
 
 
+def update_readme(text: str) -> str:
+    """Replace the table of speeds in README.md by what `make bench-floors` recorded."""
+    recorded = json.loads(FLOORS.read_text())
+    yardsticks = recorded.pop("yardsticks")
+    rows = [f"| ratio | {' | '.join(recorded)} | to |", "|---" * (len(recorded) + 2) + "|"]
+    for name in dict.fromkeys(name for figures in recorded.values() for name in figures):
+        values = [
+            f"{figures[name]:.2f}" if name in figures else "" for figures in recorded.values()
+        ]
+        rows.append(f"| {name} | {' | '.join(values)} | {yardsticks[name.split(',')[0]]} |")
+    return re.sub(r"^\| ratio \|.*\n(\|.*\n)*", "\n".join(rows) + "\n", text, flags=re.M)
+
+
 def render_pages() -> dict[Path, str]:
     """Return the content of each page that is made from the code."""
     recipe = ROOT / "docs" / "recipe.md"
     coming_from = ROOT / "docs" / "coming-from.md"
+    readme = ROOT / "README.md"
     return {
         ROOT / "docs" / "reference" / "settings.md": render_settings(),
         ROOT / "docs" / "reference" / "commands.md": render_commands(),
         recipe: update_recipe(recipe.read_text()),
         coming_from: update_coming_from(coming_from.read_text()),
+        readme: update_readme(readme.read_text()),
     }
 
 

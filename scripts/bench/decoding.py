@@ -16,9 +16,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from nmt.config import DecodingConfig
@@ -41,6 +42,18 @@ SYSTEMS = (
     "ctranslate2 float32",
     "ctranslate2 int8",
 )
+
+
+class Answer(NamedTuple):
+    """What a system did in one round."""
+
+    n_sentences: int
+    n_pieces: int
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        return self.n_pieces / self.seconds
 
 
 def prepare(
@@ -282,44 +295,43 @@ def main() -> None:
             measure_invariance(Path(name), args.invariance)
         else:
             prepare(Path(name), args.data, args.checkpoint, args.lines, args.systems)
-            compare_systems(args, name)
+            found = compare_systems(name, args.systems, args.settings, args.rounds, args.threads)
+            for (system, setting), answers in found.items():
+                print(json.dumps(summarise(system, setting, answers)))
 
 
-def compare_systems(args: argparse.Namespace, folder: str) -> None:
-    """Start a process for each system, ask them in turn, and print what they answered."""
+def compare_systems(
+    folder: str, systems: Sequence[str], settings: Sequence[str], rounds: int, threads: int
+) -> dict[tuple[str, str], list[Answer]]:
+    """Start a process for each system, ask them in turn; return their answers, one for each round."""
     servers = {}
-    for system in args.systems:
+    for system in systems:
         servers[system] = subprocess.Popen(
-            [sys.executable, __file__, "--serve", folder, system, "--threads", str(args.threads)],
+            [sys.executable, __file__, "--serve", folder, system, "--threads", str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-    for setting in args.settings:
-        answers: dict[str, list[tuple[int, int, float]]] = {system: [] for system in args.systems}
-        for _ in range(args.rounds):
+    found: dict[tuple[str, str], list[Answer]] = {}
+    for setting in settings:
+        for _ in range(rounds):
             for system, server in servers.items():
-                answers[system].append(ask(server, setting))
-        for system in args.systems:
-            print(json.dumps(summarise(system, setting, answers[system])), flush=True)
+                found.setdefault((system, setting), []).append(ask(server, setting))
     for server in servers.values():
         server.communicate("")
+    return found
 
 
-def ask(server: "subprocess.Popen[str]", setting: str) -> tuple[int, int, float]:
-    """Return the numbers of sentences and of pieces, and the seconds."""
+def ask(server: "subprocess.Popen[str]", setting: str) -> Answer:
     assert server.stdin and server.stdout
     server.stdin.write(setting + "\n")
     server.stdin.flush()
-    n_sentences, n_pieces, seconds = json.loads(server.stdout.readline())
-    return n_sentences, n_pieces, seconds
+    return Answer(*json.loads(server.stdout.readline()))
 
 
-def summarise(
-    system: str, setting: str, answers: list[tuple[int, int, float]]
-) -> dict[str, object]:
+def summarise(system: str, setting: str, answers: list[Answer]) -> dict[str, object]:
     """Return the best and the median speed over the rounds."""
-    speeds = [n_pieces / seconds for _, n_pieces, seconds in answers]
+    speeds = [answer.speed for answer in answers]
     n_sentences, n_pieces, _ = answers[-1]
     best = max(speeds)
     return {

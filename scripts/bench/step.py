@@ -13,6 +13,8 @@ import resource
 import statistics
 import sys
 
+from machine import measure_products
+
 from nmt.commands.cli import add_config_arguments, run_command
 
 WARM_UP = 7  # updates that still ask the system for memory
@@ -40,7 +42,7 @@ def work(args: argparse.Namespace) -> int:
         config = resolve_precision(config, world)
         micro_tokens = resolve_micro_tokens(config, world)
         setup = open_setup(config, micro_tokens, world)
-        tokens, seconds = [], []
+        tokens, seconds, products = [], [], []
         with setup.make_loader(lambda _: setup.store) as updates:
             for step in range(1, args.updates + WARM_UP + 1):
                 began = clock()
@@ -49,6 +51,8 @@ def work(args: argparse.Namespace) -> int:
                 sent.stats.sum().item()
                 tokens.append(update.n_tgt)
                 seconds.append(clock() - began)
+                if args.products and step > WARM_UP:
+                    products.append(measure_products(torch.get_num_threads(), n_times=2))
         tokens, seconds = tokens[WARM_UP:], seconds[WARM_UP:]
         rates = [n / took for n, took in zip(tokens, seconds, strict=True)]
         if args.json:
@@ -58,6 +62,7 @@ def work(args: argparse.Namespace) -> int:
                     {
                         "tgt_tokens": tokens,
                         "seconds": seconds,
+                        "products": products,
                         "peak_rss_mb": round(peak, 1),
                         "threads": torch.get_num_threads(),
                         "precision": config.training.precision,
@@ -81,6 +86,9 @@ if __name__ == "__main__":
     parser.add_argument("--updates", type=int, default=20, metavar="N", help="updates to time (20)")
     parser.add_argument(
         "--json", action="store_true", help="each update's tokens and seconds, as JSON"
+    )
+    parser.add_argument(
+        "--products", action="store_true", help="time a plain product after each update (in JSON)"
     )
     arguments = parser.parse_intermixed_args()
     sys.exit(run_command(lambda: work(arguments), "bench_step"))

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
-from machine import describe_machine
+from machine import describe_machine, measure_products
 
 from nmt.commands.cli import add_overrides, run_command
 from nmt.config import load_config
@@ -30,7 +30,7 @@ from nmt.corpus.prepare import prepare
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.system.errors import UserError
-from nmt.system.progress import clock, say
+from nmt.system.progress import say
 from nmt.system.runtime import tune_process
 from nmt.system.tables import Table
 
@@ -142,36 +142,6 @@ def count_gflop_per_token(
     return float(6 * (weights + attention) / tgt.sum() / 1e9)
 
 
-def measure_ceilings(threads: int, n: int = 2048) -> dict[str, float]:
-    """Return the GFLOP/s of one large product, the best of some, by precision and path."""
-    import torch  # first here, after tune_process()
-    from torch.nn.functional import linear
-
-    torch.set_num_threads(threads)
-    is_cuda = torch.cuda.is_available()
-    device = "cuda" if is_cuda else "cpu"
-    inner = 4 * n if is_cuda else n
-    a = torch.randn(2 * inner, inner, device=device)
-    b = torch.randn(inner, inner, device=device)
-    low = a.bfloat16(), b.bfloat16()
-    paths = {"bf16": lambda: linear(*low), "fp32": lambda: linear(a, b)}
-    if not is_cuda and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        paths["fp32 oneDNN"] = lambda: torch.ops.mkldnn._linear_pointwise(
-            a, b, None, "none", [], ""
-        )
-    best = {}
-    for name, product in paths.items():
-        times = []
-        for _ in range(6):
-            began = clock()
-            product()
-            if is_cuda:
-                torch.cuda.synchronize()
-            times.append(clock() - began)
-        best[name] = 4 * inner**3 / min(times) / 1e9
-    return best
-
-
 def average_ceiling(precision: str, measured: Sequence[dict[str, float]]) -> float:
     """Return the mean of the measurements, each by the fastest path of this precision."""
     fastest = []
@@ -266,14 +236,14 @@ class Bench:
         for size in self.args.sizes:
             for name in self.args.systems:
                 results[size, name] = []
-        ceilings, failures = [measure_ceilings(self.args.threads)], []
+        ceilings, failures = [measure_products(self.args.threads)], []
         for size, name in list(results) * self.args.rounds:
             if (size, name) not in results:
                 continue
             precision = name.split("-")[1]
             try:
                 answer = self.run(size, name)
-                ceilings.append(measure_ceilings(self.args.threads))
+                ceilings.append(measure_products(self.args.threads))
                 # The mean of the measurements before and after the process
                 result = parse_answer(answer, precision, average_ceiling(precision, ceilings[-2:]))
                 results[size, name].append(result)
