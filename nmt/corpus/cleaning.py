@@ -137,7 +137,7 @@ def find_broken_rule(pair: Pair, rules: CleanConfig) -> str | None:
 def _find_broken_length(pair: Pair, rules: CleanConfig) -> str | None:
     """The rules that count words, which takes time."""
     if rules.max_ratio is None and rules.max_words is not None:
-        # There is a character between any two words, and most sides are too short for so many.
+        # n words have at least 2n - 1 characters, so most sides need no counting.
         if max(len(pair.src), len(pair.tgt)) <= 2 * rules.max_words:
             return None
     shorter, longer = sorted((len(pair.src.split()), len(pair.tgt.split())))

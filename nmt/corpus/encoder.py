@@ -113,7 +113,7 @@ class _WordTable:
         self.size = 1  # the next number
         self._keys = np.empty((1 + MAX_KNOWN_WORDS + WORDS_AT_A_TIME, KEY_BYTES // 8), np.uint64)
         self._slots = np.zeros(1 << SLOT_BITS, np.int32)  # each a number, or 0
-        # Random, so that nobody can write a text whose words all share a slot.
+        # Random, so that no text can be crafted whose words all share a slot.
         draw = np.random.default_rng()
         self._multipliers = draw.integers(1 << 64, size=KEY_BYTES // 8, dtype=np.uint64) | 1
 

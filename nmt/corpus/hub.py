@@ -25,7 +25,7 @@ from nmt.system.files import lock, sync_to_disk
 from nmt.system.progress import Progress, say
 
 SERVER_TIMEOUT_S = 5.0  # how long a server may stay silent before it counts as unreachable
-WAITS_S = (1, 2, 4, 8)  # between attempts; after so many that brought nothing there is no other
+WAITS_S = (1, 2, 4, 8)  # before each further attempt; four in a row without a byte are the end
 PASSING_STATUSES = (408, 429, 500, 502, 503, 504)
 HUB_ADDRESS = "hf://"
 

@@ -158,11 +158,15 @@ def _estimate_text(parts: list[Part], data: DataConfig) -> int:
     """Estimate the bytes of all text, unpacked."""
     n_bytes = 0
     for part in parts:
-        local = [(path.name, path.stat().st_size) for path in find_local_files(part.corpus, data)]
-        on_hub = [(file.name, file.size) for file in list_hub_files(part.corpus, data)]
-        for name, size in local + on_hub:
-            n_bytes += 3 * size if name.endswith(COMPRESSED_SUFFIXES) else size
+        for path in find_local_files(part.corpus, data):
+            n_bytes += _estimate_unpacked(path.name, path.stat().st_size)
+        for file in list_hub_files(part.corpus, data):
+            n_bytes += _estimate_unpacked(file.name, file.size)
     return n_bytes
+
+
+def _estimate_unpacked(name: str, size: int) -> int:
+    return 3 * size if name.endswith(COMPRESSED_SUFFIXES) else size
 
 
 def _describe_full_disk(store: Path, n_bytes: int) -> str:

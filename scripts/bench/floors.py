@@ -29,6 +29,7 @@ from machine import describe_machine
 from train import SIZES, STEP_SCRIPT, count_gflop_per_token
 
 from nmt.commands.cli import run_command
+from nmt.config import load_config
 from nmt.data.store import open_store
 from nmt.system.files import read_json, write_json
 from nmt.system.progress import clock, say
@@ -119,8 +120,8 @@ class Bench:
                 [*command, *self.config, *options], check=True, stdout=subprocess.PIPE, stderr=log
             ).stdout
         found = json.loads(answer)
-        n_pieces = 10_000
         store = open_store(self.folder / "store", "train")
+        n_pieces = load_config("multi30k.yaml").vocab.size
         gflop = count_gflop_per_token(d_model, d_ff, n_layers, n_pieces, store)
         shares = []
         for n, seconds, products in zip(
