@@ -46,10 +46,19 @@ def explain_foreign_name(name: str, ending: str = "") -> str | None:
     for counterpart in read_counterparts():
         for listed in counterpart.names.values():
             if wanted in map(_normalize, listed):
-                note = f" ({counterpart.note})" if counterpart.note else ""
-                shown = [ours if " " in ours else ours + ending for ours in counterpart.ours]
-                return f"it is {' and '.join(shown)} here{note}"
+                return _describe(counterpart, ending)
     return None
+
+
+def _describe(counterpart: Counterpart, ending: str) -> str:
+    shown = []
+    for ours in counterpart.ours:
+        is_option = " " in ours  # of a command, with its name
+        shown.append(ours if is_option else ours + ending)
+    text = f"it is {' and '.join(shown)} here"
+    if counterpart.note:
+        text += f" ({counterpart.note})"
+    return text
 
 
 def _normalize(name: str) -> str:

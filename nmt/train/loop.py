@@ -369,7 +369,9 @@ class Trainer:
         minutes = self.config.training.checkpoint_minutes
         is_last = bool(self.stop.exit_code) or self.end_reason is not None
         is_old = minutes is None or clock() - self.moments_at >= MOMENTS_SHARE * 60 * minutes
-        return bool(self.world.broadcast(float(is_last or is_old)))
+        # Weights alone might fit where the checkpoint that failed did not, and hide that it did.
+        has_failed = self.world.is_main and self.writer.failures > 0
+        return bool(self.world.broadcast(float(is_last or is_old or has_failed)))
 
     def link_best(self) -> None:
         self.writer.wait()

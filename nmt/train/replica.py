@@ -236,7 +236,9 @@ class Replica:
             self.flat.buffer.zero_()
 
     def gradient_norm(self) -> Tensor:
-        """Compute the Euclidean norm of all gradients; it is NaN or infinite if any element is."""
+        """Compute the Euclidean norm of all gradients; it is NaN or infinite if any element is, or if one
+        is so large that its square is.
+        """
         if self.flat is not None:
             # A sum of millions of squares loses digits in fp32, so only short rows are summed in it;
             # in fp64 throughout, torch would first make a copy of all gradients.

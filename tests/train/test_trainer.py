@@ -1,13 +1,17 @@
 """The promises of training, each through the real command: exact continuation, ranks, refusals."""
 
+import errno
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.soaking import Ground, make_ground
 
+from nmt import checkpoint
 from nmt.checkpoint import list_steps
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main
@@ -182,6 +186,26 @@ def test_checkpoints_that_follow_soon_have_weights_alone_and_no_bit_is_lost(
     again = {step: read_bytes(run.checkpoint(step) / MODEL_FILE) for step in list_steps(run)}
     assert again == weights
     assert nmt_average([str(run.path), "--last", "3"]) == 0
+
+
+def test_weights_alone_do_not_hide_that_moments_cannot_be_written(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = checkpoint.save_checkpoint
+
+    def save_if_small(path: Path, snapshot: checkpoint.Snapshot, *rest: Any) -> None:
+        if snapshot.moments:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        save(path, snapshot, *rest)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save_if_small)
+    settings = (*LOGGED, "training.checkpoint_every=2", "training.checkpoint_minutes=10")
+    assert main(ground.argv("full", *settings)) == 1
+    said = capsys.readouterr().err
+    assert (
+        "failure 3 in a row" in said and "the checkpoint of update 6 could not be written" in said
+    )
+    assert list_steps(ground.run("full")) == []
 
 
 def test_what_training_continues_from_is_kept(ground: Ground) -> None:
