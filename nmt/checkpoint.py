@@ -247,7 +247,8 @@ def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vo
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint folder, the newest checkpoint of a run folder, or a published model, after
-    verifying all its files.
+    verifying all its files but Adam's moments, of which sizes are enough: only a training reads them,
+    and they are twice as large as the weights.
     """
     path = convert_if_published(path)
     if (path / "checkpoints").is_dir():
@@ -264,22 +265,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise UserError(
             f"{path}: no such checkpoint folder; give RUN, RUN/average or RUN/checkpoints/step-..."
         )
-    return _open_verified(path)
-
-
-def open_for_average(path: Path) -> Checkpoint:
-    """Open a checkpoint like `open_checkpoint`, but without hashing the optimizer's file.
-
-    That file is twice as large as the weights, and an average does not need it.
-    """
-    path = convert_if_published(path)
-    if not path.is_dir() or (path / "checkpoints").is_dir():
-        path = open_checkpoint(path).path
     if path.is_symlink():
         path = path.resolve()  # `best` and `last` may move before the weights are read
     checkpoint = open_unverified(path)
-    verify(path, only=(*COMMON_FILES, *checkpoint.vocab.files))
+    _verify_weights(checkpoint)
     return checkpoint
+
+
+def _verify_weights(checkpoint: Checkpoint) -> None:
+    """Verify all that is read to use a model. It is done last, because hashing takes about a second per
+    gigabyte or two.
+    """
+    verify(checkpoint.path, only=(*COMMON_FILES, *checkpoint.vocab.files))
 
 
 def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = False) -> Path:
@@ -314,12 +311,6 @@ def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = 
 
 def _is_without_optimizer(names: Set[str]) -> bool:
     return names == {*COMMON_FILES, *find_vocab_files(names)}
-
-
-def _open_verified(path: Path) -> Checkpoint:
-    checkpoint = open_unverified(path)
-    verify(path)  # last, because hashing takes about a second per gigabyte or two
-    return checkpoint
 
 
 def open_unverified(path: Path) -> Checkpoint:
@@ -598,8 +589,8 @@ def parse_step(name: str) -> int | None:
 
 
 def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint | None:
-    """Open the newest undamaged checkpoint; given a `config`, the newest from which a training with it
-    can continue.
+    """Open the newest checkpoint whose weights are undamaged; given a `config`, the newest from which
+    a training with it can continue.
 
     Returns None if the run has no checkpoint at all, and fails if none can be used.
     """
@@ -612,7 +603,10 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
             if config and isinstance(checkpoint.origin, TrainState) and not checkpoint.has_moments:
                 reasons.append(f"{path}: has weights alone, without {OPTIMIZER_FILE}")
                 continue
-            verify(path)  # last, because hashing takes about a second per gigabyte or two
+            if config:
+                verify(path)
+            else:
+                _verify_weights(checkpoint)
             if isinstance(checkpoint.origin, Average):
                 raise UserError(
                     f"{path / STATE_FILE}: belongs to an average; training cannot continue from it"

@@ -20,7 +20,7 @@ from nmt.checkpoint import (
     Checkpoint,
     TrainState,
     list_steps,
-    open_for_average,
+    open_checkpoint,
     open_tensors,
     write_small_files,
 )
@@ -142,7 +142,7 @@ def open_all(paths: Sequence[Path]) -> list[Checkpoint]:
     """Open and verify checkpoints; refuse one that is given twice."""
     _check_distinct(paths)  # first, because verifying takes long
     progress = track(paths, "verifying", "checkpoints", len(paths))
-    checkpoints = [open_for_average(path) for path in progress]
+    checkpoints = [open_checkpoint(path) for path in progress]
     # again, because the path of a run has become that of its newest checkpoint
     _check_distinct([checkpoint.path for checkpoint in checkpoints])
     return checkpoints

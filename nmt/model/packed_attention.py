@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.batch import Packed, lazy_property, pack
-from nmt.model.attention_triton import supports_triton, triton_attention
 from nmt.model.dropout import draw_dropout
 from nmt.system.errors import UserError
 from nmt.system.extras import warn_uncompiled
@@ -354,10 +353,15 @@ def attend(
     that are appended.
     """
     queries, keys = mask.packed
-    if weights is None and not dropout and not mask.is_on_cpu and supports_triton(q, v):
-        return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals)
-    if weights is None and not dropout and mask.is_on_cpu:
+    needs_no_weights = weights is None and not dropout
+    if needs_no_weights and mask.is_on_cpu:
         return _attend_on_cpu(q, k, v, mask)
+    if needs_no_weights:
+        from nmt.model import attention_triton  # a CPU starts a tenth of a second sooner without
+
+        if attention_triton.supports_triton(q, v):
+            intervals = mask.key_intervals, mask.query_intervals
+            return attention_triton.triton_attention(q, k, v, *intervals)
     if weights is None:
         return _attend_padded(q, k, v, mask, None, dropout)
     collected: list[Tensor] = []

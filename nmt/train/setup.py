@@ -162,7 +162,7 @@ def check_initial_model(config: RunConfig) -> None:
     if path is None or checkpoint.list_steps(RunFolder(config.folder)):
         return
     try:
-        found = checkpoint.open_for_average(Path(path))
+        found = checkpoint.open_checkpoint(Path(path))
     except UserError as error:
         raise UserError(f"training.init_from: {error}") from None
     # dropout has no weights
@@ -178,12 +178,12 @@ def check_initial_model(config: RunConfig) -> None:
 def _load_initial_weights(path: Path, setup: Setup) -> None:
     """Load the weights that another run ended with; nothing else is taken from it."""
     config, world, vocab = setup.config, setup.world, setup.vocab
-    found = world.on_main(lambda: checkpoint.open_for_average(path))
+    found = world.on_main(lambda: checkpoint.open_checkpoint(path))
     step = int(world.broadcast(found.step if found else 0))
     if found is None:
         # The main rank has chosen one, of a run that may still be saving others.
         is_run = (path / "checkpoints").is_dir()
-        found = checkpoint.open_for_average(RunFolder(path).checkpoint(step) if is_run else path)
+        found = checkpoint.open_checkpoint(RunFolder(path).checkpoint(step) if is_run else path)
     is_grown = is_extension(vocab, found.vocab)
     if found.vocab.digest != vocab.digest and not is_grown:
         keys = zip(("vocab.model", "vocab.tgt_model"), found.vocab.files, strict=False)

@@ -30,6 +30,7 @@ from nmt.documents.sentences import Sentence, Splitter
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
+from nmt.model.weightless import WithoutDrawing
 from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.memory import is_out_of_memory
@@ -593,6 +594,7 @@ def _load_model(checkpoint: Checkpoint) -> Transformer:
     shape = checkpoint.config.model
     if shape.positions == "sinusoidal":  # this table is in no file, and grows as needed
         shape = replace(shape, max_positions=min(shape.max_positions, 1024))
-    model = Transformer(shape, *checkpoint.vocab.sizes)
+    with WithoutDrawing():
+        model = Transformer(shape, *checkpoint.vocab.sizes)
     load_weights(checkpoint, model)
     return model.requires_grad_(False).eval()

@@ -117,8 +117,8 @@ class _as_on_gpu:
         import torch
         import torch.nn.functional as F
 
+        import nmt.model.attention_triton
         import nmt.model.embedding_lookup
-        import nmt.model.packed_attention
         import nmt.model.transformer
         import nmt.train.loss
         from nmt.model.dropout import Dropout
@@ -144,7 +144,7 @@ class _as_on_gpu:
             (Dropout, "forward", drop),
             (nmt.model.transformer, "look_up", nmt.model.embedding_lookup._LookUp.apply),
             (nmt.train.loss, "supports_fused_loss", lambda hidden: True),
-            (nmt.model.packed_attention, "supports_triton", lambda q, v: True),
+            (nmt.model.attention_triton, "supports_triton", lambda q, v: True),
         ]
         self.originals = [getattr(owner, name) for owner, name, _ in self.patches]
         for owner, name, value in self.patches:

@@ -10,7 +10,7 @@ from support.packed_pairs import relation, side
 from torch import Tensor
 
 from nmt.data.batch import pack
-from nmt.model import packed_attention
+from nmt.model import attention_triton, packed_attention
 from nmt.model.dropout import draw_dropout
 from nmt.model.packed_attention import AttentionMask, attend, attend_matrices
 from nmt.system.errors import UserError
@@ -63,9 +63,9 @@ def test_equals_torch_for_each_sentence(
 
 def test_dropout_takes_no_kernel_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: kernels there drop no weights, so a model would train without its dropout."""
-    monkeypatch.setattr(packed_attention, "supports_triton", lambda q, v: True)
+    monkeypatch.setattr(attention_triton, "supports_triton", lambda q, v: True)
     monkeypatch.setattr(
-        packed_attention, "triton_attention", lambda q, *others: torch.full_like(q, 7.0)
+        attention_triton, "triton_attention", lambda q, *others: torch.full_like(q, 7.0)
     )
     side, x = pack([[5] * 7, [5] * 20]), torch.randn(27, 2, 6)
     mask = AttentionMask(side, side)

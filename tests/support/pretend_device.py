@@ -381,7 +381,7 @@ def pretend_device(event_lag: int = 0) -> Iterator[PretendDevice]:
         mock.patch.multiple(torch.cuda, **replaced),
         mock.patch.object(torch._C, "_InferenceMode", _no_grad),
         mock.patch.object(Tensor, "pin_memory", lambda x, *_: x),
-        mock.patch("nmt.model.packed_attention.supports_triton", lambda *_: False),
+        mock.patch("nmt.model.attention_triton.supports_triton", lambda *_: False),
     ):  # Triton's kernels need a driver
         _open.append(device)
         # Torch.tensor copies to the device where the mode sees it

@@ -312,7 +312,7 @@ def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_heads_that_no_kernel_takes_are_compiled_around(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "BACKEND", "aot_eager")
     monkeypatch.setattr(transformer, "AttentionMask", AsOnGpu)
-    monkeypatch.setattr("nmt.model.packed_attention.supports_triton", lambda q, v: False)
+    monkeypatch.setattr("nmt.model.attention_triton.supports_triton", lambda q, v: False)
     check_compiled(is_whole=False)
 
 
