@@ -14,7 +14,7 @@ a sentence mark (bos or eos).
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,9 @@ HEADER = re.compile(
     re.DOTALL,
 )
 ARRAY_HEADER_BYTES = 256
+SEARCHED_PAIRS = 1 << 18  # at a time
+PRIME = 1_000_003  # so that two sums become one number, which other sums hardly share
+StoredPair = tuple[bytes, bytes]  # the ids of a source and of its target
 Manifest = dict[str, dict[str, Any]]  # file name -> size and sha256
 
 
@@ -80,6 +83,13 @@ class Side:
         """Return the ids of consecutive sentences, and how many each has."""
         counts = self.count_pieces(first, end)
         return self.read_ids(int(self.offsets[first]), int(self.offsets[end])), counts
+
+    def sum_ids(self, first: int, end: int) -> np.ndarray:
+        """Return the sum of the ids of each of some consecutive sentences."""
+        ids, counts = self.read_rows(first, end)
+        sums = np.concatenate(([0], np.cumsum(ids, dtype=np.int64)))
+        ends = np.cumsum(counts)
+        return sums[ends] - sums[ends - counts]
 
     def read_ids(self, first: int, end: int) -> np.ndarray:
         """Return ids, whatever sentences they belong to."""
@@ -139,6 +149,25 @@ class TokenStore:
 
     def __len__(self) -> int:
         return len(self.src)
+
+    def read_pair(self, i: int) -> StoredPair:
+        src, tgt = (side.read_rows(i, i + 1)[0] for side in (self.src, self.tgt))
+        return src.tobytes(), tgt.tobytes()
+
+    def count_shared(self, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> int:
+        """Count how many of these pairs of ids the store has; each counts once."""
+        wanted: dict[StoredPair, int] = {}
+        for src, tgt in pairs:
+            key = np.array(src, np.uint16).tobytes(), np.array(tgt, np.uint16).tobytes()
+            wanted[key] = sum(src) * PRIME + sum(tgt)
+        found = set()
+        for first in range(0, len(self), SEARCHED_PAIRS):
+            end = min(first + SEARCHED_PAIRS, len(self))
+            # Only pairs whose ids have the same sums are compared in full.
+            sums = self.src.sum_ids(first, end) * PRIME + self.tgt.sum_ids(first, end)
+            places = first + np.flatnonzero(np.isin(sums, list(wanted.values())))
+            found |= {self.read_pair(i) for i in places.tolist()}
+        return len(found & wanted.keys())
 
 
 def open_store(folder: Path, split: str, vocab: Vocabulary | None = None) -> TokenStore:

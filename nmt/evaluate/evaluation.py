@@ -29,7 +29,8 @@ from nmt.evaluate.systems import (
     read_translations,
     translate_test_set,
 )
-from nmt.evaluate.verdict import SEED_RUN_KEYS, check_one_recipe, judge
+from nmt.evaluate.training_text import examine_training_text
+from nmt.evaluate.verdict import SEED_RUN_KEYS, JudgedRun, check_one_recipe, judge
 from nmt.score.metrics import (
     CHRF2,
     HEADLINE,
@@ -124,7 +125,9 @@ def evaluate_system(
         values["calibration"] = _describe_calibration(calibration)
     if with_verdict:
         by_name = {score.name: score for score in scores}
-        verdict = judge(paper_metric, [by_name[paper_metric.name]], [system])
+        paper_score = by_name[paper_metric.name]
+        run = JudgedRun(system, paper_score, examine_training_text(system))
+        verdict = judge(paper_metric, [run])
         report += ["", *verdict.to_lines()]
         values["verdict"] = verdict.to_json()
     return Evaluation(_join_lines(report), values, [system], [scores])
@@ -146,7 +149,11 @@ def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluatio
     scores = [score_system(system, metrics) for system in systems]
 
     # report
-    verdict = judge(paper_metric, [own[2] for own in scores], systems)
+    runs = [
+        JudgedRun(system, own[2], examine_training_text(system))
+        for system, own in zip(systems, scores, strict=True)
+    ]
+    verdict = judge(paper_metric, runs)
     report = [*_format_side_by_side(systems, scores), "", *verdict.to_lines()]
     return _evaluate_together(report, systems, scores, {"verdict": verdict.to_json()})
 

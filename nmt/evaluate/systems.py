@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nmt.checkpoint import Checkpoint
 from nmt.config import CorpusConfig, RunConfig
 from nmt.corpus.test_sets import TestSet, add_references, open_reference, open_test_set
 from nmt.corpus.text_files import TextFile, read_lines
@@ -62,6 +63,15 @@ class System:
     @property
     def pair(self) -> str:
         return f"{self.config.data.src}-{self.config.data.tgt}"
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The first one, which knows how the model was trained."""
+        if self.model is None or not self.model.checkpoints:
+            raise UserError(
+                f"{self.name}: a verdict judges the training too, so it needs a checkpoint; give RUN or RUN/average"
+            )
+        return self.model.checkpoints[0]
 
     @property
     def label(self) -> str:

@@ -2,6 +2,7 @@
 named.
 """
 
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -64,6 +65,22 @@ def test_reads_back_what_was_appended(folder: Path, sides: dict[str, Sentences])
         assert side.n_tokens == side.lengths.sum()
         assert isinstance(side.ids, np.memmap)
         assert (side.ids.dtype.name, side.offsets.dtype.name) == ("uint16", "int64")
+
+
+def test_counts_the_pairs_that_it_shares_with_others(
+    folder: Path, sides: dict[str, Sentences], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the others, some are the store's; some have only the same sums, or one side in common."""
+    monkeypatch.setattr("nmt.data.store.SEARCHED_PAIRS", 50)
+    store = open_store(folder, "train")
+    own = list(zip(sides["src"], sides["tgt"], strict=True))
+    with_longer = [pair for pair in own if len(set(pair[0])) > 1]
+    turned = [(src[::-1], tgt) for src, tgt in with_longer if src != src[::-1]]
+    exchanged = [(src, other) for (src, _), (_, other) in zip(own, own[1:], strict=False)]
+    assert len(turned) > 100
+    for others in (own, own[10:20], own[:9] * 2, turned, exchanged, own[100:] + turned, []):
+        keys = {json.dumps(pair) for pair in others} & {json.dumps(pair) for pair in own}
+        assert store.count_shared(others) == len(keys)
 
 
 def test_array_file_is_byte_for_byte_numpys_own(tmp_path: Path) -> None:

@@ -689,7 +689,9 @@ def test_a_seed_that_is_none(
 # ---- the verdict, through the command -----------------------------------------------------------------------------
 
 
-def test_a_run_is_judged_by_its_average(run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_run_is_judged_by_its_average(
+    run: Path, ground: Path, tmp_path: Path, capsys: Capture
+) -> None:
     found = evaluate(tmp_path, run, "--verdict")
     assert found["checkpoint"] == str(run / "checkpoints" / "step-0000060")
     assert any(step.startswith("averaging: none") for step in found["verdict"]["not_applied"])
@@ -700,6 +702,18 @@ def test_a_run_is_judged_by_its_average(run: Path, tmp_path: Path, capsys: Captu
     assert found["checkpoint"] == str(run / "average")
     assert any(step.startswith("averaging: 2 checkpoints") for step in judged["not_applied"])
     assert judged["outcome"] == "not comparable" and judged["paper"]["bleu"] == 27.3
+    pairs = {
+        split: list(
+            zip(*(lines_of(ground / f"{split}.{side}") for side in ("en", "de")), strict=True)
+        )
+        for split in ("train", "test")
+    }
+    shared = set(pairs["train"]) & set(pairs["test"])
+    assert judged["runs"][0]["training_text"] == {
+        "n_pairs": 400,
+        "n_test_pairs": len(shared),
+        "problem": None,
+    }
     names = [score["name"] for score in found["scores"]]
     assert names == ["BLEU", "chrF2", "BLEU tokenised, split"]
     assert judged["score"]["value"] == found["scores"][2]["value"]
@@ -708,11 +722,21 @@ def test_a_run_is_judged_by_its_average(run: Path, tmp_path: Path, capsys: Captu
     assert names == ["step-0000060", "average"]
     with_ladder = evaluate(tmp_path, run, "--verdict", "--ladder")
     assert len(with_ladder["scores"]) == 11 and with_ladder["verdict"]["score"] == judged["score"]
+    last = list_checkpoints(run)[-1]
+    change_config(last, "data.store=gone")
+    reasons = evaluate(tmp_path, last, "--verdict")["verdict"]["because"]
+    assert any(
+        reason.startswith("the training text cannot be checked: gone: contains no prepared data")
+        for reason in reasons
+    )
 
 
 def test_several_runs_are_judged_by_their_mean(run: Path, tmp_path: Path, capsys: Capture) -> None:
     """How they are judged is in test_verdict.py."""
     places = list_checkpoints(run)
+    assert "has the same seed as" in get_refusal(capsys, *places, "--verdict")
+    for seed, place in enumerate(places):
+        change_config(place, f"seed={seed}")
     found = evaluate(tmp_path, *places, "--verdict")
     out = capsys.readouterr().out
     judged = found["verdict"]

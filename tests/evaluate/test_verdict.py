@@ -15,10 +15,11 @@ import pytest
 
 from nmt.checkpoint import Average, Checkpoint, Origin, TrainState
 from nmt.config import RunConfig, load_config, override_config
-from nmt.corpus.test_sets import TestSet
+from nmt.corpus.test_sets import Reference, TestSet
 from nmt.data.vocab import Vocab
 from nmt.evaluate.systems import System
-from nmt.evaluate.verdict import Verdict, check_one_recipe, judge
+from nmt.evaluate.training_text import TrainingText
+from nmt.evaluate.verdict import JudgedRun, Verdict, check_one_recipe, judge
 from nmt.score.metrics import find_paper_metric
 from nmt.score.score import Score
 from nmt.score.significance import estimate_spread
@@ -26,8 +27,11 @@ from nmt.system.errors import UserError
 from nmt.translate.translator import LoadedModel, TextToText
 
 BASE = load_config("base.yaml")
-FULL = TestSet("wmt14/full", [], [], "", "", "newstest2014", None, None)
-
+FULL = TestSet("wmt14/full", [], [""] * 3003, "", "", "newstest2014", None, None)
+TEXTS = {  # of a store of each pair
+    "de": TrainingText(4_500_000, 3),
+    "fr": TrainingText(36_000_000, 30),
+}
 
 METRIC = find_paper_metric("de")
 
@@ -44,7 +48,7 @@ def average(
     for gap in gaps or [every] * (n - 1):
         steps.append(steps[-1] + gap)
     names = [f"step-{step - steps[-1] + before:07}" for before in steps]
-    return Average(names, step, None, weights)
+    return Average(names, step, [0.0] * n, weights)
 
 
 def make_score(value: float) -> Score:
@@ -74,6 +78,16 @@ def make_checkpoint(config: RunConfig, made: Origin, weights: str) -> Checkpoint
     )
 
 
+def judge_systems(
+    systems: Sequence[System], scores: Sequence[Score], text: TrainingText | None = None
+) -> Verdict:
+    runs = []
+    for system, score in zip(systems, scores, strict=True):
+        known = TEXTS.get(system.checkpoint.config.data.tgt, TrainingText(4_500_000))
+        runs.append(JudgedRun(system, score, text or known))
+    return judge(METRIC, runs)
+
+
 def judge_run(
     of: Score = REACHED,
     config: RunConfig = BASE,
@@ -81,13 +95,15 @@ def judge_run(
     test: TestSet = FULL,
     overrides: Sequence[str] = (),
     n_others: int = 0,
+    text: TrainingText | None = None,
 ) -> Verdict:
-    return judge(METRIC, [of], [make_system(config, made, test, overrides, n_others)])
+    return judge_systems([make_system(config, made, test, overrides, n_others)], [of], text)
 
 
-def judge_runs(*values: float) -> Verdict:
-    systems = [make_system(name=f"seed{number}") for number in range(1, len(values) + 1)]
-    return judge(METRIC, [make_score(value) for value in values], systems)
+def judge_runs(*values: float, text: TrainingText | None = None) -> Verdict:
+    seeds = range(1, len(values) + 1)
+    systems = [make_system(with_settings(f"seed={seed}"), name=f"seed{seed}") for seed in seeds]
+    return judge_systems(systems, [make_score(value) for value in values], text)
 
 
 def with_settings(*settings: str) -> RunConfig:
@@ -98,6 +114,7 @@ def with_settings(*settings: str) -> RunConfig:
 
 
 BORDERS = [
+    (30.3, "reproduced", "30.30 is not below the paper's 27.30"),
     (28.3, "reproduced", "28.30 is not below the paper's 27.30"),
     (27.3, "reproduced", "27.30 is not below the paper's 27.30"),
     (
@@ -174,11 +191,12 @@ def test_several_runs_are_judged_by_their_mean(values: tuple[float, ...], outcom
 def test_what_is_not_of_all_runs_is_named_with_its_run() -> None:
     short = make_system(made=average(4), name="seed2")
     wide = make_system(overrides=["decoding.beam=5"], name="seed1")
-    found = judge(METRIC, [MISSED, MISSED], [make_system(name="seed1"), short])
+    found = judge_systems([make_system(name="seed1"), short], [MISSED, MISSED])
     assert found.missing == (
-        "seed2: averaging: 4 checkpoints, in the paper the mean of the last 5",
+        "seed2: averaging: 4 checkpoints, in the paper the mean of the last 5, "
+        "ten minutes or about 1,500 updates apart",
     )
-    found = judge(METRIC, [MISSED, MISSED], [wide, replace(wide, name="seed2")])
+    found = judge_systems([wide, replace(wide, name="seed2")], [MISSED, MISSED])
     assert found.missing == ("beam: 5, in the paper 4",)
 
 
@@ -195,9 +213,9 @@ def test_runs_of_one_recipe_are_judged_together(settings: list[str]) -> None:
 
 
 def make_two_runs(*settings: str) -> list[Checkpoint]:
-    """A run, and one with other settings and weights."""
+    """A run, and one with another seed, other settings and weights."""
     first = make_checkpoint(BASE, average(), "1")
-    return [first, make_checkpoint(with_settings(*settings), average(), "2")]
+    return [first, make_checkpoint(with_settings("seed=2", *settings), average(), "2")]
 
 
 @pytest.mark.parametrize(
@@ -214,10 +232,13 @@ def test_runs_of_different_recipes_are_not(settings: list[str], difference: str)
     assert str(refused.value).startswith(f"b: is not of the same recipe as a ({difference}); runs")
 
 
-def test_the_same_weights_are_not_another_run() -> None:
+def test_the_same_weights_or_seed_are_not_another_run() -> None:
     pair = [make_checkpoint(with_settings(f"seed={seed}"), average(), "1") for seed in (1, 2)]
-    with pytest.raises(UserError, match=r"^b: has the same weights as a; give different runs"):
+    with pytest.raises(UserError, match=r"^b: has the same weights as a; give other runs"):
         check_one_recipe(["a", "b"], pair)
+    averages = [make_checkpoint(BASE, average(n), str(n)) for n in (5, 4, 3)]  # of one run
+    with pytest.raises(UserError, match=r"^b: has the same seed as a; give other runs"):
+        check_one_recipe(["a", "b", "c"], averages)
 
 
 # ---- not comparable -----------------------------------------------------------------------------------------------
@@ -265,20 +286,20 @@ def test_all_reasons_are_told() -> None:
 
 # ---- steps of the recipe ------------------------------------------------------------------------------------------
 
-APART = "averaging: its checkpoints are "
+APART = "averaging: checkpoints "
 LEFT_OUT: dict[str, dict[str, Any]] = {
     "the end of training: 50,000 of 100,000 updates": {"made": average(step=50_000)},
     "the end of training: 99,999 of 100,000 updates": {"made": average(step=99_999)},
     "averaging: none, in the paper the mean of the last 5": {"made": TrainState(step=100_000)},
     "averaging: 1 checkpoints, in the paper the mean of the last 5": {"made": average(1)},
     "averaging: 20 checkpoints, in the paper the mean of the last 5": {"made": average(20)},
-    "averaging: a weighted mean, in the paper the plain one of the last 5": {
+    "averaging: a weighted mean, in the paper the mean of the last 5": {
         "made": average(weights=[0.1, 0.1, 0.2, 0.2, 0.4])
     },
-    "averaging: the updates of its checkpoints are not recorded; average again with nmt-average": {
-        "made": Average(list("abcde"), 100_000)
+    "averaging: of what are not checkpoints of training under their own names, in": {
+        "made": Average(list("abcde"), 100_000, [0.0] * 5)
     },
-    f"{APART}1,124 to 1,500 updates apart, in the paper ten minutes, about 1,500": {
+    f"{APART}1,124 to 1,500 updates apart, in the paper the mean of the last 5, ten minutes or": {
         "made": average(gaps=(1500, 1124, 1500, 1500))
     },
     f"{APART}1,500 to 1,876 updates apart, in the paper": {
@@ -286,8 +307,11 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     },
     f"{APART}0 to 1,500 updates apart, in the paper": {"made": average(gaps=(1500, 1500, 1500, 0))},
     # five checkpoints at ten minutes of a GPU that needs an hour for all of the training
-    f"{APART}16,667 updates apart, in the paper ten": {"made": average(gaps=[16_667] * 4)},
-    "updates: 50,000, in the paper 100,000": {"config": with_settings("training.steps=50000")},
+    f"{APART}16,667 to 16,667 updates apart, in the paper": {"made": average(gaps=[16_667] * 4)},
+    "updates: 50,000, in the paper 100,000": {
+        "config": with_settings("training.steps=50000"),
+        "made": average(step=50_000),
+    },
     "source tokens per update: 4,096, in the paper about 25,000": {
         "config": with_settings("training.src_tokens=4096")
     },
@@ -361,6 +385,109 @@ def test_several_steps_in_their_order() -> None:
     )
 
 
+# ---- attacks --------------------------------------------------------------------------------------
+
+
+def with_corpus(**settings: Any) -> RunConfig:
+    corpora = (replace(BASE.data.train[0], **settings),)
+    return replace(BASE, data=replace(BASE.data, train=corpora))
+
+
+NOT_COMPARABLE = "verdict: not comparable because "
+ANOTHER_RECIPE = f"{NOT_COMPARABLE}the paper's figure was reached by another recipe: 1 of"
+CORPUS = f"{NOT_COMPARABLE}training corpora: "
+UNLIKE_WMT14 = "in the paper 4,400,000 to 4,600,000"
+ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
+    # the training text
+    "it was filtered": (
+        {"config": with_corpus(scores="s.txt", min_score=-3.0)},
+        f"{CORPUS}wmt14 de-en train from score -3, in the paper",
+    ),
+    "it was weighted": ({"config": with_corpus(weight=0.5)}, f"{CORPUS}wmt14 de-en train x 0.5"),
+    "it has more pairs": (
+        {"text": TrainingText(4_600_001)},
+        f"{NOT_COMPARABLE}training text: 4,600,001 pairs, {UNLIKE_WMT14}",
+    ),
+    "it has fewer pairs": (
+        {"text": TrainingText(28_930)},
+        f"{NOT_COMPARABLE}training text: 28,930 pairs, {UNLIKE_WMT14}",
+    ),
+    "it has the test set": (
+        {"text": TrainingText(4_503_003, 3_003), "of": make_score(30.3)},
+        f"{NOT_COMPARABLE}training text: has 3,003 of the test set's 3,003 pairs",
+    ),
+    "it has one in a hundred test pairs": (
+        {"text": TrainingText(4_500_000, 31)},
+        f"{NOT_COMPARABLE}training text: has 31 of the test set's 3,003 pairs",
+    ),
+    "its store is gone": (
+        {"text": TrainingText(problem="data/wmt14-ende: contains no prepared data")},
+        f"{NOT_COMPARABLE}the training text cannot be checked: data/wmt14-ende: contains no",
+    ),
+    # the score
+    "the test set was learned": (
+        {"of": make_score(99.94)},
+        f"{NOT_COMPARABLE}99.94 is more than 3 BLEU above the paper's 27.30, as no",
+    ),
+    "just too high": ({"of": make_score(30.31)}, f"{NOT_COMPARABLE}30.31 is more than 3 BLEU"),
+    "two references": (
+        {"test": replace(FULL, more_refs=(Reference(Path("second.de"), []),))},
+        f"{NOT_COMPARABLE}2 references, in the paper one",
+    ),
+    "another reference under its name": (
+        {"test": replace(FULL, name="newstest2014.en + newstest2014.de", known_as=None)},
+        f"{NOT_COMPARABLE}the test set is newstest2014.en + newstest2014.de, in the paper",
+    ),
+    "counted as another language": (
+        {"overrides": ["data.tgt=fr"]},
+        f"{NOT_COMPARABLE}it was scored as en-fr and trained as en-de",
+    ),
+    # the search
+    "placeholders demanded": ({"overrides": ["decoding.protect=true"]}, ANOTHER_RECIPE),
+    "capitals lowered": ({"overrides": ["decoding.lower_capitals=true"]}, ANOTHER_RECIPE),
+    "beam and alpha tuned": (
+        {"overrides": ["decoding.beam=8", "decoding.length_penalty=0.8"]},
+        ANOTHER_RECIPE.replace("1 of", "2 of"),
+    ),
+    # the checkpoints
+    "longer training under the paper's steps": ({"made": average(step=130_000)}, ANOTHER_RECIPE),
+    "the best, not the last": (
+        {"made": average(gaps=[9_000, 1_500, 3_000, 1_500])},
+        ANOTHER_RECIPE,
+    ),
+    "another checkpoint under the last one's name": (
+        {"made": replace(average(step=101_500), step=100_000)},
+        ANOTHER_RECIPE,
+    ),
+    "averages under the names of checkpoints": (
+        {"made": replace(average(), elapsed_s=None)},
+        ANOTHER_RECIPE,
+    ),
+    # the runs
+    "one failed, one cheated": (
+        {"values": (20.0, 34.4)},
+        f"{NOT_COMPARABLE}34.40 is more than 3 BLEU above the paper's 27.30",
+    ),
+    "two that are no draws of one recipe": (
+        {"values": (26.4, 27.95)},
+        f"{NOT_COMPARABLE}the runs scatter by 1.10, more than 3 times the spread of seeds; find",
+    ),
+    "the test set in the text of all": (
+        {"values": (27.3, 27.3), "text": TrainingText(4_500_000, 300)},
+        f"{NOT_COMPARABLE}training text: has 300 of",
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_attack_reproduces_the_paper(attack: str) -> None:
+    """The same run, without the attack, does: see above."""
+    settings, line = ATTACKS[attack]
+    values = settings.get("values")
+    found = judge_runs(*values, text=settings.get("text")) if values else judge_run(**settings)
+    assert found.to_lines()[0].startswith(line)
+
+
 # ---- as it is reported ---------------------------------------------------------------------------
 
 
@@ -369,8 +496,9 @@ def test_what_is_printed() -> None:
         "verdict: reproduced because 27.30 is not below the paper's 27.30",
         "  this system   27.30  95 % of resampled test sets: 26.70 to 27.90, for information",
         "  the paper     27.30  Table 2, base, en-de",
-        "  spread of seeds 0.15 (from the literature, not measured here)",
-        "  reproduced from 27.15, close from 26.85",
+        "  spread of seeds 0.15 (published in 2019, not measured here)",
+        "  reproduced from 27.15 to 30.30, close from 26.85",
+        "  training text: 4,500,000 pairs, 3 pairs of the test set among them",
         "  counted as BLEU tokenised, split: "
         "the authors' statement of June 2017, and their script before April 2018",
         "    nrefs:1|tok:moses",
@@ -383,13 +511,19 @@ def test_what_is_printed_of_several() -> None:
     assert judge_runs(27.1, 27.2, 27.3).to_lines()[:7] == [
         "verdict: reproduced because 27.20 is 0.10 below the paper's 27.30, "
         "at most the spread of seeds, 0.15",
-        "  a run         27.10  seed1",
-        "  a run         27.20  seed2",
-        "  a run         27.30  seed3",
+        "  a run         27.10  seed1, seed 1",
+        "  a run         27.20  seed2, seed 2",
+        "  a run         27.30  seed3, seed 3",
         "  their mean    27.20  95 % interval of the mean: 26.95 to 27.45 (Student's t)",
         "  the paper     27.30  Table 2, base, en-de",
-        "  spread of seeds 0.15 (from the literature, not measured here); of these 3 runs 0.10",
+        "  spread of seeds 0.15 (published in 2019, not measured here); of these 3 runs 0.10",
     ]
+
+
+def test_french_says_whose_spread_it_borrows() -> None:
+    found = judge_run(make_score(37.95), load_config("base-enfr.yaml"))
+    borrowed = "that of English-German, published in 2019; none is known for English-French"
+    assert f"  spread of seeds 0.15 ({borrowed})" in found.to_lines()
 
 
 def test_figures_are_json() -> None:
@@ -399,16 +533,27 @@ def test_figures_are_json() -> None:
         "because": [
             "25.70 is 1.60 below the paper's 27.30, more than 3 times the spread of seeds, 0.15"
         ],
-        "not_applied": ["averaging: 4 checkpoints, in the paper the mean of the last 5"],
+        "not_applied": [
+            "averaging: 4 checkpoints, in the paper the mean of the last 5, "
+            "ten minutes or about 1,500 updates apart"
+        ],
         "paper": {"bleu": 27.3, "model": "base", "pair": "en-de"},
-        "spread_of_seeds": {"assumed": 0.15, "source": "from the literature, not measured here"},
+        "spread_of_seeds": {"assumed": 0.15, "source": "published in 2019, not measured here"},
         "score": {
             "name": "BLEU tokenised, split",
             "reading": METRIC.reading,
             "value": pytest.approx(25.7),
             "signature": "nrefs:1|tok:moses",
         },
-        "runs": [{"system": "average", "value": 25.7, "signature": "nrefs:1|tok:moses"}],
+        "runs": [
+            {
+                "system": "average",
+                "seed": 1,
+                "value": 25.7,
+                "signature": "nrefs:1|tok:moses",
+                "training_text": {"n_pairs": 4_500_000, "n_test_pairs": 3, "problem": None},
+            }
+        ],
         "seeds": None,
     }
     several = judge_runs(27.1, 27.2, 27.3).to_json()
@@ -427,4 +572,4 @@ def test_without_training_there_is_no_verdict() -> None:
             UserError,
             match=r"^out\.txt: a verdict judges the training too, so it needs a checkpoint",
         ):
-            judge(METRIC, [REACHED], [system])
+            judge(METRIC, [JudgedRun(system, REACHED, TEXTS["de"])])

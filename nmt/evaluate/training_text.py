@@ -1,0 +1,33 @@
+"""What a model was trained on, by the store itself. Its ledger counts a pair of the test set as often
+as it occurs, and only if the test set was there when the text was prepared.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmt.data.store import open_store
+from nmt.evaluate.systems import System
+from nmt.system.errors import UserError
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    n_pairs: int = 0
+    n_test_pairs: int = 0  # different pairs of the test set among them
+    problem: str | None = None  # why the store cannot be read, or is not the model's
+
+    def describe(self) -> str:
+        if self.problem is not None:
+            return "unknown"
+        return f"{self.n_pairs:,} pairs, {self.n_test_pairs:,} pairs of the test set among them"
+
+
+def examine_training_text(system: System) -> TrainingText:
+    checkpoint, test = system.checkpoint, system.test
+    vocab = checkpoint.vocab
+    try:
+        store = open_store(Path(checkpoint.config.data.store), "train", vocab)
+        pairs = zip(vocab.src.encode(test.src), vocab.tgt.encode(test.ref), strict=True)
+        return TrainingText(len(store), store.count_shared(pairs))
+    except UserError as error:
+        return TrainingText(problem=str(error))
