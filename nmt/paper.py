@@ -54,8 +54,7 @@ PAPER_CORPORA = {
         "giga-fren.release2.fixed",
     ),
 }
-# The paper has about 4.5M pairs, 36M of 40.8M. WMT14 has 4,508,785 on the hub, 4,520,620 in its
-# archives, and how many the usual cut leaves of En-Fr is not known exactly.
+# About 4.5M and 36M in the paper; what the usual cut leaves of En-Fr's 40.8M was not counted here.
 TRAINING_PAIRS = {"en-de": (4_400_000, 4_600_000), "en-fr": (32_000_000, 40_000_000)}
 # Ten minutes (section 6.1) at the 0.4 s (base) or 1.0 s (big) of an update (section 5.2)
 CHECKPOINT_UPDATES = {"base": 1_500, "big": 600}

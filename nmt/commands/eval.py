@@ -137,8 +137,6 @@ def find_misuse(args: argparse.Namespace) -> str | None:
         return "--calibration needs exactly one CHECKPOINT, because it asks the model"
     if not n_checkpoints and args.verdict:
         return "--verdict needs a CHECKPOINT, or several, because it judges the training too"
-    if len(args.ref) > 1 and args.verdict:
-        return "--verdict accepts one --ref, because the paper's test set has one reference"
     if args.ladder and (n_checkpoints > 1 or args.compare):
         return "--ladder accepts only one system; give one checkpoint or one file"
     return None

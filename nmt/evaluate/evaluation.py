@@ -125,9 +125,8 @@ def evaluate_system(
         values["calibration"] = _describe_calibration(calibration)
     if with_verdict:
         by_name = {score.name: score for score in scores}
-        paper_score = by_name[paper_metric.name]
-        run = JudgedRun(system, paper_score, examine_training_text(system))
-        verdict = judge(paper_metric, [run])
+        score = by_name[paper_metric.name]
+        verdict = judge(paper_metric, [JudgedRun(system, score, examine_training_text(system))])
         report += ["", *verdict.to_lines()]
         values["verdict"] = verdict.to_json()
     return Evaluation(_join_lines(report), values, [system], [scores])

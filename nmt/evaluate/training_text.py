@@ -5,9 +5,11 @@ as it occurs, and only if the test set was there when the text was prepared.
 from dataclasses import dataclass
 from pathlib import Path
 
+from nmt.corpus.ledger import check_same
 from nmt.data.store import open_store
 from nmt.evaluate.systems import System
 from nmt.system.errors import UserError
+from nmt.system.files import verify
 
 
 @dataclass(frozen=True)
@@ -17,16 +19,17 @@ class TrainingText:
     problem: str | None = None  # why the store cannot be read, or is not the model's
 
     def describe(self) -> str:
-        if self.problem is not None:
-            return "unknown"
-        return f"{self.n_pairs:,} pairs, {self.n_test_pairs:,} pairs of the test set among them"
+        found = f"{self.n_pairs:,} pairs, {self.n_test_pairs:,} pairs of the test set among them"
+        return self.problem or found
 
 
 def examine_training_text(system: System) -> TrainingText:
-    checkpoint, test = system.checkpoint, system.test
-    vocab = checkpoint.vocab
+    config, vocab, test = system.checkpoint.config, system.checkpoint.vocab, system.test
+    folder = Path(config.data.store)
     try:
-        store = open_store(Path(checkpoint.config.data.store), "train", vocab)
+        store = open_store(folder, "train", vocab)
+        check_same(folder, config.data, config.vocab)
+        verify(folder)
         pairs = zip(vocab.src.encode(test.src), vocab.tgt.encode(test.ref), strict=True)
         return TrainingText(len(store), store.count_shared(pairs))
     except UserError as error:

@@ -3,10 +3,7 @@ the likeliest reading of the paper's metric and by the steps of the recipe that 
 
 The yardstick is the spread of scores over seeds: the paper's figure is one run's, and so is ours.
 The bootstrap's interval is about other test sentences, and both scores are on the same ones.
-`judge` is the whole rule; docs/evaluation.md has it as a table. `reproduced`: no obstacle, every
-step was applied, and the score is at most one spread below the figure; `close`: at most three;
-`not reproduced`: lower. `not comparable`: an obstacle, which is another task or a score that cannot
-be what it seems; or the figure was reached, but by another recipe.
+docs/evaluation.md has the rules as a table; `judge` applies them in its order.
 """
 
 import re
@@ -62,15 +59,6 @@ class JudgedRun:
     score: Score  # on the likeliest reading of Table 2
     text: TrainingText
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "system": self.system.name,
-            "seed": self.system.checkpoint.config.seed,
-            "value": self.score.value,
-            "signature": self.score.signature,
-            "training_text": asdict(self.text),
-        }
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -78,25 +66,18 @@ class Verdict:
     reasons: tuple[str, ...]
     missing: tuple[str, ...]  # steps of the recipe that were not applied
     runs: Sequence[JudgedRun]
+    value: float  # the one run's score, or the mean of several
     reading: str
     seeds: Spread | None  # None for one run
     paper: Conformance
 
-    @property
-    def value(self) -> float:
-        """The one run's score, or the mean of several."""
-        return self.seeds.mean if self.seeds is not None else self.runs[0].score.value
-
     def to_lines(self) -> list[str]:
         paper, score = self.paper, self.runs[0].score
         assumed = SEED_SPREAD[paper.model]
-        measured = ""
-        if self.seeds is not None:
-            measured = f"; of these {self.seeds.n} runs {self.seeds.std:.2f}"
         lines = [f"verdict: {self.outcome} because {'; '.join(self.reasons)}", *self._format_ours()]
         lines += [
             f"  the paper    {paper.bleu:6.2f}  Table 2, {paper.model}, {paper.pair}",
-            f"  spread of seeds {assumed:.2f} ({SPREAD_SOURCE[paper.pair]}){measured}",
+            f"  spread of seeds {assumed:.2f} ({SPREAD_SOURCE[paper.pair]})",
             f"  reproduced from {paper.bleu - assumed:.2f} to {paper.bleu + MOST_ABOVE:.2f}, "
             f"close from {paper.bleu - CLOSE_SPREADS * assumed:.2f}",
             *dict.fromkeys(f"  training text: {run.text.describe()}" for run in self.runs),
@@ -120,8 +101,8 @@ class Verdict:
             seed = run.system.checkpoint.config.seed
             yield f"  a run        {run.score.value:6.2f}  {run.system.name}, seed {seed}"
         yield (
-            f"  their mean   {seeds.mean:6.2f}  95 % interval of the mean: "
-            f"{format_interval(seeds.low, seeds.high)} (Student's t)"
+            f"  their mean   {seeds.mean:6.2f}  standard deviation {seeds.std:.2f}, 95 % interval of the "
+            f"mean {format_interval(seeds.low, seeds.high)} (Student's t)"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -141,7 +122,16 @@ class Verdict:
                 "value": self.value,
                 "signature": score.signature,
             },
-            "runs": [run.to_json() for run in self.runs],
+            "runs": [
+                {
+                    "system": run.system.name,
+                    "seed": run.system.checkpoint.config.seed,
+                    "value": run.score.value,
+                    "signature": run.score.signature,
+                    "training_text": asdict(run.text),
+                }
+                for run in self.runs
+            ],
             "seeds": None if self.seeds is None else asdict(self.seeds),
         }
 
@@ -156,7 +146,8 @@ def judge(metric: Metric, runs: Sequence[JudgedRun]) -> Verdict:
     paper = check_conformance(replace(system.checkpoint.config, decoding=system.config.decoding))
     values = [run.score.value for run in runs]
     seeds = estimate_spread(values) if len(values) > 1 else None
-    outcome, comparison = _compare(seeds.mean if seeds is not None else values[0], paper)
+    value = seeds.mean if seeds is not None else values[0]
+    outcome, comparison = _compare(value, paper)
     reasons = _collect(runs, [_find_obstacles(paper, run) for run in runs])
     reasons += tuple(_find_odd_scores(paper, max(values), seeds))
     missing = _collect(runs, [_find_missing_steps(paper, run.system) for run in runs])
@@ -171,7 +162,7 @@ def judge(metric: Metric, runs: Sequence[JudgedRun]) -> Verdict:
         )
     else:
         reasons = (comparison,)
-    return Verdict(outcome, reasons, missing, runs, metric.reading, seeds, paper)
+    return Verdict(outcome, reasons, missing, runs, value, metric.reading, seeds, paper)
 
 
 def check_one_recipe(
@@ -235,7 +226,7 @@ def _find_obstacles(paper: Conformance, run: JudgedRun) -> Iterator[str]:
             yield f"{row.name}: {row.ours}, in the paper {row.paper}"
     fewest, most = TRAINING_PAIRS[paper.pair]
     if text.problem is not None:
-        yield f"the training text cannot be checked: {text.problem}"
+        yield f"the training text cannot be checked here: {text.problem}"
     elif not fewest <= text.n_pairs <= most:
         yield f"training text: {text.n_pairs:,} pairs, in the paper {fewest:,} to {most:,}"
     if text.n_test_pairs > MOST_TEST_PAIRS * len(test.ref):
@@ -257,15 +248,11 @@ def _find_obstacles(paper: Conformance, run: JudgedRun) -> Iterator[str]:
 def _find_odd_scores(paper: Conformance, best: float, seeds: Spread | None) -> Iterator[str]:
     """Yield why the scores cannot be those of the paper's recipe, whatever else was found."""
     if round(100 * best) > round(100 * (paper.bleu + MOST_ABOVE)):
-        yield (
-            f"{best:.2f} is more than {MOST_ABOVE:g} BLEU above the paper's {paper.bleu:.2f}, as no "
-            "published run of this model is; look for test text in the training text"
-        )
+        known = f"{MOST_ABOVE:g} BLEU above the paper's {paper.bleu:.2f}, as no known run is"
+        yield f"{best:.2f} is more than {known}; look for test text in the training text"
     if seeds is not None and seeds.std > CLOSE_SPREADS * SEED_SPREAD[paper.model]:
-        yield (
-            f"the runs scatter by {seeds.std:.2f}, more than {CLOSE_SPREADS} times the spread of "
-            "seeds; find out what differs besides the seed"
-        )
+        spreads = f"more than {CLOSE_SPREADS} times the spread of seeds"
+        yield f"the runs scatter by {seeds.std:.2f}, {spreads}; find out what else differs"
 
 
 def _find_missing_steps(paper: Conformance, system: System) -> Iterator[str]:

@@ -722,13 +722,40 @@ def test_a_run_is_judged_by_its_average(
     assert names == ["step-0000060", "average"]
     with_ladder = evaluate(tmp_path, run, "--verdict", "--ladder")
     assert len(with_ladder["scores"]) == 11 and with_ladder["verdict"]["score"] == judged["score"]
-    last = list_checkpoints(run)[-1]
-    change_config(last, "data.store=gone")
-    reasons = evaluate(tmp_path, last, "--verdict")["verdict"]["because"]
-    assert any(
-        reason.startswith("the training text cannot be checked: gone: contains no prepared data")
-        for reason in reasons
-    )
+
+
+def test_the_store_must_be_the_models(
+    run: Path, ground: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """A copy of it is; one that is damaged, or that another text went into, is not."""
+    last, store = list_checkpoints(run)[-1], tmp_path / "store"
+    problems = {}
+    for case in ("gone", "whole", "edited", "of other settings", "of another text"):
+        shutil.rmtree(store, ignore_errors=True)
+        if case != "gone":
+            shutil.copytree(ground / "store", store)
+        ledger = store / "ledger.json"
+        if case == "edited":
+            ledger.write_bytes(ledger.read_bytes().replace(b'"kept": 400', b'"kept": 500'))
+        if case == "of other settings":
+            found = json.loads(ledger.read_text())
+            found["settings"]["data"]["train"][0]["src"] = "other.en"
+            ledger.write_text(json.dumps(found))
+            seal(store)
+        if case == "of another text":
+            (store / "vocab.model").write_bytes((store / "vocab.model").read_bytes()[::-1])
+            seal(store)
+        change_config(last, f"data.store={store}")
+        judged = evaluate(tmp_path, last, "--verdict")["verdict"]
+        problem = judged["runs"][0]["training_text"]["problem"]
+        assert (problem is None) == (case == "whole"), case
+        if problem is not None:
+            assert f"the training text cannot be checked here: {problem}" in judged["because"]
+        problems[case] = str(problem)
+    assert "contains no prepared data" in problems["gone"]
+    assert "its sha256 does not match" in problems["edited"]
+    assert "was prepared with other settings (data.train[0].src" in problems["of other settings"]
+    assert "another BPE model" in problems["of another text"]
 
 
 def test_several_runs_are_judged_by_their_mean(run: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -742,7 +769,7 @@ def test_several_runs_are_judged_by_their_mean(run: Path, tmp_path: Path, capsys
     judged = found["verdict"]
     mean = sum(each["value"] for each in judged["runs"]) / 3
     assert judged["score"]["value"] == pytest.approx(mean)
-    assert f"their mean   {mean:6.2f}  95 % interval of the mean: " in out
+    assert f"their mean   {mean:6.2f}  standard deviation " in out
     assert f"{places[0]}: the end of training: 20 of 60 updates" in judged["not_applied"]
     records = [(record["step"], len(record["scores"])) for record in read_records(run)]
     assert records == [(20, 3), (40, 3), (60, 3)]

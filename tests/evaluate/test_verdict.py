@@ -422,7 +422,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "its store is gone": (
         {"text": TrainingText(problem="data/wmt14-ende: contains no prepared data")},
-        f"{NOT_COMPARABLE}the training text cannot be checked: data/wmt14-ende: contains no",
+        f"{NOT_COMPARABLE}the training text cannot be checked here: data/wmt14-ende: contains no",
     ),
     # the score
     "the test set was learned": (
@@ -514,9 +514,10 @@ def test_what_is_printed_of_several() -> None:
         "  a run         27.10  seed1, seed 1",
         "  a run         27.20  seed2, seed 2",
         "  a run         27.30  seed3, seed 3",
-        "  their mean    27.20  95 % interval of the mean: 26.95 to 27.45 (Student's t)",
+        "  their mean    27.20  standard deviation 0.10, "
+        "95 % interval of the mean 26.95 to 27.45 (Student's t)",
         "  the paper     27.30  Table 2, base, en-de",
-        "  spread of seeds 0.15 (published in 2019, not measured here); of these 3 runs 0.10",
+        "  spread of seeds 0.15 (published in 2019, not measured here)",
     ]
 
 
