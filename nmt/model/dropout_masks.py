@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nmt.system.caches import retry_without_cache
 from nmt.system.extras import warn_uncompiled
 
 BITS = 32  # of the hash
@@ -40,7 +41,8 @@ def load_fill(dtype: np.dtype[Any]) -> Fill:
 
         # nogil: other Python threads may run meanwhile
         compiled: Fill = numba.njit(nogil=True, cache=True)(fill_by_loop)
-        compiled(np.zeros(1, dtype), dtype.type(1), *np.ones(3, np.uint32))
+        ones = np.ones(3, np.uint32)
+        retry_without_cache(lambda: compiled(np.zeros(1, dtype), dtype.type(1), *ones))
         return compiled
     except Exception as error:
         warn_uncompiled(error)

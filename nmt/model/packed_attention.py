@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nmt.data.batch import Packed, lazy_property, pack
 from nmt.model.dropout import draw_dropout
+from nmt.system.caches import retry_without_cache
 from nmt.system.errors import UserError
 from nmt.system.extras import warn_uncompiled
 from nmt.system.tracing import not_traced
@@ -330,7 +331,9 @@ def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
     try:
         x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
         one_piece = pack([[0]])
-        attend_compiled(x, x, x, one_piece, one_piece, None, None).sum().backward()
+        retry_without_cache(
+            lambda: attend_compiled(x, x, x, one_piece, one_piece, None, None).sum().backward()
+        )
         return attend_compiled
     except Exception as error:
         warn_uncompiled(error)

@@ -4,23 +4,31 @@ In a container, under another uid or on a read-only disk there may be no such ho
 not work: compiled code and downloads then go to a private folder, which is removed when this process
 ends. Call `provide_caches` before torch, `datasets` or sacreBLEU is imported: they read these
 variables once, and torch creates its folder when it is imported.
+
+numba and torch unpickle compiled code, and run it. So a folder is used only if no other user can put
+anything into it: not into the folder, nor in the place of a folder on the way to it. What was checked
+can then not be exchanged afterwards either.
 """
 
 import atexit
 import os
 import shutil
+import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from nmt.system.errors import UserError
-from nmt.system.files import make_folder
-from nmt.system.progress import say
+from nmt.system.files import make_folder, remove_entry
+from nmt.system.progress import say, say_once
 
 COMPILER_CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "NUMBA_CACHE_DIR": "numba",
 }
+Loaded = TypeVar("Loaded")
 
 
 def provide_caches() -> None:
@@ -29,10 +37,11 @@ def provide_caches() -> None:
     lost = [] if ours is not None else _list_lost_downloads(_find_user_caches())
     for variable, name in COMPILER_CACHES.items():
         given = os.environ.get(variable)
-        if given is None and ours is not None:
-            os.environ[variable] = str(ours / name)
-        elif given is None:
-            lost.append(variable)
+        if given is None:
+            if ours is not None and _is_safe(ours / name, with_content=name == "numba"):
+                os.environ[variable] = str(ours / name)
+            else:
+                lost.append(variable)
         elif not _is_usable(Path(given).absolute()):
             say(f"warning: {variable}={given}: cannot be written, so compiled code is not kept")
             lost.append(variable)
@@ -42,9 +51,12 @@ def provide_caches() -> None:
 
 
 def find_cache_folder() -> Path | None:
-    """Return this user's folder for what can be made again; None without a home that can be written."""
-    ours = _find_user_caches() / "nmt"
-    return ours if _is_usable(ours) and _is_private(ours) else None
+    """Return this user's folder for what can be made again; None without a home that can be written,
+    or where another user could write too.
+    """
+    ours = Path(os.path.realpath(_find_user_caches() / "nmt"))
+    is_absolute = _find_user_caches().is_absolute()  # without a home, `~` would be in this folder
+    return ours if is_absolute and _is_safe(ours) and _is_usable(ours, 0o700) else None
 
 
 def _find_user_caches() -> Path:
@@ -69,19 +81,76 @@ def _list_lost_downloads(user_caches: Path) -> list[str]:
     return lost
 
 
-def _is_usable(folder: Path) -> bool:
+def _is_usable(folder: Path, mode: int = 0o777) -> bool:
     """Whether files can be created in `folder`, which is created if it does not exist. It must be
     absolute: without a home, `~` would be a folder in the current one.
     """
     try:
-        return folder.is_absolute() and bool(make_folder(folder))
+        return folder.is_absolute() and bool(make_folder(folder, mode))
     except UserError:
         return False
 
 
-def _is_private(folder: Path) -> bool:
-    """Whether this user owns the folder. The home may be /tmp, and compiled code from there is run."""
-    return folder.stat().st_uid == os.geteuid()
+def _is_safe(folder: Path, with_content: bool = False) -> bool:
+    """Whether nobody else can put anything into `folder`, which may not exist; say so once if they can.
+
+    numba's own folder is looked through (`with_content`): it is small, and all of it is unpickled.
+    """
+    content = sorted(folder.rglob("*")) if with_content else []
+    is_hidden = False  # inside a folder that only this user can enter
+    for path in [*reversed(folder.parents), folder, *content]:
+        try:
+            status = path.lstat()
+        except OSError:  # it does not exist, and only this user can make it
+            continue
+        is_above, is_content = path in folder.parents, folder in path.parents
+        fault = None
+        if not _is_owned(status, is_above):
+            fault = "belongs to another user"
+        elif not (stat.S_ISDIR(status.st_mode) or (is_content and stat.S_ISREG(status.st_mode))):
+            fault = "is not a plain file" if is_content else "is not a folder"
+        elif not is_hidden and _can_others_write(status, is_above):
+            fault = "can be written by other users"
+        if fault is not None:
+            say_once(
+                f"warning: {path}: {fault}, so compiled code is not kept; remove it, or let nobody "
+                "but you write there"
+            )
+            return False
+        is_hidden = is_hidden or (status.st_uid == os.geteuid() and not status.st_mode & 0o077)
+    return True
+
+
+def _is_owned(status: os.stat_result, is_above: bool) -> bool:
+    """Whether a folder is this user's or, on the way to it, that of whoever owns the whole system,
+    who may have another number than 0 in a container.
+    """
+    owners = {0, Path("/").stat().st_uid} if is_above else set()
+    return status.st_uid in owners | {os.geteuid()}
+
+
+def _can_others_write(status: os.stat_result, is_above: bool) -> bool:
+    # A group with the number of the owner is the owner's own, as useradd makes it.
+    is_own_group = status.st_gid == status.st_uid
+    others = stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP
+    # In a sticky folder, such as /tmp, others cannot touch what is ours.
+    is_protected = is_above and status.st_mode & stat.S_ISVTX
+    return bool(status.st_mode & others) and not is_protected
+
+
+def retry_without_cache(load: Callable[[], Loaded]) -> Loaded:
+    """Call what loads compiled code. If it fails, remove what numba has kept, which may be damaged, and
+    call it again: it then compiles, and computes the same bits.
+    """
+    try:
+        return load()
+    except ImportError:
+        raise
+    except Exception:
+        folder = os.environ.get("NUMBA_CACHE_DIR")
+        for path in sorted(Path(folder).rglob("*.nb[ci]")) if folder else ():
+            remove_entry(path)
+        return load()
 
 
 def make_temporary_folder() -> str:

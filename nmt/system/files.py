@@ -156,12 +156,12 @@ def sync_to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def make_folder(path: Path) -> Path:
+def make_folder(path: Path, mode: int = 0o777) -> Path:
     """Make the folder `path` unless it exists, and fail now rather than later if no file can be
     made in it.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, parents=True, exist_ok=True)
         # A nameless or unique file, because several threads may try at the same time.
         tempfile.TemporaryFile(dir=path).close()
     except RecursionError:  # of mkdir

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,6 +118,28 @@ def test_without_numba_the_masks_are_the_same(
     assert torch.equal(draw(), compiled)
     assert load_fill(np.dtype(np.int16)) is fill_by_arrays
     assert capsys.readouterr().err.count("without numba, CPUs train and translate more slowly") == 1
+
+
+@pytest.mark.usefixtures("fresh_fill")
+def test_damaged_compiled_code_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype = np.dtype(np.int32)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    load_fill(dtype)
+    kept = [path for path in tmp_path.rglob("*") if path.suffix in (".nbi", ".nbc")]
+    assert len(kept) == 2
+    content = {path: path.read_bytes() for path in kept}
+    for path in kept:
+        path.write_bytes(content[path][:-9])
+    (tmp_path / "of the user").touch()
+    load_fill.cache_clear()
+    assert load_fill(dtype) is not fill_by_arrays
+    assert {path: path.stat().st_size for path in kept} == {
+        path: len(content[path]) for path in kept
+    }
+    assert (tmp_path / "of the user").exists()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,13 +4,16 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from nmt.system import caches
-from nmt.system.caches import provide_caches
+from nmt.system.caches import COMPILER_CACHES, provide_caches
 from nmt.system.errors import UserError
+from nmt.system.progress import say_once
 
 VARIABLES = (
     "TORCHINDUCTOR_CACHE_DIR",
@@ -58,14 +61,98 @@ def test_an_unknown_user_has_no_home(
     check_moved(tmp_path)
 
 
-def test_a_cache_of_another_user_is_not_used(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# Each makes a way for another user to put something into the numba folder of `caches`; and where.
+STRANGER = 54321
+INTRUSIONS: dict[str, Callable[[Path], object]] = {
+    "caches are another user's": lambda user: chown(user),
+    "everybody writes in caches": lambda user: user.chmod(0o777),
+    "a group writes in caches": lambda user: give_to_group(user),
+    "everybody writes in ours": lambda user: (user / "nmt").chmod(0o777),
+    "ours is a sticky folder": lambda user: (user / "nmt").chmod(0o1777),
+    "ours is a link to another's": lambda user: exchange(user / "nmt", owner=STRANGER),
+    "ours is a link to all": lambda user: exchange(user / "nmt", mode=0o1777),
+    "numba is a link": lambda user: exchange(user / "nmt" / "numba", owner=STRANGER),
+    "numba is another user's": lambda user: chown(user / "nmt" / "numba"),
+    "a file is another user's": lambda user: chown(user / "nmt" / "numba" / "a" / "f.nbi"),
+    "a file is a link": lambda user: (user / "nmt" / "numba" / "a" / "g.nbi").symlink_to("f.nbi"),
+    "a file is a pipe": lambda user: os.mkfifo(user / "nmt" / "numba" / "a" / "g.nbi"),
+}
+NEEDS_ROOT = ("another", "group", "numba is a link")
+
+
+def chown(path: Path, owner: int = STRANGER) -> None:
+    os.chown(path, owner, owner)
+
+
+def give_to_group(path: Path) -> None:
+    os.chown(path, -1, STRANGER)
+    path.chmod(0o775)
+
+
+def exchange(folder: Path, owner: int = 0, mode: int = 0o755) -> None:
+    """Put a link to a folder of that owner in the place of a folder."""
+    other = folder.parents[2] / "elsewhere"
+    folder.rename(other)
+    other.chmod(mode)
+    if owner:
+        chown(other, owner)
+    folder.symlink_to(other)
+
+
+@pytest.fixture
+def open_home(home: Path) -> Iterator[Path]:
+    """A home that others can enter, which pytest's folders are not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        os.environ["HOME"] = f"{folder}/home"
+        yield Path(folder) / "home"
+
+
+@pytest.mark.parametrize("name", INTRUSIONS)
+def test_code_that_another_user_could_exchange_is_not_run(
+    name: str, open_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (home / ".cache" / "nmt").mkdir(parents=True)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    if os.geteuid() != 0 and any(word in name for word in NEEDS_ROOT):
+        pytest.skip("only root can give files away")
+    code = open_home / ".cache" / "nmt" / "numba" / "a"
+    code.mkdir(parents=True)
+    (code / "f.nbi").touch()
     provide_caches()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "temporary")
+    assert os.environ.pop("NUMBA_CACHE_DIR") == str(code.parent), "what is this user's is used"
+    for variable in COMPILER_CACHES:
+        os.environ.pop(variable, None)
+
+    INTRUSIONS[name](open_home / ".cache")
+    say_once.cache_clear()
+    provide_caches()
+    assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "temporary")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "so compiled code is not kept; remove it, or let nobody but you write there" in line
     assert "HF_HOME" not in os.environ  # it holds no compiled code, and can be written
+
+
+def test_own_folders_stay_caches(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a link to a disk of their own, in a folder like /tmp, and a umask that hides nothing."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    disk.chmod(0o1777)
+    (disk / "mine").mkdir(0o755)
+    home.mkdir()
+    (home / ".cache").symlink_to(disk / "mine")
+    usual = os.umask(0)
+    try:
+        for _ in range(2):
+            for variable in COMPILER_CACHES:
+                os.environ.pop(variable, None)
+            provide_caches()
+            assert os.environ["NUMBA_CACHE_DIR"] == str(disk / "mine" / "nmt" / "numba")
+            (disk / "mine" / "nmt" / "numba" / "code").mkdir(parents=True, exist_ok=True)
+    finally:
+        os.umask(usual)
+    assert stat.S_IMODE((disk / "mine" / "nmt").stat().st_mode) == 0o700
+    assert capsys.readouterr().err == ""
 
 
 def test_earlier_downloads_are_read_where_they_are(home: Path, tmp_path: Path) -> None:
@@ -75,7 +162,7 @@ def test_earlier_downloads_are_read_where_they_are(home: Path, tmp_path: Path) -
     hub = tmp_path / "read-only" / "huggingface"
     hub.mkdir(parents=True)
 
-    def refuse(path: Path) -> Path:
+    def refuse(path: Path, mode: int) -> Path:
         raise UserError(f"{path}: cannot be written")
 
     with pytest.MonkeyPatch.context() as patch:

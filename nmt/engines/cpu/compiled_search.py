@@ -42,6 +42,7 @@ from nmt.engines.cpu.compiled_products import Floats, Products, exp, multiply
 from nmt.engines.cpu.packed_linear import count_layer_weights
 from nmt.engines.known_values import ANY_VALUE, KnownValues, find_unknown_value
 from nmt.model.transformer import Transformer
+from nmt.system.caches import retry_without_cache
 from nmt.system.device import AVX512_BF16, find_bf16_instructions
 from nmt.system.errors import UserError
 from nmt.system.progress import say
@@ -555,8 +556,10 @@ def find_fault_of_compiler(is_bf16: bool) -> Exception | None:
         with nullcontext() if is_code_cached() else hold_code_folder(*SEARCH_FILES):
             if not is_code_cached():  # nor has another one compiled it meanwhile
                 say("compiling the search for this processor, once; this takes some 20 seconds")
-            search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
-    except Exception as error:  # numba raises all kinds, for example on damaged files
+            retry_without_cache(
+                lambda: search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
+            )
+    except Exception as error:  # numba raises all kinds
         return error
     return None
 
