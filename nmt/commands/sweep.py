@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sweep_runs(args: argparse.Namespace) -> int:
-    from nmt.sweep.grid import read_grid
+    from nmt.sweep.grid import check_sweep_folder, read_grid
     from nmt.sweep.run_one import run_process, write_run_config
     from nmt.system.errors import UserError
     from nmt.system.files import lock, make_folder
@@ -76,6 +76,7 @@ def sweep_runs(args: argparse.Namespace) -> int:
         list_runs(sweep)
         return 0
     make_folder(sweep.folder)
+    check_sweep_folder(sweep)
     if args.only is not None:
         run = sweep.runs[args.only - 1]
         write_run_config(sweep, run)

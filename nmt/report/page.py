@@ -33,22 +33,20 @@ from nmt.report.sentences import (
     render_dev_samples,
     render_test_lines,
 )
-from nmt.report.vega import read_chart_script, render_png
+from nmt.report.vega import PNG_MARK, read_chart_script, render_png
 from nmt.system.errors import Failure, UserError
 from nmt.system.escapes import escape_html
 from nmt.system.extras import name_remedy
 from nmt.system.files import (
     check_writable,
-    open_plain_file,
     refuse_run_file,
     write_bytes,
     write_text,
 )
+from nmt.system.output_folder import check_replaceable_file
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
 
-PNG_BEGIN = b"\x89PNG"
-BEGIN_BYTES = 1_000
 MOST_NAMES = 4  # of runs in the title of a page
 NO_CHARTS = (
     f"Charts need vl-convert ({name_remedy('vl_convert')}); these are tables of the same figures."
@@ -85,16 +83,11 @@ def check_report_output(path: Path, own: Sequence[Path] = ()) -> None:
     """Refuse a path that cannot be written, or that holds something other than a report or an image of
     one. `own` are the reports of the runs themselves, which are written again.
     """
-    check_writable(path)
     if path.resolve() in [report.resolve() for report in own]:
+        check_writable(path)
         return
     refuse_run_file(path)
-    if not path.exists():
-        return
-    with open_plain_file(path) as file:
-        begin = file.read(BEGIN_BYTES)
-    if GENERATOR_TAG.encode() not in begin and not begin.startswith(PNG_BEGIN):
-        raise UserError(f"{path}: exists and is not a report; choose another file")
+    check_replaceable_file(path, "a report", [GENERATOR_TAG, PNG_MARK])
 
 
 def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:

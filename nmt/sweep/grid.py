@@ -30,7 +30,8 @@ from nmt.corpus.reader import find_local_files
 from nmt.corpus.stages import list_bpe_parts
 from nmt.model.size import check_weights_fit
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file
+from nmt.system.files import check_own_folder, has_plain_file
+from nmt.system.output_folder import check_replaceable_file
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 from nmt.system.strict_yaml import YamlTree, parse_yaml
@@ -41,6 +42,14 @@ SCORED_SETS: tuple[ScoredSet, ...] = ("dev", "test")
 COUNT_OF_AVERAGED = Rule(lambda n: n >= 1, "be at least 1; null scores the last checkpoint alone")
 MAX_GRID_RUNS = 1_000
 LONGEST_FOLDER_NAME = 150
+PLOT_MARK = "<!-- Written by nmt-sweep -->"
+# What nmt-sweep writes into its folder, and what each of these files begins with.
+OUTPUTS = {
+    "table.md": "| run | settings | seeds | parameters |",
+    "table.csv": "run,settings,seeds,finished,",
+    "plot.svg": PLOT_MARK,
+    "slurm.sh": "made by nmt-sweep --slurm",
+}
 # Settings that a grid may not have, and why.
 REFUSED_KEYS = {
     "name": "a run is named after its row and its seed",
@@ -299,6 +308,18 @@ def check_corpora(config: RunConfig, is_tested: bool) -> None:
     for corpus in corpora:
         if corpus is not None:
             find_local_files(corpus, data)  # raises UserError too
+
+
+def check_sweep_folder(sweep: Sweep) -> None:
+    """Refuse a folder that holds files of the user, or links by which a stranger's sweep would have
+    others written.
+    """
+    for name, mark in OUTPUTS.items():
+        check_replaceable_file(sweep.folder / name, "nmt-sweep's own", [mark])
+    for name in ("logs", "configs", "stores"):
+        check_own_folder(sweep.folder / name, inside=sweep.folder)
+    for run in sweep.runs:
+        check_own_folder(run.folder.path, inside=sweep.folder)
 
 
 def check_average(config: RunConfig, n: int | None) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from nmt.sweep.grid import PlannedRun, Sweep
 from nmt.sweep.processes import Children
 from nmt.sweep.run_one import make_command, write_run_config
-from nmt.system.files import make_folder
+from nmt.system.files import make_folder, open_plain_file, read_bytes
 from nmt.system.progress import Progress, clock, say
 from nmt.system.runtime import count_cores
 from nmt.train.metrics_log import read_events
@@ -67,7 +67,7 @@ class RunQueue:
         write_run_config(self.sweep, run)
         threads = str(max(1, count_cores() // self.n_jobs))
         environment = {"OMP_NUM_THREADS": threads} | os.environ
-        with open(log, "ab") as output:
+        with open_plain_file(log, "a+b") as output:
             process = self.children.start(make_command(self.sweep, run), output, environment)
         self.running.append((run, process))
 
@@ -93,7 +93,7 @@ def read_step(run: PlannedRun) -> int:
 
 def find_reason(log: Path, code: int) -> str:
     """Return the last line that a failed run printed."""
-    lines = log.read_text(errors="replace").split("\n")
+    lines = read_bytes(log).decode(errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     reason = last[:LONGEST_REASON] if code > 0 else f"killed by {signal.Signals(-code).name}"
     return f"{reason} (exit code {code}; {log.parent.name}/{log.name})"

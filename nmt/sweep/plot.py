@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nmt.report.vega import Spec, fill_template, round_figure
-from nmt.sweep.grid import Sweep
+from nmt.sweep.grid import PLOT_MARK, Sweep
 from nmt.sweep.table import Row
 from nmt.system.extras import is_installed, name_remedy
 from nmt.system.files import write_text
@@ -27,7 +27,8 @@ def write_plot(sweep: Sweep, rows: Sequence[Row]) -> None:
 
     spec = make_plot(sweep, rows)
     if spec["hconcat"]:
-        write_text(sweep.folder / PLOT_FILE, vl_convert.vegalite_to_svg(spec))
+        image = vl_convert.vegalite_to_svg(spec)
+        write_text(sweep.folder / PLOT_FILE, f"{PLOT_MARK}\n{image}")
 
 
 def make_plot(sweep: Sweep, rows: Sequence[Row]) -> Spec:

@@ -1,15 +1,21 @@
 """RUN/sweep.json: what a finished run adds to the table of its sweep.
 
 This file is written last. So a run is finished if the file exists and has the scores that the grid asks
-for. The scores are those that nmt-eval recorded in results.json, with all their digests.
+for. The scores are those that nmt-eval recorded in results.json, with all their digests. The file has a
+digest of itself, and that of the weights: if it was edited, or if the weights were exchanged, the run is
+scored again.
 """
 
-from dataclasses import asdict, dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
 
 from nmt.sweep.grid import PlannedRun, Sweep
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file, write_json
+from nmt.system.files import has_plain_file, read_manifest, write_json
+from nmt.system.progress import say_once
 from nmt.system.records import read_record
+from nmt.system.run_folder import MODEL_FILE
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,11 @@ class RunResult:
     minutes: float  # of training
     nll: float | None  # per piece of the dev set, of the weights that were scored
     scores: list[SetScore]
+    sha256: str = ""  # of all the above
+
+    def compute_digest(self) -> str:
+        text = json.dumps(asdict(replace(self, sha256="")), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
@@ -49,6 +60,16 @@ def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
     scored = {score.set for score in result.scores}
     if result.average != sweep.average or not scored.issuperset(sweep.score):
         return None  # the grid asks for something else now
+    if result.sha256 != result.compute_digest():
+        say_once(f"warning: {path}: was edited, or is of an older version; the run is scored again")
+        return None
+    folder = run.folder.checkpoint(result.updates) if result.average is None else run.folder.average
+    # Weights that somebody removed to save space are not needed any more.
+    if folder.is_dir() and read_manifest(folder)[MODEL_FILE]["sha256"] != result.weights_sha256:
+        say_once(
+            f"warning: {folder}: are not the weights that were scored; the run is scored again"
+        )
+        return None
     return result
 
 
@@ -57,4 +78,5 @@ def list_unfinished(sweep: Sweep) -> list[PlannedRun]:
 
 
 def write_result(run: PlannedRun, result: RunResult) -> None:
-    write_json(run.folder.sweep, asdict(result))
+    sealed = replace(result, sha256=result.compute_digest())
+    write_json(run.folder.sweep, asdict(sealed))

@@ -17,6 +17,7 @@ from nmt.report.facts import read_machine
 from nmt.score.significance import student_t
 from nmt.sweep.grid import PlannedRun, Sweep, format_setting_value
 from nmt.sweep.result import RunResult, read_result
+from nmt.system.escapes import escape_line, escape_markdown
 from nmt.system.files import write_text
 from nmt.system.tables import Cell, Table
 
@@ -222,11 +223,12 @@ def list_precisions(row: Row) -> list[str]:
 
 
 def format_text(sweep: Sweep, rows: Sequence[Row]) -> str:
-    return "\n".join([make_table(sweep, rows).to_text(), "", *list_notes(sweep, rows)])
+    notes = map(escape_line, list_notes(sweep, rows))
+    return "\n".join([make_table(sweep, rows).to_text(), "", *notes])
 
 
 def format_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
-    notes = [f"- {note}" for note in list_notes(sweep, rows)]
+    notes = [f"- {escape_markdown(note)}" for note in list_notes(sweep, rows)]
     return "\n".join([make_table(sweep, rows).to_markdown(), "", *notes, ""])
 
 

@@ -1,9 +1,9 @@
-"""Whether a command may replace its output folder: only what the same command wrote there, or with
---force.
+"""Whether a command may replace what is in the place of its output: only what the same command wrote
+there, or with --force.
 
-What the command wrote is known by the folder's manifest: nothing lies beside it, and the model card
-is as nmt wrote it. A card that changes after the manifest was written carries its own digest in its
-last line instead.
+A file is known by a mark near its beginning. A folder is known by its manifest: nothing lies beside
+what it lists, and the model card is as nmt wrote it. A card that changes after the manifest was written
+carries its own digest in its last line instead.
 """
 
 import hashlib
@@ -13,9 +13,11 @@ from pathlib import Path
 
 from nmt.system.errors import UserError
 from nmt.system.files import (
+    check_writable,
     digest_file,
     finish_move,
     list_own_names,
+    open_plain_file,
     read_bytes,
     read_manifest,
     restore_folder,
@@ -24,6 +26,7 @@ from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
 SIGNATURE = "<!-- Written by nmt; once edited, it is left alone. sha256 of all above: {} -->\n"
 MAX_CARD_BYTES = 1 << 20
+BEGIN_BYTES = 1_000  # of a file, which hold its mark
 
 
 def sign_card(card: str) -> str:
@@ -38,6 +41,19 @@ def is_unedited_card(path: Path) -> bool:
     text = read_bytes(path).decode(errors="replace")
     above, _, _ = text.removesuffix("\n").rpartition("\n")
     return text == sign_card(f"{above}\n")
+
+
+def check_replaceable_file(path: Path, kind: str, marks: Iterable[str]) -> None:
+    """Refuse to write the file `path` if that is impossible, or would replace something else than
+    `kind`, which has one of `marks` near its beginning.
+    """
+    check_writable(path)
+    if not path.exists():
+        return
+    with open_plain_file(path) as file:
+        begin = file.read(BEGIN_BYTES)
+    if not any(mark.encode() in begin for mark in marks):
+        raise UserError(f"{path}: exists and is not {kind}; choose another place, or move it away")
 
 
 def check_replaceable(

@@ -13,7 +13,14 @@ from pathlib import Path
 
 from nmt.system.errors import Failure, UserError
 from nmt.system.extras import name_remedy
-from nmt.system.files import has_plain_file, read_bytes, read_manifest, verify, write_folder
+from nmt.system.files import (
+    check_plain_file,
+    has_plain_file,
+    read_bytes,
+    read_manifest,
+    verify,
+    write_folder,
+)
 from nmt.system.run_folder import MANIFEST_FILE
 
 MAX_SMALL_BYTES = 1 << 20
@@ -33,7 +40,9 @@ class Remote:
         try:
             # Others may write there too, so a list of files is never taken from a cache.
             self._system, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
+        except Exception as error:  # each service has its own kinds, and some connect already
+            if isinstance(error, OSError):
+                raise RemoteError(f"{url}: {error}") from None
             remedy = f"; for s3:// that is {name_remedy('s3fs')}"
             hint = remedy if isinstance(error, ImportError) else ""
             raise UserError(f"training.mirror={url}: {error}{hint}") from None
@@ -44,6 +53,15 @@ class Remote:
         with self._explain(name) as path:
             found = self._system.glob(f"{glob.escape(path)}/*/{MANIFEST_FILE}")
             return {manifest.split("/")[-2] for manifest in found}
+
+    def list_names(self) -> set[str]:
+        """Return the names of what is in the folder itself."""
+        with self._explain("") as path, contextlib.suppress(FileNotFoundError):
+            entries = self._system.ls(path, detail=False)
+            # An object store may have an empty object that is the folder itself.
+            inside = [entry for entry in entries if entry.strip("/") != path.strip("/")]
+            return {entry.rstrip("/").rpartition("/")[2] for entry in inside}
+        return set()
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None if there is none. A large one is cut."""
@@ -57,6 +75,7 @@ class Remote:
 
     def get_file(self, name: str, path: Path) -> None:
         """Fetch a file if there is one."""
+        check_plain_file(path)  # it would be written through a link
         with self._explain(name) as place, contextlib.suppress(FileNotFoundError):
             self._system.get_file(place, str(path))
 

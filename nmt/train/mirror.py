@@ -14,6 +14,8 @@ from nmt.checkpoint import TrainState, list_steps, parse_step, read_origin
 from nmt.config import RunConfig, TrainingConfig, list_differences, parse_recorded_config
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
+    VOLUME_FOLDER,
+    check_own_folder,
     has_plain_file,
     is_fixed,
     list_own_names,
@@ -170,6 +172,11 @@ def fetch_run(config: RunConfig) -> None:
         recorded = remote.read(CONFIG_FILE)
         if recorded is not None:
             _check_same_settings(recorded, config, remote)
+        elif found := remote.list_names() - {VOLUME_FOLDER, f"{CONFIG_FILE}.part"}:
+            raise UserError(
+                f"training.mirror={remote.url}: contains {min(found)!r}, but no {CONFIG_FILE} of a "
+                "run; give an empty place, or one that does not exist yet"
+            )
         there = list_mirrored_steps(remote)
         if max(there, default=0) > max(list_steps(run), default=0):
             make_folder(run.path)
@@ -190,7 +197,7 @@ def _check_same_settings(recorded: bytes, config: RunConfig, remote: Remote) -> 
     if changes:
         raise UserError(
             f"training.mirror={remote.url}: holds a run with different settings "
-            f"({'; '.join(changes)}); restore them, give another URL, or remove config.yaml there if nothing uses it"
+            f"({'; '.join(changes)}); restore them, give another URL, or empty the place if nothing uses it"
         )
 
 
@@ -198,6 +205,7 @@ def _fetch_checkpoints(
     remote: Remote, run: RunFolder, there: set[int], config: bytes | None
 ) -> None:
     """Fetch the newest checkpoint that is whole, and the best."""
+    check_own_folder(run.checkpoints, inside=run.path)
     make_folder(run.checkpoints)
     remote.get_file(METRICS_FILE, run.metrics)
     steps_here = list_steps(run)

@@ -1,6 +1,7 @@
 """nmt-report: where it writes, and what it refuses to replace."""
 
 import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from support.needs import needs_package
 
 from nmt.commands.report import main
 from nmt.config import RunConfig, format_config
+from nmt.report.vega import PNG_MARK
 from nmt.system.run_folder import RunFolder
 
 
@@ -53,4 +55,17 @@ def test_nothing_but_a_report_is_replaced(
 def test_the_main_curves_are_an_image(run: RunFolder, tmp_path: Path) -> None:
     image = tmp_path / "curves.png"
     assert main([str(run.path), "--png", str(image)]) == 0
-    assert image.read_bytes().startswith(b"\x89PNG")
+    content = image.read_bytes()
+    assert content.startswith(b"\x89PNG") and PNG_MARK.encode() in content[:99]
+    place = 8  # each piece is size, name, content, checksum
+    while place < len(content):
+        size = int.from_bytes(content[place : place + 4], "big")
+        piece = content[place + 4 : place + 8 + size]
+        place += 12 + size
+        assert zlib.crc32(piece).to_bytes(4, "big") == content[place - 4 : place]
+    assert piece == b"IEND" and place == len(content)
+
+    assert main([str(run.path), "--png", str(image)]) == 0  # its own is replaced
+    image.write_bytes(content.replace(PNG_MARK.encode(), b"tEXtSoftware\0GIM"))
+    assert main([str(run.path), "--png", str(image)]) == 2
+    assert b"GIM" in image.read_bytes()

@@ -2,14 +2,20 @@
 
 import csv
 import io
+import os
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nmt.config import format_config
-from nmt.sweep.grid import Sweep, read_grid
-from nmt.sweep.plot import make_plot
+from nmt.sweep.grid import OUTPUTS, Sweep, check_sweep_folder, read_grid
+from nmt.sweep.jobs import RunQueue
+from nmt.sweep.plot import make_plot, write_plot
 from nmt.sweep.result import RunResult, SetScore, write_result
+from nmt.sweep.slurm import write_slurm_script
 from nmt.sweep.table import (
     compute_mean,
     format_csv,
@@ -17,8 +23,13 @@ from nmt.sweep.table import (
     format_mean,
     format_text,
     make_rows,
+    write_tables,
 )
-from nmt.system.files import write_text
+from nmt.system.errors import UserError
+from nmt.system.extras import is_installed
+from nmt.system.files import digest_file, write_folder, write_text
+from nmt.system.progress import say_once
+from nmt.system.run_folder import MODEL_FILE
 
 GRID = """
 base: demo.yaml
@@ -94,6 +105,70 @@ def test_results_of_another_average_do_not_count(sweep: Sweep) -> None:
     other = Sweep(sweep.folder, 5, sweep.score, sweep.runs)
     assert [len(row.finished) for row in make_rows(other, {})] == [0, 0]
     assert "not finished" in format_text(other, make_rows(other, {}))
+
+
+def test_edited_scores_and_exchanged_weights_are_scored_again(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def count_finished() -> int:
+        say_once.cache_clear()
+        return len(make_rows(sweep, {})[0].finished)
+
+    first, second, _ = (run.folder for run in sweep.runs[:3])
+    assert count_finished() == 3
+    first.sweep.write_text(first.sweep.read_text().replace("30.0", "99.99"))
+    assert count_finished() == 2
+    assert f"{first.sweep}: was edited" in capsys.readouterr().err
+
+    weights = second.checkpoint(600)
+    write_folder(weights, lambda folder: write_text(folder / MODEL_FILE, "as scored"))
+    digest = digest_file(weights / MODEL_FILE)
+    write_result(sweep.runs[1], replace(make_result(31.0), weights_sha256=digest))
+    assert count_finished() == 2
+    write_folder(weights, lambda folder: write_text(folder / MODEL_FILE, "others"))
+    assert count_finished() == 1
+    assert "are not the weights that were scored" in capsys.readouterr().err
+
+
+def test_names_of_strangers_only_appear(sweep: Sweep) -> None:
+    result = make_result(30.0)
+    score = replace(result.scores[0], signature="<script>\x1b[31m\n# x")
+    write_result(sweep.runs[0], replace(result, scores=[score]))
+    for show in (format_text, format_markdown):
+        text = show(sweep, make_rows(sweep, {}))
+        assert "\x1b" not in text and "\n# x" not in text
+    assert r"\<script>" in text
+
+
+@pytest.mark.parametrize("name", [*OUTPUTS, "logs", "configs", "stores", "base-seed1"])
+def test_only_what_a_sweep_wrote_is_replaced(sweep: Sweep, name: str, tmp_path: Path) -> None:
+    rows = make_rows(sweep, {})
+    write_tables(sweep, rows)
+    if is_installed("vl_convert"):
+        write_plot(sweep, rows)
+    write_slurm_script(sweep, "grid.yaml", [], [1])
+    check_sweep_folder(sweep)  # all of it is its own
+    place, elsewhere = sweep.folder / name, tmp_path / "elsewhere"
+    if name in OUTPUTS:
+        place.write_text("precious")
+    else:
+        elsewhere.mkdir()
+        if place.exists():
+            shutil.rmtree(place)
+        place.symlink_to(elsewhere)
+    with pytest.raises(UserError, match=re.escape(str(place))):
+        check_sweep_folder(sweep)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_log_is_not_written_through_a_link(sweep: Sweep, kind: str, tmp_path: Path) -> None:
+    log, theirs = sweep.log_path(sweep.runs[0]), tmp_path / "theirs"
+    log.parent.mkdir()
+    theirs.write_text("precious")
+    log.symlink_to(theirs) if kind == "link" else os.mkfifo(log)
+    with pytest.raises(UserError, match=str(log)):
+        RunQueue(sweep, sweep.runs, 1).start(sweep.runs[0])
+    assert theirs.read_text() == "precious"
 
 
 def test_the_plot_shows_each_seed_and_intervals_of_three(sweep: Sweep) -> None:

@@ -89,3 +89,7 @@ def test_errors_of_a_service_are_one_kind(folder: Path, tmp_path: Path) -> None:
         Remote(f"file://{tmp_path}/file/inside").put_file(folder / "weights", "x")
     with pytest.raises(UserError, match=r"training\.mirror=nope://x: .*nope"):
         Remote("nope://x")
+    with pytest.raises(UserError, match=r"training\.mirror=reference://x: .*'fo'"):
+        Remote("reference://x")  # it needs more than a URL
+    with pytest.raises(RemoteError, match=r"ftp://127\.0\.0\.1:1/x: .*refused"):
+        Remote("ftp://127.0.0.1:1/x")  # it connects at once

@@ -240,6 +240,45 @@ def test_another_run_is_refused_and_a_place_that_cannot_be(tmp_path: Path) -> No
             load_config("demo.yaml", [f"training.mirror='{url}'"])
 
 
+def test_files_of_the_user_are_not_replaced(tmp_path: Path) -> None:
+    config = make_config(tmp_path / "one")
+    run, far = start_run(config), tmp_path / "mirror"
+    (far / "store").mkdir(parents=True)
+    (far / "store" / "manifest.json").write_text("mine")
+    with pytest.raises(UserError, match="contains 'store', but no config.yaml of a run"):
+        fetch_run(config)
+    with pytest.raises(UserError, match="training.mirror=file:///: contains "):
+        fetch_run(replace(config, training=replace(config.training, mirror="file:///")))
+    assert (far / "store" / "manifest.json").read_text() == "mine"
+
+    # what a machine left that was killed while it claimed the mirror
+    shutil.rmtree(far)
+    far.mkdir()
+    (far / "config.yaml.part").write_text("na")
+    fetch_run(config)
+    claim_mirror(config, run)
+    fetch_run(config)
+
+
+def test_nothing_is_fetched_through_a_link(tmp_path: Path) -> None:
+    one, two = make_config(tmp_path / "one"), make_config(tmp_path / "two")
+    run = start_run(one)
+    add_checkpoint(run, 1)
+    copy(one, run, set(), 1)
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    RunFolder(two.folder).path.mkdir(parents=True)
+    RunFolder(two.folder).metrics.symlink_to(theirs)
+    with pytest.raises(UserError, match="is a link to .*theirs"):
+        fetch_run(two)
+    RunFolder(two.folder).metrics.unlink()
+    RunFolder(two.folder).checkpoints.rmdir()
+    RunFolder(two.folder).checkpoints.symlink_to(tmp_path)
+    with pytest.raises(UserError, match="outside"):
+        fetch_run(two)
+    assert theirs.read_text() == "precious"
+
+
 @pytest.mark.timeout(3600)
 def test_killed_machines_end_in_the_bits_of_a_whole_run(tmp_path: Path) -> None:
     """Each start is on a new machine; it is killed when a checkpoint is half copied, or complete."""
