@@ -306,16 +306,21 @@ def _is_folder(path: Path) -> bool:
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Make the folder `path` appear complete: `fill` writes into a hidden one, which is sealed and
     takes the place of all that is there. A fixed folder stays, and only its files are replaced.
+
+    Raise FolderInUse if another process is doing the same; for a fixed folder, the caller sees to that.
     """
     stays = is_fixed(path)
     hidden = path / FILLED_FOLDER if stays else path.with_name(f".{path.name}.tmp")
     try:
-        _fill_folder(hidden, fill)
-        if stays:
-            move_sealed_files(hidden, path)
-            remove_entry(hidden)
-        else:
-            _exchange_folder(hidden, path)
+        hidden.parent.mkdir(parents=True, exist_ok=True)
+        held = lock(path, "a command that writes it", f".{path.name}.lock.tmp")
+        with contextlib.nullcontext() if stays else held:
+            _fill_folder(hidden, fill)
+            if stays:
+                move_sealed_files(hidden, path)
+                remove_entry(hidden)
+            else:
+                _exchange_folder(hidden, path)
     except OSError as error:
         # a write that fails, because the disk is full, does not know of which file
         error.filename = error.filename or str(path)

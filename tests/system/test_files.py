@@ -23,6 +23,7 @@ import pytest
 from nmt.system.errors import UserError
 from nmt.system.files import (
     FileMode,
+    FolderInUse,
     check_own_folder,
     digest_file,
     has_plain_file,
@@ -281,6 +282,19 @@ def test_a_folder_appears_whole_and_verifies(tmp_path: Path) -> None:
     verify(path)
     assert (path / "weights").read_text() == "three"
     assert os.listdir(path.parent) == ["step-1"]
+
+
+def test_of_two_who_write_one_folder_the_second_is_refused(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        with pytest.raises(FolderInUse, match="twice: is in use by a command that writes it on"):
+            write_folder(tmp_path / "twice", lambda other: write_text(other / "a", "second"))
+        write_text(folder / "a", "first")
+
+    (tmp_path / ".twice.lock.tmp").write_text("of a killed process")
+    write_folder(tmp_path / "twice", fill)
+    verify(tmp_path / "twice")
+    assert (tmp_path / "twice" / "a").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["twice"]
 
 
 @pytest.mark.parametrize("is_there", [False, True])
