@@ -154,8 +154,13 @@ def choose_languages(args: argparse.Namespace) -> tuple[str, str]:
 def name_corpora(args: argparse.Namespace, languages: tuple[str, str], root: Path) -> "DataConfig":
     """The corpora that the options name, with paths that start from `root`."""
     from nmt.config import CorpusConfig, DataConfig
+    from nmt.system.records import find_unusable_character
 
     def locate(path: str) -> str:
+        if unusable := find_unusable_character(path):
+            raise UserError(
+                f"{path!r}: has {unusable} in its name, which no config can hold; rename it"
+            )
         return os.path.abspath(path).removeprefix(os.path.join(root, ""))
 
     def make_corpus(prefix: str, *paths: str | None, archive: str | None = None) -> CorpusConfig:

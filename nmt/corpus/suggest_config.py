@@ -23,7 +23,7 @@ from nmt.corpus.shards import PAIRS_PER_SHARD
 from nmt.corpus.survey import Survey, survey_corpus
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
-from nmt.system.files import read_bytes, write_text
+from nmt.system.files import check_writable, read_bytes, write_text
 from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.progress import say
 from nmt.system.runtime import count_cores, tune_process
@@ -272,6 +272,7 @@ def _write_files(written: dict[Path, str], inputs: set[Path], is_forced: bool) -
     for file, content in written.items():
         if file.resolve() in inputs:
             raise UserError(f"{file}: is your own text; give another -o FILE")
+        check_writable(file)
         if file.exists() and not is_forced and read_bytes(file) != content.encode():
             raise UserError(f"{file}: exists; give another -o FILE, or replace it with --force")
     for file, content in written.items():

@@ -65,6 +65,10 @@ class TmxReader:
                 f"{self.name}:{error.lineno}:{error.offset + 1}: is not well-formed XML "
                 f"({message}); repair or download it again"
             ) from None
+        except (LookupError, ValueError) as error:  # of its declaration: there is no such encoding
+            raise UserError(
+                f"{self.name}: is in an encoding that cannot be read ({error}); convert it to UTF-8"
+            ) from None
         pairs, self.pairs = self.pairs, []
         return pairs
 

@@ -2,6 +2,7 @@
 set is trained on, and nothing is overwritten.
 """
 
+import os
 import random
 import zipfile
 from dataclasses import replace
@@ -148,6 +149,9 @@ def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -
     write_lines(pair / "few.de", make_sentences(50, "cd", 2))
     write_lines(pair / "short.de", make_sentences(1_299, "xyz", 1))
     (pair / "train.fr").write_bytes((pair / "train.en").read_bytes())
+    (pair / "by\udcff.en").write_bytes((pair / "train.en").read_bytes())
+    os.mkfifo(pair / "pipe.txt")
+    (pair / "device.txt").symlink_to("/dev/null")
     write_lines(pair / "empty.en", [])
     write_lines(pair / "twice.en", 2 * read_lines_of(pair / "train.en")[:650])
     refusals = {
@@ -162,6 +166,9 @@ def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -
         "as --src FILE --tgt FILE": ["--src", "train.en"],
         "needs exactly one": [*TWO_FILES, "--file", "pairs.en-de.tsv"],
         "1,300 of 1,300 training pairs": [*TWO_FILES, "--valid-src", "train.en", "--valid-tgt", "train.de"],
+        "'by\\udcff.en': has U+DCFF in its name": ["--src", "by\udcff.en", *TWO_FILES[2:]],
+        "pipe.txt: is not a regular file": [*TWO_FILES, "-o", "pipe.txt", "--force"],
+        "device.txt: is not a regular file": [*TWO_FILES, "-o", "device.txt", "--force"],
         "--seed -1": [*TWO_FILES, "--seed", "-1"],
     }  # fmt: skip
     for message, options in refusals.items():

@@ -92,6 +92,18 @@ def test_the_reader_takes_it_packed_and_in_blocks(suffix: str, tmp_path: Path) -
     assert block.src == [pair.src for pair in pairs[8:]] and block.share == 1
 
 
+UNREAD = r"x\.tmx: is in an encoding that cannot be read \(.*\); convert it to UTF-8"
+ENCODINGS = (
+    "GB2312",
+    "Shift_JIS",
+    "big5",
+    "utf-7",
+    "hex",
+    "idna",
+    "undefined",
+    "nonsense",
+    "utf-32",
+)
 BOMB = '<!DOCTYPE tmx [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
 
 
@@ -110,6 +122,7 @@ BOMB = '<!DOCTYPE tmx [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
             r"no pair from en to de \(languages found: en, fr\)",
         ),
         ("", "is not well-formed XML"),
+        *((f'<?xml version="1.0" encoding="{name}"?><tmx/>', UNREAD) for name in ENCODINGS),
     ],
 )
 def test_what_is_wrong_is_named(content: str, message: str, tmp_path: Path) -> None:
