@@ -23,7 +23,14 @@ from starlette.routing import Route
 from nmt.documents.document import Document, PlainText
 from nmt.documents.html import HtmlDocument
 from nmt.serve.answers import LineOptions, tidy_glossary
-from nmt.serve.batcher import Batcher, LineAnswer, QueueFull, WaitingLine
+from nmt.serve.batcher import (
+    SMALLEST_SHARE,
+    Asker,
+    Batcher,
+    LineAnswer,
+    QueueFull,
+    WaitingLine,
+)
 from nmt.serve.detection import MOST_READ, LanguageDetector
 from nmt.serve.guard import RETRY_AFTER, Callers, Guard
 from nmt.serve.libretranslate import (
@@ -91,10 +98,10 @@ class Service:
     metrics: ServerMetrics
     detector: LanguageDetector
 
-    def check_key(self, request: Request, given: str | None = None) -> None:
-        """Refuse a request without one of the keys, if there are any."""
+    def check_key(self, request: Request, given: str | None = None) -> Asker:
+        """Refuse a request without one of the keys, if there are any. Return whose it is."""
         if not self.keys:
-            return
+            return Asker(request.client.host if request.client else "")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             given = token.strip()
@@ -103,6 +110,7 @@ class Service:
         words = given.encode(errors="replace")
         if not any(compare_digest(words, key.encode()) for key in self.keys):
             raise HTTPException(403, "this API key is not known")
+        return Asker(given)
 
     async def answer_in_time(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """Do what a request asks. It ends with the deadline, or as soon as the client leaves."""
@@ -125,6 +133,7 @@ class Service:
 
     async def translate_documents(
         self,
+        asker: Asker,
         options: LineOptions,
         documents: Sequence[Document],
         prefixes: Sequence[str] = (),
@@ -132,10 +141,11 @@ class Service:
     ) -> list[list[list[LineCandidate]]]:
         """Return the candidates of each sentence of each document; a few sentences wait at a time."""
         lines = [
-            WaitingLine(options, sentence.text, prefix if number == 0 else "")
+            WaitingLine(asker, options, sentence.text, prefix if number == 0 else "")
             for document, prefix in zip(documents, prefixes or repeat(""), strict=False)
             for number, sentence in enumerate(document.sentences)
         ]
+        asker.is_long |= len(lines) > SMALLEST_SHARE
         for group in split_into_groups(lines, self.limits.max_at_once):
             await self._translate_lines(group, waits_for_room)
             waits_for_room = True  # what has begun is not refused any more
@@ -146,7 +156,7 @@ class Service:
         ]
 
     async def _translate_lines(self, lines: Sequence[WaitingLine], waits_for_room: bool) -> None:
-        while waits_for_room and self.batcher.n_waiting + len(lines) > self.batcher.max_waiting:
+        while waits_for_room and not self.batcher.has_room(lines[0].asker.client, len(lines)):
             await asyncio.sleep(ROOM_PAUSE_S)
         self.batcher.put(lines)
         try:
@@ -158,8 +168,11 @@ class Service:
     def say_too_late(self) -> str:
         return f"there was no answer within {self.limits.timeout_s:g} s"
 
-    async def stream_rows(self, asked: LinesRequest, options: LineOptions) -> AsyncIterator[str]:
+    async def stream_rows(
+        self, asker: Asker, asked: LinesRequest, options: LineOptions
+    ) -> AsyncIterator[str]:
         """Yield a row for each text, as soon as it is translated. A few texts wait at a time."""
+        asker.is_long = len(asked.q) > SMALLEST_SHARE
         left = list(range(len(asked.q)))[::-1]
         running: dict[asyncio.Task[str], int] = {}  # with the number of sentences of each
         try:
@@ -169,7 +182,9 @@ class Service:
                     (document,) = await split_texts(
                         asked.q[index : index + 1], options, asked.split
                     )
-                    row = asyncio.create_task(self._answer_row(index, document, asked, options))
+                    row = asyncio.create_task(
+                        self._answer_row(asker, index, document, asked, options)
+                    )
                     running[row] = 1 + len(document.sentences)
                 done, _ = await asyncio.wait(
                     running, timeout=self.limits.timeout_s, return_when=asyncio.FIRST_COMPLETED
@@ -185,13 +200,18 @@ class Service:
                 row_of_text.cancel()
 
     async def _answer_row(
-        self, index: int, document: Document, asked: LinesRequest, options: LineOptions
+        self,
+        asker: Asker,
+        index: int,
+        document: Document,
+        asked: LinesRequest,
+        options: LineOptions,
     ) -> str:
         """Translate a text once the queue has room for it."""
         prefixes = asked.prefix[index : index + 1] if asked.prefix else ()
         try:
             (candidates,) = await self.translate_documents(
-                options, [document], prefixes, waits_for_room=True
+                asker, options, [document], prefixes, waits_for_room=True
             )
         except HTTPException as error:
             message = error.detail.replace("q: line 1", f"q: line {index + 1}")
@@ -300,7 +320,7 @@ async def translate(request: Request) -> Response:
     """Translate a text, or a list of texts, sentence by sentence."""
     service = find_service(request)
     values = await read_values(request)
-    service.check_key(request, find_key(values))
+    asker = service.check_key(request, find_key(values))
     asked = TextsRequest.model_validate(values)
     check_amount(asked.texts, service.limits)
     detected = detect_languages(asked, service.models, service.detector)
@@ -309,7 +329,7 @@ async def translate(request: Request) -> Response:
 
     async def translate_texts() -> TextsAnswer:
         documents = await read_documents(asked, options)
-        candidates = await service.translate_documents(options, documents)
+        candidates = await service.translate_documents(asker, options, documents)
         if asked.format == "html":
             return await asyncio.to_thread(join_texts, asked, documents, candidates, detected)
         return join_texts(asked, documents, candidates, detected)
@@ -347,12 +367,12 @@ async def check_health(service: Served) -> Health:
 # ---- ours -----------------------------------------------------------------------------------------------------------
 
 
-async def read_lines_request(request: Request, service: Service) -> LinesRequest:
+async def read_lines_request(request: Request, service: Service) -> tuple[Asker, LinesRequest]:
     if find_content_type(request) != JSON_TYPE:
         raise HTTPException(415, "send the question as application/json")
     values = parse_body(await request.body())
-    service.check_key(request, find_key(values))
-    return LinesRequest.model_validate(values)
+    asker = service.check_key(request, find_key(values))
+    return asker, LinesRequest.model_validate(values)
 
 
 @router.get("/v1/models")
@@ -379,7 +399,7 @@ async def list_models(service: Served) -> ModelList:
 async def translate_lines(request: Request) -> Response:
     """Translate texts, with n-best lists, pieces, alignments and attention of their sentences on request."""
     service = find_service(request)
-    asked = await read_lines_request(request, service)
+    asker, asked = await read_lines_request(request, service)
     options = check_question(asked, service)
 
     async def translate_texts() -> LinesAnswer:
@@ -389,7 +409,9 @@ async def translate_lines(request: Request) -> Response:
             raise HTTPException(
                 400, f"attention is for at most {MAX_ATTENTION_MAPS} translations; ask for fewer"
             )
-        candidates = await service.translate_documents(options, documents, asked.prefix or ())
+        candidates = await service.translate_documents(
+            asker, options, documents, asked.prefix or ()
+        )
         texts = [join_text(*one) for one in zip(documents, candidates, strict=True)]
         return LinesAnswer(model=options.model.name, translations=texts)
 
@@ -405,13 +427,13 @@ async def translate_lines(request: Request) -> Response:
 async def stream_lines(request: Request) -> StreamingResponse:
     """Translate many texts; each line of the answer is an object, in the order they are ready."""
     service = find_service(request)
-    asked = await read_lines_request(request, service)
+    asker, asked = await read_lines_request(request, service)
     options = check_question(asked, service)
     if asked.attention:
         raise HTTPException(400, "/v1/stream does not support attention; ask /v1/translate")
-    if service.batcher.n_waiting >= service.batcher.max_waiting:
+    if not service.batcher.has_room(asker.client):
         raise QueueFull
-    rows = service.stream_rows(asked, options)
+    rows = service.stream_rows(asker, asked, options)
     return StreamingResponse(rows, media_type="application/x-ndjson")
 
 

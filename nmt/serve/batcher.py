@@ -1,5 +1,9 @@
 """Lines of all clients, translated together: a bounded queue, and threads that take from it what waits.
 
+Clients take turns, and so do the requests of each: a line waits for about one line of every other
+request, however many that has. A batch that has begun is not interrupted, so while short requests come,
+long ones leave a thread to them.
+
 Batches are never delayed to fill up: a free thread takes what waits, at most a batch and, beside
 other threads, at most its share, so that one does not take all and leave the others idle. Lines with
 equal options share a batch; their translations are those of a line alone (docs/decoding.md). A line
@@ -11,8 +15,9 @@ import asyncio
 import math
 import threading
 import traceback
-from collections import deque
-from collections.abc import Callable, Sequence
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -21,10 +26,13 @@ from nmt.serve.answers import LineOptions, answer_lines_alike
 from nmt.serve.messages import LineCandidate
 from nmt.serve.models import ServedModels
 from nmt.system.errors import Failure, UserError
+from nmt.system.progress import clock
 from nmt.translate.batching import MAX_THREADS
 from nmt.translate.translator import LineTooLong, Translator
 
 SMALLEST_SHARE = 4  # lines: together they take little longer than one
+MOST_LONG = 64  # lines of long requests in a batch: on a CPU, more are hardly any faster
+SHORT_S = 5.0  # after a short request, in which another one is expected
 # Of usual text; a batch that is larger after all is split by the search.
 PIECES_PER_LINE, CHARACTERS_PER_PIECE = 4, 4
 
@@ -32,11 +40,23 @@ PIECES_PER_LINE, CHARACTERS_PER_PIECE = 4, 4
 LineAnswer = list[LineCandidate] | Exception  # why there are none
 
 
+class Asker:
+    """A request of a client: a key or an address."""
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.is_long = False  # has more than SMALLEST_SHARE lines, or texts
+        self.n_waiting = 0  # lines in the queue
+        self.turn = 0  # of its last line
+
+
 class WaitingLine:
     """A line in the queue, with text; its answer, or why there is none, appears in `answered`."""
 
-    def __init__(self, options: LineOptions, text: str, prefix: str = "") -> None:
-        self.options, self.text, self.prefix = options, text, prefix
+    def __init__(self, asker: Asker, options: LineOptions, text: str, prefix: str = "") -> None:
+        self.asker, self.options, self.text, self.prefix = asker, options, text, prefix
+        self.turn = 0
+        self.is_long = False  # like its request
         self.answered: asyncio.Future[LineAnswer] = asyncio.get_running_loop().create_future()
 
 
@@ -56,8 +76,13 @@ class Batcher:
         self.max_waiting, self.n_threads = max_waiting, n_threads
         self.observe_batch = observe_batch
         self.n_cores_each = max(1, torch.get_num_threads() // n_threads)
-        self._waiting: deque[WaitingLine] = deque()
+        self._waiting: list[WaitingLine] = []  # by their turns
+        self._turn = 0  # of the first line of the last batch
+        self._n_lines: Counter[str] = Counter()  # waiting, by client; without zeros
+        self._n_requests: Counter[str] = Counter()  # that have lines waiting, by client
+        self._short_until = 0.0
         self._n_translating = 0  # lines
+        self._n_long_batches = 0  # that are translated
         self._is_closed = False
         self._changed = threading.Condition()
         self._threads = [
@@ -83,14 +108,45 @@ class Batcher:
     def n_waiting(self) -> int:
         return len(self._waiting)
 
+    def has_room(self, client: str, n: int = 1) -> bool:
+        """Whether so many more lines of a client may wait: in a full queue, up to its equal share."""
+        n_clients = len(self._n_lines.keys() | {client})
+        share = self.max_waiting // n_clients if n_clients > 1 else 0
+        is_full = len(self._waiting) + n > self.max_waiting
+        return not is_full or self._n_lines[client] + n <= share
+
     def put(self, lines: Sequence[WaitingLine]) -> None:
-        """Queue all of these lines that are not answered, or raise QueueFull and queue none."""
+        """Queue all of these lines of a request that are not answered, or raise QueueFull and queue none."""
         unanswered = [line for line in lines if not line.answered.done()]
+        if not unanswered:
+            return
+        asker = unanswered[0].asker
         with self._changed:
-            if len(self._waiting) + len(unanswered) > self.max_waiting:
+            if not self.has_room(asker.client, len(unanswered)):
                 raise QueueFull
-            self._waiting.extend(unanswered)
+            if not asker.is_long:
+                self._short_until = clock() + SHORT_S
+            self._n_requests[asker.client] += asker.n_waiting == 0
+            asker.n_waiting += len(unanswered)
+            self._n_lines[asker.client] += len(unanswered)
+            asker.turn = max(asker.turn, self._turn)
+            for line in unanswered:
+                # The requests of a client share its turns.
+                asker.turn += self._n_requests[asker.client]
+                line.turn, line.is_long = asker.turn, asker.is_long
+                insort(self._waiting, line, key=lambda other: other.turn)
             self._changed.notify(len(unanswered))
+
+    def _remove(self, lines: Collection[WaitingLine]) -> None:
+        left = set(lines)
+        self._waiting = [line for line in self._waiting if line not in left]
+        for line in left:
+            asker = line.asker
+            asker.n_waiting -= 1
+            self._n_requests[asker.client] -= asker.n_waiting == 0
+            self._n_lines[asker.client] -= 1
+            if not self._n_lines[asker.client]:
+                del self._n_lines[asker.client], self._n_requests[asker.client]
 
     def drop(self, lines: Sequence[WaitingLine]) -> None:
         """Forget lines that are no longer wanted; a batch that has begun is completed."""
@@ -98,9 +154,7 @@ class Batcher:
         if not abandoned:
             return
         with self._changed:
-            kept = [line for line in self._waiting if line not in abandoned]
-            self._waiting.clear()
-            self._waiting.extend(kept)
+            self._remove(abandoned.intersection(self._waiting))
         for line in abandoned:
             line.answered.cancel()
 
@@ -111,6 +165,7 @@ class Batcher:
             answers = answer_batch(batch)
             with self._changed:
                 self._n_translating -= len(batch)
+                self._n_long_batches -= batch[0].is_long
             loop = batch[0].answered.get_loop()
             try:
                 loop.call_soon_threadsafe(_resolve, batch, answers)
@@ -120,31 +175,42 @@ class Batcher:
     def _take_batch(self) -> list[WaitingLine]:
         """Wait for lines and take those that go with the first; none when the work is over."""
         with self._changed:
-            while not self._waiting and not self._is_closed:
-                self._changed.wait()
-            if not self._waiting:
-                return []
-            options = self._waiting[0].options
-            n_characters = find_budget(options)
+            while not (waiting := self._list_lines_to_take()):
+                if self._is_closed:
+                    return []
+                # lines of long requests may be translated then
+                pause = self._short_until - clock() if self._waiting else None
+                self._changed.wait(None if pause is None else max(0.0, pause))
+            first = waiting[0]
+            n_characters = find_budget(first.options)
             share = math.ceil((len(self._waiting) + self._n_translating) / self.n_threads)
             n_lines = max(SMALLEST_SHARE, share)
+            if first.is_long and self.n_threads > 1:
+                n_lines = min(MOST_LONG, n_lines)
             batch: list[WaitingLine] = []
-            others: list[WaitingLine] = []
             longest = 0
-            while self._waiting:
-                line = self._waiting.popleft()
+            for line in waiting:
                 is_too_much = len(batch) == n_lines or (
                     (len(batch) + 1) * max(longest, len(line.text)) > n_characters
                 )
-                if line.options != options or (batch and is_too_much):
-                    others.append(line)
+                is_like_first = line.options == first.options and line.is_long == first.is_long
+                if not is_like_first or (batch and is_too_much):
                     continue
                 longest = max(longest, len(line.text))
                 batch.append(line)
-            self._waiting.extend(others)
+            self._turn = max(self._turn, first.turn)
+            self._remove(batch)
             self._n_translating += len(batch)
+            self._n_long_batches += first.is_long
         self.observe_batch(len(batch))
         return batch
+
+    def _list_lines_to_take(self) -> list[WaitingLine]:
+        """List the lines that wait, by their turns. While short requests come, one thread is theirs."""
+        is_theirs = clock() < self._short_until and self._n_long_batches >= self.n_threads - 1
+        if self.n_threads == 1 or self._is_closed or not is_theirs:
+            return self._waiting
+        return [line for line in self._waiting if not line.is_long]
 
 
 def count_search_threads(models: ServedModels) -> int:

@@ -6,6 +6,7 @@ the number of requests that wait. Answers tell browsers to load nothing else and
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 ANY = "*"  # host, or origin
+MOST_IGNORED = 64 << 20  # bytes of a body that is too long
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 RETRY_AFTER = {"Retry-After": "1"}
 HEADERS = [
@@ -65,7 +67,7 @@ class Guard:
         # If what follows these headers is not HTTP, uvicorn has already sent an error and is about to
         # close the connection. Answering before it has closed would fail; afterwards, answers are dropped.
         await asyncio.sleep(0)
-        app = self.refuse_request(scope) or self.app
+        app = self.refuse_request(scope, receive) or self.app
         if scope["method"] == "HEAD":  # uvicorn sends the head alone
             scope = {**scope, "method": "GET"}
         status = 0  # not answered
@@ -90,7 +92,7 @@ class Guard:
             route = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.observe_request(route, status or 500, clock() - started_at)
 
-    def refuse_request(self, scope: Message) -> App | None:
+    def refuse_request(self, scope: Message, receive: Receive) -> App | None:
         """Return the refusal of a request that is not meant for this server, or is too much for it."""
         headers = dict(scope["headers"])
         host = strip_port(headers.get(b"host", b"").decode("latin-1"))
@@ -109,8 +111,35 @@ class Guard:
         if self.n_unanswered >= self.limits.max_connections:
             return refuse(503, "the server answers too many requests at the moment; try again")
         if int(headers.get(b"content-length", 0)) > self.limits.max_body:
-            return refuse(413, self.say_too_long())
+            return self.refuse_body(receive)
         return None
+
+    def refuse_body(self, receive: Receive) -> App:
+        """Answer at once, and close the connection only when the body has come: most clients read
+        nothing before they have sent all.
+        """
+
+        async def answer(scope: Message, _: Receive, send: Send) -> None:
+            async def send_slowly(message: Message) -> None:
+                if message["type"] == "http.response.body":
+                    await send({**message, "more_body": True})
+                    await self.ignore_body(receive)
+                    message = {"type": "http.response.body"}
+                await send(message)
+
+            await refuse(413, self.say_too_long())(scope, receive, send_slowly)
+
+        return answer
+
+    async def ignore_body(self, receive: Receive) -> None:
+        n_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.timeout_s):
+                while n_bytes < MOST_IGNORED:
+                    message = await receive()
+                    if not message.get("more_body"):
+                        return
+                    n_bytes += len(message["body"])
 
     def say_too_long(self) -> str:
         return f"the body has more than {self.limits.max_body:,} bytes"
@@ -137,7 +166,8 @@ class Guard:
             n_bytes += len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
             if n_bytes > self.limits.max_body:
-                # The rest is received and ignored, so that its sender reads this.
+                if not is_whole:
+                    await self.ignore_body(receive)
                 raise HTTPException(413, self.say_too_long())
             return message
 

@@ -4,10 +4,13 @@ SIGTERM, SIGHUP, SIGUSR1 and Ctrl-C stop it gracefully: no new connection is acc
 are answered, for at most ten seconds.
 """
 
+import asyncio
+import errno
 import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
@@ -20,7 +23,7 @@ from nmt.serve.limits import ServeLimits
 from nmt.serve.metrics import ServerMetrics
 from nmt.serve.models import ServedModels
 from nmt.system.errors import UserError
-from nmt.system.progress import say
+from nmt.system.progress import say, say_once
 
 DRAIN_S = 10
 LONGEST_HEAD = 64 << 10  # bytes: clients of LibreTranslate put texts into the query
@@ -32,14 +35,36 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name may have parts that are too long, or empty
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"{host} port {port} cannot be used ({error.strerror or error}); give another --host or --port"
+            f"{host} port {port} cannot be used ({reason}); give another --host or --port"
         ) from None
     # Connections inherit it. asyncio sets it only on its own sockets, and without it the second part
     # of each answer waits 40 ms for the client to acknowledge the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+class PatientServer(uvicorn.Server):
+    """uvicorn, which says once that no more files can be opened; asyncio tells of each try to accept a
+    connection, a thousand a second.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(say_trouble)
+        await super().startup(sockets)
+
+
+def say_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        say_once(
+            "warning: too many connections are open, so others wait; raise the limit of open files, "
+            "for example with ulimit -n 65536"
+        )
+    else:
+        loop.default_exception_handler(context)
 
 
 @dataclass(frozen=True)
@@ -79,7 +104,7 @@ def make_server(
         h11_max_incomplete_event_size=LONGEST_HEAD,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    server = uvicorn.Server(config)
+    server = PatientServer(config)
     app.is_stopping = lambda: server.should_exit
     metrics.watch("nmt_waiting_lines", "Lines in the queue", lambda: batcher.n_waiting)
     metrics.watch(

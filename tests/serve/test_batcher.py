@@ -1,10 +1,11 @@
 """The queue: its bound, deadlines, clients that leave, and lines whose neighbours fail."""
 
+import asyncio
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from support.waiting import until
 
 from nmt.serve import batcher
 from nmt.serve.answers import LineOptions
+from nmt.serve.batcher import MOST_LONG, SHORT_S, Asker, Batcher, QueueFull, WaitingLine
 from nmt.serve.limits import MAX_AT_ONCE, MOST_CHARACTERS_AT_ONCE, ServeLimits
 from nmt.serve.messages import LineCandidate
 from nmt.serve.models import ServedModels
@@ -184,6 +186,72 @@ def test_a_batch_has_a_bounded_size(models: ServedModels, gate: Gate) -> None:
             assert one.recv(100).startswith(b"HTTP/1.1 200")
     sizes = [len(batch) * 1_000 for batch in gate.batches[1:]]
     assert sum(sizes) == 40_000 and max(sizes) <= budget
+
+
+def fill_queue(models: ServedModels, n_threads: int = 2, max_waiting: int = 200) -> Batcher:
+    """A queue whose threads have not started, full of the lines of one client's 20 requests."""
+    queue = Batcher(max_waiting, n_threads, lambda _: None)
+    for number in range(20):
+        put_lines(queue, models, Asker("big"), max_waiting // 20, f"big {number}", is_long=True)
+    return queue
+
+
+def put_lines(
+    queue: Batcher, models: ServedModels, asker: Asker, n: int, text: str, is_long: bool = False
+) -> None:
+    asker.is_long = is_long
+    queue.put([WaitingLine(asker, LineOptions(models.first), text) for _ in range(n)])
+
+
+def in_loop(test: Callable[[ServedModels], None]) -> Callable[[ServedModels], None]:
+    async def run(models: ServedModels) -> None:
+        test(models)
+
+    return lambda models: asyncio.run(run(models))
+
+
+@in_loop
+def test_clients_take_turns_and_so_do_their_requests(models: ServedModels) -> None:
+    queue = fill_queue(models, n_threads=8, max_waiting=400)
+    first = queue._take_batch()
+    assert len({line.text for line in first}) > 10
+    # beside 20 requests of one client, one of another has its turn after each of their lines
+    put_lines(queue, models, Asker("small"), 3, "small", is_long=True)
+    put_lines(queue, models, Asker("big"), 1, "big and new", is_long=True)
+    texts = [line.text for line in queue._take_batch()]
+    assert texts.index("small") <= 1 and texts.count("small") >= 2
+    later = [line.text for _ in range(2) for line in queue._take_batch()]
+    place = [*texts, *later].index("big and new")
+    assert place <= 20 + 3  # a line of each other request of its client, and those of the other
+
+
+@in_loop
+def test_a_thread_is_left_to_short_requests_while_they_come(models: ServedModels) -> None:
+    queue = fill_queue(models)
+    now = 100.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batcher, "clock", lambda: now)
+        put_lines(queue, models, Asker("small"), 1, "short")
+        first, second = queue._take_batch(), queue._take_batch()
+        assert sorted(map(len, (first, second))) == [1, MOST_LONG]
+        assert queue._list_lines_to_take() == []  # one thread translates lines of long requests
+        put_lines(queue, models, Asker("small"), 2, "short")
+        assert [line.text for line in queue._take_batch()] == ["short", "short"]
+        now += SHORT_S
+        assert len(queue._take_batch()) == MOST_LONG
+
+
+@in_loop
+def test_a_client_that_fills_the_queue_leaves_others_their_share(models: ServedModels) -> None:
+    queue = fill_queue(models)
+    assert queue.n_waiting == 200 and not queue.has_room("big")
+    put_lines(queue, models, Asker("small"), 100, "small", is_long=True)
+    for client in ("small", "big"):
+        with pytest.raises(QueueFull):
+            put_lines(queue, models, Asker(client), 1, client)
+    lines = [line for _ in range(40) if queue.n_waiting for line in queue._take_batch()]
+    assert len(lines) == 300 and queue.n_waiting == 0
+    assert not queue._n_lines and not queue._n_requests
 
 
 def test_a_prefix_too_long_is_refused_by_itself(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Connections and the end of a server, over real sockets: what clients do wrong, and who waits for whom."""
 
+import errno
 import logging
 import socket
 import time
@@ -15,6 +16,7 @@ from nmt.serve.limits import ServeLimits
 from nmt.serve.models import ServedModels
 from nmt.serve.server import open_socket
 from nmt.system.errors import UserError
+from nmt.system.progress import say_once
 
 IMPATIENT = ServeLimits(timeout_s=0.4, max_connections=4)
 HEAD = b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -135,6 +137,39 @@ def test_bad_http(
     assert b'{"error":' in answer or answer.startswith(b"HTTP/1.1 400")
     assert server.ask("GET", "/health").status == 200
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["Content-Length: 10000000", "Transfer-Encoding: chunked"])
+def test_a_client_that_sends_all_before_it_reads_learns_why(
+    server: RunningServer, kind: str
+) -> None:
+    connection = connect(server, HEAD + f"Connection: close\r\n{kind}\r\n\r\n".encode())
+    is_chunked = "chunked" in kind
+    for _ in range(100):
+        time.sleep(0.001)  # else all of it may have come before the answer
+        connection.sendall((b"186a0\r\n" if is_chunked else b"") + b" " * 100_000)
+        connection.sendall(b"\r\n" if is_chunked else b"")
+    connection.sendall(b"0\r\n\r\n" if is_chunked else b"")
+    assert b"the body has more than 1,265,536 bytes" in read_all(connection)
+
+
+def test_connections_beyond_the_limit_of_files_take_one_line(
+    server: RunningServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    say_once.cache_clear()
+    loop = server.server.uvicorn.servers[0].get_loop()
+    for _ in range(1_000):  # as asyncio does in a second
+        error = OSError(errno.EMFILE, "Too many open files")
+        context = {"message": "socket.accept() out of system resource", "exception": error}
+        loop.call_soon_threadsafe(loop.call_exception_handler, context)
+    assert server.ask("GET", "/health").status == 200
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "a..b"])
+def test_a_host_that_is_no_name_is_refused(host: str) -> None:
+    with pytest.raises(UserError, match="give another --host"):
+        open_socket(host, 0)
 
 
 def test_a_body_too_long_is_ignored_to_its_end(server: RunningServer) -> None:
