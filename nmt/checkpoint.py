@@ -87,6 +87,8 @@ COMMON_FILES = (MODEL_FILE, STATE_FILE, CONFIG_FILE)
 # hostile.
 MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES}
 MAX_BYTES |= dict.fromkeys((VOCAB_FILE, *SIDE_VOCAB_FILES), MAX_MODEL_BYTES)
+# Fields of a training checkpoint's state that older versions did not write.
+LATER_FIELDS = {"store_sha256": None, "engine": None}
 MAX_HEADER_BYTES = 8 << 20  # of safetensors: enough for hundreds of layers
 
 
@@ -105,6 +107,8 @@ class TrainState:
     metrics_bytes: int = default(0, COUNT)  # the length of metrics.jsonl at this update
     validated: int = default(0, COUNT)  # the last update after which the dev set was scored
     skipped: int = default(0, COUNT)  # the latest updates in a row that were not applied
+    store_sha256: str | None = None  # of the training data, as the ledger of its store has it
+    engine: str | None = None  # what computes attention (nmt/train/replica.py)
     # sums since the last log line
     window_loss: float = 0.0
     window_nll: float = 0.0
@@ -131,6 +135,7 @@ class Average:
     # elapsed_s of each checkpoint; None for an average of averages
     elapsed_s: list[float] | None = None
     weights: list[float] | None = None  # the share of each; None if all are equal
+    store_sha256: str | None = None  # of the training data, as of a training checkpoint
 
     def check(self) -> str | None:
         for key, values in (("elapsed_s", self.elapsed_s), ("weights", self.weights)):
@@ -370,6 +375,8 @@ def read_origin(folder: Path) -> Origin:
     path = folder / STATE_FILE
     values = read_json(path)
     is_average = isinstance(values, dict) and "averaged" in values
+    if isinstance(values, dict) and not is_average:
+        values = LATER_FIELDS | values
     reader = RecordReader(
         lambda key: f"{path}: {key}" if key else str(path),
         needs_all_keys=not is_average,

@@ -219,6 +219,11 @@ class DataConfig:
         return self.temperature is not None or is_weighted
 
     @property
+    def has_tags_only(self) -> bool:
+        """Whether all training sources have a tag, such as that of a language."""
+        return bool(self.train) and all(corpus.tag is not None for corpus in self.train)
+
+    @property
     def train_tags(self) -> list[str]:
         """The tags of the training corpora, each once."""
         tags = [corpus.tag for corpus in self.train if corpus.tag is not None]
@@ -503,6 +508,10 @@ class TrainingConfig:
     # code is kept in ~/.cache/nmt, so a second start is quick; where the home cannot be written, in a
     # private temporary folder for as long as the process lives.
     compile: Literal["auto", "on", "off"] = "auto"
+    # keep: on a CPU a run continues only with the engine for attention that it began with, numba or
+    # torch, because their results differ in the last bits: not where numba is missing or its cache is
+    # damaged. any: it continues with what works.
+    engine: Literal["keep", "any"] = "keep"
     # Whether each rank holds only a share of weights, gradients and moments (FSDP2), for models that
     # do not fit one GPU. Not compiled. Checkpoints are the same; any number of ranks, with or without
     # sharding, can continue them.
@@ -787,6 +796,7 @@ MACHINE_KEYS = (
     "data.store",
     "training.micro_tokens",
     "training.compile",
+    "training.engine",
     "training.log_every",
 )
 # Settings that say when a training ends and what it saves, and change no update before that

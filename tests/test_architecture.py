@@ -30,6 +30,7 @@ LEVELS = {
     "config": 1,
     "documents": 1,
     "known_test_sets": 1,
+    "agreement": 2,
     "paper": 2,
     "score": 2,
     "data": 3,

@@ -62,6 +62,7 @@ WITHOUT_ROW = {
             "training.micro_tokens",
             "training.precision",
             "training.compile",
+            "training.engine",
             "decoding.compile",
             "training.shard",
             "training.checkpoint_minutes",

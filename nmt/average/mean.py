@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from nmt.agreement import check_agreement
 from nmt.checkpoint import (
     COMMON_FILES,
     Average,
@@ -88,7 +89,7 @@ class CheckpointMean:
         if len(set(self.weights)) > 1:
             total = sum(self.weights)
             shares = [weight / total for weight in self.weights]
-        return Average(names, step, elapsed_s, shares)
+        return Average(names, step, elapsed_s, shares, origins[-1].store_sha256)
 
 
 def average_checkpoints(
@@ -169,13 +170,19 @@ def combine(
     first, _ = pairs[0]
     for other, _ in pairs[1:]:
         changes = list_differences(first.config, other.config)
-        if changes or other.vocab.digest != first.vocab.digest:
+        remedy = "average only one run's checkpoints"
+        if changes:
             # escaped and cut, because a damaged or hostile config may hold anything
-            what = ascii("; ".join(changes)[:300])[1:-1] or "another BPE model"
+            what = ascii("; ".join(changes)[:300])[1:-1]
             raise UserError(
-                f"{other.path}: belongs to another run than {first.path} ({what}); "
-                "average only one run's checkpoints"
+                f"{other.path}: belongs to another run than {first.path} ({what}); {remedy}"
             )
+        name, first_name = str(other.path), str(first.path)
+        check_agreement(
+            "BPE model", name, other.vocab.digest, first_name, first.vocab.digest, remedy
+        )
+        data, first_data = other.origin.store_sha256, first.origin.store_sha256
+        check_agreement("training data", name, data, first_name, first_data, remedy)
     return CheckpointMean(
         checkpoints=[checkpoint for checkpoint, _ in pairs],
         weights=[weight for _, weight in pairs],

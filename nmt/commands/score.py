@@ -22,6 +22,7 @@ from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
     from nmt.system.progress import Progress
+    from nmt.translate.n_best import NBest
     from nmt.translate.pair_scores import PairScorer
     from nmt.translate.score_stream import PairChunk
 
@@ -150,6 +151,7 @@ def score_files(args: argparse.Namespace) -> int:
 
     tune_process()  # before torch is imported
 
+    from nmt.agreement import check_agreement, check_sides, turn_round
     from nmt.system.progress import say
     from nmt.translate.dual_scores import dual_score_stream
     from nmt.translate.pair_scores import open_pair_scorer
@@ -157,7 +159,16 @@ def score_files(args: argparse.Namespace) -> int:
 
     if args.output is None and sys.stdout is None:
         raise UserError("standard output is closed; give -o FILE")
+    # open the models, and see that the files are in their languages
     scorer = open_pair_scorer(args.checkpoints, args.overrides)
+    reverse = None
+    if args.dual:
+        reverse = open_pair_scorer([args.dual], args.overrides)
+        back = f"the reverse of {args.checkpoints[0]}", turn_round(scorer.translator.direction)
+        remedy = "give a model of the other direction after --dual"
+        check_agreement("direction", args.dual, reverse.translator.direction, *back, remedy)
+    check_sides(args.src, args.tgt, *name_needed(args, scorer))
+
     totals = ScoreTotals()
     with ExitStack() as stack:
         inputs = open_inputs([args.src, args.tgt, args.n_best, args.tune], stack)
@@ -165,9 +176,8 @@ def score_files(args: argparse.Namespace) -> int:
         if args.tune or args.rerank is not None:
             rerank_candidates(args, scorer, out, progress)
             return 0
-        chunks = read_chunks(args, n_done)
-        if args.dual:
-            reverse = open_pair_scorer([args.dual], args.overrides)
+        chunks = read_chunks(args, scorer, n_done)
+        if reverse is not None:
             scored = dual_score_stream(scorer, reverse, chunks, out, totals)
         else:
             scored = score_stream(scorer, chunks, out, args.score or "sum", args.json, totals)
@@ -184,7 +194,6 @@ def rerank_candidates(
 ) -> None:
     """Write the best candidates, or how good they are with many weights."""
     from nmt.corpus.text_files import TextFile, read_lines
-    from nmt.translate.n_best import read_n_best
     from nmt.translate.rerank import (
         RerankWeights,
         format_weights,
@@ -193,7 +202,7 @@ def rerank_candidates(
     )
     from nmt.translate.stream import write_uninterrupted
 
-    lists = read_n_best(args.n_best, args.src)
+    lists = read_lists(args, scorer)
     if args.tune:
         references = list(read_lines(TextFile(Path(args.tune))))
         rated = []
@@ -225,12 +234,36 @@ def open_inputs(paths: Sequence[str | None], stack: ExitStack) -> list[int]:
     return handles
 
 
-def read_chunks(args: argparse.Namespace, n_done: int) -> "Iterator[PairChunk]":
+def name_needed(args: argparse.Namespace, scorer: "PairScorer") -> tuple[str, str | None]:
+    """Return whose direction the texts must have, and which it is: the model's, or the other one where
+    it scores sources given their translations.
+    """
+    from nmt.agreement import turn_round
+
+    name, direction = args.checkpoints[0], scorer.translator.direction
+    if args.reverse or args.tune or args.rerank is not None:
+        return f"the reverse of {name}", turn_round(direction)
+    return name, direction
+
+
+def read_lists(args: argparse.Namespace, scorer: "PairScorer") -> "Iterator[NBest]":
+    from nmt.agreement import check_agreement
     from nmt.translate.n_best import read_n_best
+
+    needed = name_needed(args, scorer)
+    for one in read_n_best(args.n_best, args.src):
+        remedy = "give a model of the other direction"
+        check_agreement("direction", one.place, one.direction, *needed, remedy)
+        yield one
+
+
+def read_chunks(
+    args: argparse.Namespace, scorer: "PairScorer", n_done: int
+) -> "Iterator[PairChunk]":
     from nmt.translate.score_stream import pair_candidates, read_pair_chunks
 
     if args.n_best:
-        return pair_candidates(read_n_best(args.n_best, args.src), args.reverse)
+        return pair_candidates(read_lists(args, scorer), args.reverse)
     return read_pair_chunks(args.src, args.tgt, n_done)
 
 

@@ -16,9 +16,16 @@ from platform import python_version
 from typing import Any
 
 import nmt
+from nmt.agreement import check_agreement, check_sides, find_direction
 from nmt.average.dev_check import find_better_member
-from nmt.checkpoint import open_checkpoint
-from nmt.config import RunConfig, override_config, tabulate_differences, to_plain_values
+from nmt.checkpoint import Checkpoint, open_checkpoint
+from nmt.config import (
+    RunConfig,
+    load_recorded_config,
+    override_config,
+    tabulate_differences,
+    to_plain_values,
+)
 from nmt.evaluate.card import write_average_card
 from nmt.evaluate.results import Result, ScoredTestSet, add_result, find_run, read_results
 from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
@@ -45,7 +52,7 @@ from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import check_own_folder
 from nmt.system.progress import say, track
-from nmt.system.run_folder import MODEL_FILE, RunFolder
+from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.system.tables import Cell, Table, format_interval
 from nmt.translate.calibration import N_BINS, Calibration, measure_calibration
 from nmt.translate.pair_scores import PairScorer
@@ -140,6 +147,7 @@ def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluatio
     names = [_choose_average(name) for name in names]
     checkpoints = [open_checkpoint(Path(name)) for name in names]
     check_one_recipe(names, checkpoints, request.overrides)
+    _check_same_data(checkpoints)
 
     # translate and score
     systems = make_comparable_systems(request, names)
@@ -188,6 +196,7 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
     if settings := tabulate_differences([system.config for system in systems], SEED_RUN_KEYS):
         return _tabulate_ablation(systems, settings)
     models = [system.model for system in systems if system.model is not None]
+    _check_same_data([model.checkpoints[0] for model in models])
     weights = {model.checkpoints[0].sha256[MODEL_FILE] for model in models}
     if len(weights) < len(systems):
         raise UserError(
@@ -201,6 +210,22 @@ def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluat
         f"of the mean {format_interval(spread.low, spread.high)} (Student's t)",
     ]
     return _evaluate_together(report, systems, scores, {"spread": asdict(spread)})
+
+
+def _check_same_data(checkpoints: Sequence[Checkpoint]) -> None:
+    """Refuse runs of the same settings on other data: their scores differ by more than the seed."""
+    for other in checkpoints[1:]:
+        first = checkpoints[0]
+        name, first_name = str(other.path), str(first.path)
+        if other.vocab.digest != first.vocab.digest:
+            # drawn by another seed, or learned from other text
+            say(
+                f"warning: {name} and {first_name} have other vocabularies, and may have other data"
+            )
+            continue
+        data, first_data = other.origin.store_sha256, first.origin.store_sha256
+        remedy = "score each alone, or compare two by --compare"
+        check_agreement("training data", name, data, first_name, first_data, remedy)
 
 
 def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]) -> Evaluation:
@@ -268,9 +293,28 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
         system = read_translations(names[0], request.test_set, config)
     else:
         model = request.open_translator(names, request.overrides)
+        if (
+            not request.is_forced and model.config.decoding.tag is None
+        ):  # which may choose a language
+            _check_languages(model, request.test_set)
         system = translate_test_set(model, request.test_set)
     check_texts(system, request.test_set, request.is_forced)
     return system
+
+
+def _check_languages(model: LoadedModel, test_set: TestSetChoice) -> None:
+    """Refuse a test set of other languages than those that the model was trained for."""
+    name = model.paths[0]
+    direction = find_direction(load_recorded_config(Path(name) / CONFIG_FILE).data)
+    check_agreement(
+        "direction",
+        name,
+        direction,
+        "data.src and data.tgt",
+        find_direction(model.config.data),
+        "leave these out, or give --force if they are other names of the same languages",
+    )
+    check_sides(test_set.src, test_set.refs[0] if test_set.refs else None, name, direction)
 
 
 def _check_is_folder(name: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nmt.agreement import find_direction
 from nmt.config import DecodingConfig, RunConfig, load_recorded_config, parse_device
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocabulary, load_vocab, write_vocab
 from nmt.export.format import FLOATS, Format
@@ -309,6 +310,7 @@ class CTranslate2Translator(TextToText):
         super().__init__(exported.vocab, config.decoding, config.model)
         self.exported, self.run_config, self.quantization = exported, config, quantization
         self.languages = config.data.src, config.data.tgt
+        self.direction = find_direction(config.data)
         self.version: str = import_ctranslate2().__version__
         self.engine = f"ctranslate2 {self.version}, {quantization}"
 

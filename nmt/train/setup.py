@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 from nmt import checkpoint
-from nmt.checkpoint import TrainState
+from nmt.agreement import check_agreement, find_direction
+from nmt.checkpoint import Checkpoint, TrainState
 from nmt.config import RunConfig, list_differences
-from nmt.corpus.ledger import read_mixture
+from nmt.corpus.ledger import read_ledger, read_mixture
 from nmt.data.batch import BatchShape
 from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader
@@ -30,7 +31,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 from nmt.train.loss import Objective
 from nmt.train.optimizer import Adam, make_optimizer
-from nmt.train.replica import Replica, has_fixed_shape, make_replica
+from nmt.train.replica import Replica, has_fixed_shape, make_replica, name_engine
 from nmt.train.validate import DevSet, open_dev
 
 
@@ -119,7 +120,8 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
 
 def resume(setup: Setup) -> Setup:
     """Return the setup of a run, with its dev set and the state of its newest valid checkpoint."""
-    state = _restore(setup)
+    found = _restore(setup)
+    state = replace(found, store_sha256=_digest_data(setup), engine=_name_engine(setup))
     dev = open_dev(setup.store_folder, setup.vocab) if setup.config.data.valid else None
     return replace(setup, dev=dev, state=state)
 
@@ -140,11 +142,7 @@ def _restore(setup: Setup) -> TrainState:
                 average.restart()
         return TrainState()
     found = found or checkpoint.open_unverified(run.checkpoint(step))
-    if found.vocab.digest != setup.vocab.digest:
-        raise UserError(
-            f"{config.data.store}: its BPE model differs from the one in {found.path}; "
-            "set data.store to the store this run was trained on, or choose another out=DIR"
-        )
+    _check_continued(setup, found)
     checkpoint.load_weights(found, model)
     if average is not None:
         # With training.ema, model.safetensors has the averages, because they are what translates;
@@ -152,6 +150,43 @@ def _restore(setup: Setup) -> TrainState:
         # taken from the model here, before load_optimizer overwrites it with the weights.
         average.restart()
     return checkpoint.load_optimizer(found, model, optimizer)
+
+
+def _digest_data(setup: Setup) -> str:
+    return read_ledger(setup.store_folder).store
+
+
+def _name_engine(setup: Setup) -> str | None:
+    training = setup.config.training
+    return name_engine(setup.config.model, training.precision, setup.world.device)
+
+
+def _check_continued(setup: Setup, found: Checkpoint) -> None:
+    """Refuse to continue on other data, or where the same updates would give other bits."""
+    config, name = setup.config, str(found.path)
+    assert isinstance(found.origin, TrainState)
+    store = config.data.store
+    remedy = (
+        "set data.store to the store this run was trained on, or start another run from these weights: "
+        f"out=DIR training.init_from={name}"
+    )
+    check_agreement("BPE model", store, setup.vocab.digest, name, found.vocab.digest, remedy)
+    check_agreement(
+        "training data", store, _digest_data(setup), name, found.origin.store_sha256, remedy
+    )
+    if found.origin.store_sha256 is None and setup.world.is_main:
+        say(
+            f"{name}: was saved by a version that did not record its training data; it continues on {store}"
+        )
+    engine, old_engine = _name_engine(setup), found.origin.engine
+    if config.training.engine == "keep":
+        remedy = (
+            "continue where it is the same (numba: pip install 'nmtkit[cpu]', and no damaged cache), or "
+            "with other bits by training.engine=any"
+        )
+        check_agreement("engine", "this process", engine, name, old_engine, remedy)
+    elif old_engine not in (None, engine) and setup.world.is_main:
+        say(f"continuing with the engine {engine}; until {name} it was {old_engine}")
 
 
 def check_initial_model(config: RunConfig) -> None:
@@ -185,13 +220,12 @@ def _load_initial_weights(path: Path, setup: Setup) -> None:
         is_run = (path / "checkpoints").is_dir()
         found = checkpoint.open_checkpoint(RunFolder(path).checkpoint(step) if is_run else path)
     is_grown = is_extension(vocab, found.vocab)
-    if found.vocab.digest != vocab.digest and not is_grown:
+    if not is_grown:
         keys = zip(("vocab.model", "vocab.tgt_model"), found.vocab.files, strict=False)
         models = " ".join(f"{key}={path / name}" for key, name in keys)
-        raise UserError(
-            f"training.init_from={path}: its BPE model differs from that of {config.data.store}; "
-            f"give another data.store=DIR, to be prepared with {models}"
-        )
+        remedy = f"give another data.store=DIR, to be prepared with {models}"
+        name, store = f"training.init_from={path}", config.data.store
+        check_agreement("BPE model", name, found.vocab.digest, store, vocab.digest, remedy)
     if is_grown and "embeddings" in config.training.freeze:
         raise UserError(
             f"training.freeze names embeddings, but {config.data.store} has pieces that "
@@ -207,5 +241,8 @@ def _load_initial_weights(path: Path, setup: Setup) -> None:
     else:
         checkpoint.load_weights(found, setup.model)
     if world.is_main:
+        directions = find_direction(found.config.data), find_direction(config.data)
+        if None not in directions and directions[0] != directions[1]:
+            say(f"warning: {found.path} translates {directions[0]}, and this run {directions[1]}")
         digest = found.sha256[MODEL_FILE]
         say(f"starting from the weights of {found.path}, update {step:,} (sha256 {digest[:16]})")

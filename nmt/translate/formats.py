@@ -87,6 +87,8 @@ class Layout:
             rows.append(row)
         name = "sentence" if self.is_text else "line"
         fields: dict[str, Any] = {name: number, "source": source, "candidates": rows}
+        if translator.direction is not None and not self.is_text:
+            fields["direction"] = translator.direction
         if self.has_alignments:
             vocab = translator.vocab.src
             fields["source_pieces"] = vocab.pieces(vocab.encode([source])[0])

@@ -4,8 +4,10 @@ Candidates come with their source, in the order of the file, and every source ha
 what is made of a list has as many lines as the text that was translated.
 """
 
+import math
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,8 @@ from typing import Any, NamedTuple
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.system.errors import UserError
 from nmt.system.strict_json import parse_json
+
+LINKS = re.compile(r"(\d+-\d+( \d+-\d+)*)?")  # may follow a text
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,10 @@ class NBest:
     source: str
     texts: list[str]
     scores: list[float]
+    direction: str | None = (
+        None  # in which they were translated, such as en-de, if the list says it
+    )
+    place: str = field(default="", compare=False)  # where the list has it
 
 
 def read_n_best(path: str, source_path: str | None) -> Iterator[NBest]:
@@ -47,18 +55,22 @@ def read_n_best(path: str, source_path: str | None) -> Iterator[NBest]:
 
 def _parse_object(line: str, place: str) -> NBest:
     value: Any = parse_json(line.encode(), place)
+    source: Any = None
+    direction: Any = None
     try:
-        source, candidates = value["source"], value["candidates"]
-        texts = [one["text"] for one in candidates]
-        scores = [float(one["score"]) for one in candidates]
-    except (KeyError, TypeError, ValueError):
+        source, direction = value["source"], value.get("direction")
+        texts = [one["text"] for one in value["candidates"]]
+        scores = [float(one["score"]) for one in value["candidates"]]
+    except (AttributeError, KeyError, TypeError, ValueError):
         texts = scores = []
-    if not texts or not isinstance(source, str) or not all(isinstance(one, str) for one in texts):
+    strings = [source, "" if direction is None else direction, *texts]
+    are_texts = all(isinstance(one, str) for one in strings)
+    if not texts or not are_texts or not all(map(math.isfinite, scores)):
         raise UserError(
-            f"{place}: is not an object with source and candidates, each with text and score; "
+            f"{place}: is not an object with source and candidates, each with text and a finite score; "
             "give what nmt-translate wrote with --json"
         )
-    return NBest(source, texts, scores)
+    return NBest(source, texts, scores, direction, place)
 
 
 def _read_columns(
@@ -100,8 +112,13 @@ class NBestLine(NamedTuple):
 def _parse_columns(line: str, place: str) -> NBestLine:
     cells: Sequence[str] = line.split("\t")
     try:
-        return NBestLine(place, int(cells[0]), float(cells[1]), cells[2])
+        row = NBestLine(place, int(cells[0]), float(cells[1]), cells[2])
     except (IndexError, ValueError):
+        row = None
+    # More cells come from a text with a tab, whose end would be lost.
+    is_whole = LINKS.fullmatch("\t".join(cells[3:])) is not None
+    if row is None or not math.isfinite(row.score) or not is_whole:
         raise UserError(
-            f"{place}: is not number TAB score TAB text; give what nmt-translate --n-best wrote"
-        ) from None
+            f"{place}: is not number TAB finite score TAB text; give what nmt-translate --n-best wrote"
+        )
+    return row

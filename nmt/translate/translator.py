@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from nmt.agreement import check_agreement, find_direction
 from nmt.checkpoint import Checkpoint, load_weights, open_checkpoint
 from nmt.config import (
     DataConfig,
@@ -90,6 +91,7 @@ class TextToText(ABC):
 
     engine = OUR_ENGINE  # other engines' scores are labelled with name and version
     languages = ("", "")  # of the sources and of the translations, if they are known
+    direction: str | None = None  # the same as en-de; None also if tags choose the languages
 
     def __init__(self, vocab: Vocabulary, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
@@ -499,7 +501,7 @@ class Translator(TextToText):
         config = replace(config, precision=self.config.precision, compile=self.config.compile)
         first, *others = self.prepared_models
         changed = Translator(first, self.vocab, config, self.device, others, self.search_engine)
-        changed.languages = self.languages
+        changed.languages, changed.direction = self.languages, self.direction
         return changed
 
     @property
@@ -544,23 +546,22 @@ def make_translator(
     others: Sequence[Checkpoint] = (),
 ) -> Translator:
     """Make the translator of a loaded checkpoint, or of several with one vocabulary."""
-    vocab = checkpoint.vocab
+    vocab, data = checkpoint.vocab, checkpoint.config.data
+    path, direction = str(checkpoint.path), find_direction(data)
     for other in others:
-        if other.vocab.digest != vocab.digest:
-            raise UserError(
-                f"{other.path}: its BPE model ({other.vocab.digest[:12]}) is not that of "
-                f"{checkpoint.path} ({vocab.digest[:12]}); the models of an ensemble must share one "
-                "vocabulary"
-            )
+        name, remedy = str(other.path), "the models of an ensemble must share it"
+        own_direction = find_direction(other.config.data)
+        check_agreement("direction", name, own_direction, path, direction, remedy)
+        check_agreement("BPE model", name, other.vocab.digest, path, vocab.digest, remedy)
     models = [_load_model(one).to(device) for one in (checkpoint, *others)]
     translator = Translator(models[0], vocab, config, device, models[1:])
-    translator.languages = checkpoint.config.data.src, checkpoint.config.data.tgt
+    translator.languages, translator.direction = (data.src, data.tgt), direction
     return translator
 
 
 def warn_if_untagged(data: DataConfig, tag: str | None) -> None:
     """Print a warning if a text gets no tag although all training sources had one."""
-    if tag is None and data.train and all(corpus.tag is not None for corpus in data.train):
+    if tag is None and data.has_tags_only:
         say(
             "warning: all training corpora of this model have a tag, and this text gets none; give "
             f"decoding.tag, one of {' '.join(data.train_tags)}"

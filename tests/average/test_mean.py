@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None
 def test_other_pieces_and_the_same_checkpoint_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "c")
     write(tmp_path / "d", vocab=make_letters("ghijkl"))
-    with pytest.raises(UserError, match="another BPE model"):
+    with pytest.raises(UserError, match="its BPE model is .* average only"):
         average_checkpoints([tmp_path / "c", tmp_path / "d"], tmp_path / MEAN)
     with pytest.raises(UserError, match="given twice"):
         average_checkpoints([tmp_path / "c", tmp_path / "d" / ".." / "c"], tmp_path / MEAN)

@@ -13,6 +13,8 @@ from support.untrained import make_checkpoint, make_vocab
 import nmt.api
 from nmt.commands.score import main as nmt_score
 from nmt.commands.translate import main as nmt_translate
+from nmt.config import DataConfig
+from nmt.data.vocab import Vocab
 from nmt.score.score import score_bleu
 
 PAIRS = sentences(40, seed=7)
@@ -22,6 +24,15 @@ PAIRS = sentences(40, seed=7)
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocab = make_vocab(tmp_path_factory.mktemp("words"))
     return make_checkpoint(tmp_path_factory.mktemp("model") / "average", vocab)
+
+
+@pytest.fixture(scope="module")
+def back(place: Path) -> Path:
+    """The same weights, as those of a model of the other direction."""
+    vocab = nmt.api.load(place).vocab
+    assert isinstance(vocab, Vocab)
+    data = DataConfig(src="de", tgt="en")
+    return make_checkpoint(place.parent / "back", vocab, data=data)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +75,7 @@ def test_pieces_and_their_log_probabilities(place: Path) -> None:
         assert sum(row["log_probs"]) == pytest.approx(row["score"], abs=1e-4)
 
 
-def test_n_best_lists_get_the_scores_of_nmt_translate(place: Path) -> None:
+def test_n_best_lists_get_the_scores_of_nmt_translate(place: Path, back: Path) -> None:
     options = [str(place), "-i", "src", "--n-best", "2"]
     assert nmt_translate([*options, "-o", "objects", "--json", "--alignments"]) == 0
     assert nmt_translate([*options, "-o", "table"]) == 0
@@ -83,37 +94,37 @@ def test_n_best_lists_get_the_scores_of_nmt_translate(place: Path) -> None:
     assert score(place, "--n-best", "table", "--src", "src", "--score", "search") == found
 
     # in reverse the candidate is the source
-    reverse = [float(line) for line in score(place, "--n-best", "objects", "--reverse")]
+    reverse = [float(line) for line in score(back, "--n-best", "objects", "--reverse")]
     by_api = nmt.api.score_pairs([(one["text"], source) for source, one in pairs], place)
     assert reverse == pytest.approx([one.log_prob for one in by_api], abs=1e-5)
 
 
-def test_reranking(place: Path) -> None:
+def test_reranking(place: Path, back: Path) -> None:
     assert nmt_translate([str(place), "-i", "src", "-o", "plain"]) == 0
     assert nmt_translate([str(place), "-i", "src", "-o", "list", "--n-best", "2", "--json"]) == 0
     lists = [json.loads(line)["candidates"] for line in Path("list").read_text().splitlines()]
 
     # without weights the list keeps its order; with a large one the reverse model decides
     plain = Path("plain").read_text().splitlines()
-    assert score(place, "--n-best", "list", "--rerank", "0,0") == plain
-    reverse = map(float, score(place, "--n-best", "list", "--reverse"))
+    assert score(back, "--n-best", "list", "--rerank", "0,0") == plain
+    reverse = map(float, score(back, "--n-best", "list", "--reverse"))
     likeliest = []
     for candidates in lists:
         rated = [(next(reverse), one["text"]) for one in candidates]
         likeliest.append(max(rated, key=lambda one: one[0])[1])
     assert likeliest != plain
-    assert score(place, "--n-best", "list", "--rerank", "1000,0") == likeliest
+    assert score(back, "--n-best", "list", "--rerank", "1000,0") == likeliest
 
     # the table names the weights with which the references are chosen
     Path("ref").write_text("".join(line + "\n" for line in likeliest))
-    last = score(place, "--n-best", "list", "--tune", "ref")[-1]
+    last = score(back, "--n-best", "list", "--tune", "ref")[-1]
     found = re.fullmatch(r"BLEU (\S+) -> (\S+) with --rerank=(\S+)", last)
     assert found and float(found[2]) >= float(found[1])
-    chosen = score(place, "--n-best", "list", f"--rerank={found[3]}")
+    chosen = score(back, "--n-best", "list", f"--rerank={found[3]}")
     assert score_bleu(chosen, likeliest).value == pytest.approx(float(found[2]), abs=0.005)
 
     Path("ref").write_text("one\n")
-    assert nmt_score([str(place), "--n-best", "list", "--tune", "ref"]) == 2
+    assert nmt_score([str(back), "--n-best", "list", "--tune", "ref"]) == 2
 
 
 def test_packed_files_and_an_ensemble(place: Path) -> None:
@@ -125,14 +136,16 @@ def test_packed_files_and_an_ensemble(place: Path) -> None:
     assert [float(x) for x in both] == pytest.approx([float(x) for x in alone], abs=1e-5)
 
 
-def test_dual_scores_are_those_of_the_paper_and_drop_what_is_impossible(place: Path) -> None:
+def test_dual_scores_are_those_of_the_paper_and_drop_what_is_impossible(
+    place: Path, back: Path
+) -> None:
     Path("src").write_text("red dog\n\nbig cat\n\n")
     Path("tgt").write_text("roter Hund\n\n\ngro\u00dfe Katze\n")
     two = ["--src", "src", "--tgt", "tgt"]
     there = [-float(line) for line in score(place, *two, "--score", "mean")]
-    back = ["--src", "tgt", "--tgt", "src", "--score", "mean"]
-    back_first = -float(score(place, *back)[0])
-    first, *rest = score(place, *two, "--dual", str(place))
+    turned = ["--src", "tgt", "--tgt", "src", "--score", "mean"]
+    back_first = -float(score(back, *turned)[0])
+    first, *rest = score(place, *two, "--dual", str(back))
     expected = math.exp(-abs(there[0] - back_first) - (there[0] + back_first) / 2)
     assert float(first) == pytest.approx(expected, rel=1e-4)
     assert rest == ["0", "0", "0"]

@@ -8,7 +8,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from nmt.config import DecodingConfig, ModelConfig, RunConfig, VocabConfig, format_config
+from nmt.config import (
+    DataConfig,
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    VocabConfig,
+    format_config,
+)
 from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
 from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.model.transformer import Transformer
@@ -18,6 +25,7 @@ from support.toy_corpus import sentences
 
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, tied=False)
 DECODING = DecodingConfig(beam=2, max_extra=3)
+DATA = DataConfig()
 TINY = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=2)
 
 
@@ -89,6 +97,7 @@ def make_checkpoint(
     shape: ModelConfig = SHAPE,
     decoding: DecodingConfig = DECODING,
     seed: int = 2,
+    data: DataConfig = DATA,
 ) -> Path:
     """As an average is one."""
     folder.mkdir()
@@ -96,7 +105,11 @@ def make_checkpoint(
     save_file(weights, folder / MODEL_FILE)
     write_json(folder / STATE_FILE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
     config = RunConfig(
-        name="toy", vocab=VocabConfig(size=vocab.size), model=shape, decoding=decoding
+        name="toy",
+        data=data,
+        vocab=VocabConfig(size=vocab.size),
+        model=shape,
+        decoding=decoding,
     )
     write_text(folder / CONFIG_FILE, format_config(config))
     (folder / VOCAB_FILE).write_bytes(vocab.model)

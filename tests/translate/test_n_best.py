@@ -38,8 +38,19 @@ def test_both_kinds_say_the_same(tmp_path: Path) -> None:
         (TABLE, "a b\n\n", "list:4: its number is 2, but .*src has 2 lines"),
         (TABLE.replace("1\t0", "2\t0"), SOURCES, "list:3: its number is 2, and not 1"),
         ("1\t-1\tA\n", SOURCES, "list:1: its number is 1, and not 0; numbers count from 0"),
-        ("0\t-1\tA\n0 -1 A\n", SOURCES, "list:2: is not number TAB score TAB text"),
-        ("0\tx\tA\n", SOURCES, "list:1: is not number TAB score TAB text"),
+        ("0\t-1\tA\n0 -1 A\n", SOURCES, "list:2: is not number TAB finite score TAB text"),
+        *(
+            (f"0\t{row}\n", SOURCES, "list:1: is not number TAB finite score TAB text")
+            for row in ("x\tA", "nan\tA", "-inf\tA", "-1\tA\tB", "-1\tA\t0-0\tB")
+        ),
+        *(
+            (
+                f'{{"source": "a", "candidates": [{{"text": "A", "score": {score}}}]}}\n',
+                None,
+                "finite",
+            )
+            for score in ('"nan"', '"inf"')
+        ),
         ('{"source": "a", "candidates": []}\n', None, "list:1: is not an object with source"),
         ('{"source": "a", "candidates": [{"text": "A"}]}\n', None, "list:1: is not an object"),
         (

@@ -1,0 +1,199 @@
+"""What does not belong together is refused by every command that opens it: exit code 2, and one line that
+names both sides and the remedy.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
+from support.untrained import make_checkpoint, make_vocab
+
+import nmt.api
+from nmt.agreement import find_direction
+from nmt.checkpoint import LATER_FIELDS
+from nmt.commands.average import main as nmt_average
+from nmt.commands.cli import run_command
+from nmt.commands.eval import main as nmt_eval
+from nmt.commands.score import main as nmt_score
+from nmt.commands.train import main as nmt_train
+from nmt.commands.translate import main as nmt_translate
+from nmt.config import CorpusConfig, DataConfig
+from nmt.model.packed_attention import load_compiled
+from nmt.system.files import read_json, seal, write_json
+from nmt.system.run_folder import RunFolder
+
+
+def call_api(function: Callable[..., object], *arguments: str) -> int:
+    """Call a function of nmt.api as a command would."""
+
+    def work() -> int:
+        paths = [word for word in arguments if "=" not in word]
+        settings = [word for word in arguments if "=" in word]
+        function(*paths, settings=settings)
+        return 0
+
+    return run_command(work, "nmt-api")
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "translate": nmt_translate,
+    "score": nmt_score,
+    "eval": nmt_eval,
+    "average": nmt_average,
+    "train": nmt_train,
+    "api.load": lambda words: call_api(nmt.api.load, *words),
+    "api.evaluate": lambda words: call_api(nmt.api.evaluate, *words),
+    "api.score_pairs": lambda words: call_api(partial(nmt.api.score_pairs, [("a", "b")]), *words),
+}
+
+# Models: go translates en-de and back de-en; strange has another vocabulary. Runs of one recipe: run, and
+# elsewhere on other data; run-back is of the other direction.
+TEXTS = "--src corpus/test.en --tgt corpus/test.de"
+TEST = "--src corpus/test.en --ref corpus/test.de"
+OTHER_DATA = "data.root=other data.store=other-store"
+CELLS = {
+    "direction": {
+        "translate go back -i corpus/test.en": "go en-de back de-en",
+        "api.load go back": "go en-de back de-en",
+        f"score go back {TEXTS}": "go en-de back de-en",
+        "api.score_pairs go back": "go en-de back de-en",
+        f"eval go --ensemble back {TEST}": "go en-de back de-en",
+        "eval go data.src=de data.tgt=en": "go en-de data.src de-en --force",
+        "api.evaluate go data.src=de data.tgt=en": "go en-de data.src de-en",
+        "eval go --src corpus/test.de --ref corpus/test.en": "go en-de test.de rename",
+        f"eval back {TEST}": "back de-en test.en rename",
+        f"score back {TEXTS}": "back de-en test.en rename",
+        f"score go --dual go {TEXTS}": "go en-de reverse de-en",
+        f"score back --dual go {TEXTS}": "back de-en test.en rename",
+        "score go --n-best list.json --rerank 1,0": "list.json:1 en-de reverse go de-en",
+        "score go --n-best list.json --tune corpus/test.de": "list.json:1 en-de reverse go de-en",
+        "score go --n-best list.json --reverse": "list.json:1 en-de reverse go de-en",
+        "score back --n-best list.json": "list.json:1 en-de back de-en",
+        "score go --n-best list --src corpus/test.en --rerank 1,0": "test.en reverse go rename",
+        "score back --n-best list --src corpus/test.en": "test.en back de-en rename",
+        "average run/checkpoints/last run-back/checkpoints/last -o mean": "run run-back data.src",
+    },
+    "BPE model": {
+        "translate go strange -i corpus/test.en": "go strange ensemble",
+        "api.load go strange": "go strange ensemble",
+        f"score go strange {TEXTS}": "go strange ensemble",
+        "api.score_pairs go strange": "go strange ensemble",
+        f"eval go --ensemble strange {TEST}": "go strange ensemble",
+        "average go strange -o mean": "go strange average only",
+        f"train out=learned vocab.model=null {OTHER_DATA}-2": "learned other-store-2 init_from",
+        "train out=new training.init_from=learned": "learned store vocab.model=learned",
+    },
+    "training data": {
+        f"train {OTHER_DATA} training.steps=3": "run/checkpoints other-store training.init_from",
+        "average run/checkpoints/last elsewhere/checkpoints/last -o mean": "run elsewhere only",
+        f"eval run elsewhere {TEST}": "run elsewhere --compare",
+        f"eval run elsewhere --verdict {TEST}": "run elsewhere --compare",
+    },
+    "engine": {"train training.steps=3": "this process run numba torch training.engine=any"},
+}
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The current folder, with these models, runs and lists."""
+    folder = tmp_path_factory.mktemp("agreement")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr("os.fsync", lambda _: None)
+        write_toy_config(write_toy_corpus(folder), folder)
+        shutil.copytree("corpus", "other")
+        for side, language in enumerate(("en", "de")):
+            lines = [pair[side] + "\n" for pair in sentences(300, seed=9)]
+            Path(f"other/train.{language}").write_text("".join(lines))
+
+        vocab = make_vocab(folder)
+        Path("bpe").write_bytes(vocab.model)
+        make_checkpoint(Path("go"), vocab)
+        make_checkpoint(Path("back"), vocab, data=DataConfig(src="de", tgt="en"))
+        make_checkpoint(Path("strange"), make_vocab(folder, size=79))
+        turned = "data.src=de data.tgt=en data.train=[{src: train.de, tgt: train.en}] data.store=b"
+        for settings in (
+            ["out=run"],
+            ["out=elsewhere", *OTHER_DATA.split()],
+            ["out=learned", "vocab.model=null", "data.store=learned-store"],
+            ["out=run-back", *re.split(" (?=data)", turned)],
+        ):
+            assert nmt_train([*name_config(folder), *settings]) == 0
+        options = ["-i", "corpus/test.en", "--n-best", "2"]
+        assert nmt_translate(["go", *options, "--json", "-o", "list.json"]) == 0
+        assert nmt_translate(["go", *options, "-o", "list"]) == 0
+        yield folder
+
+
+def name_config(folder: Path) -> list[str]:
+    settings = ["training.steps=2", "evaluation.bleu=false", "data.valid=null", "out=run"]
+    return ["--config", "toy.yaml", f"vocab.model={folder}/bpe", *settings]
+
+
+@contextmanager
+def breaking_numba() -> Iterator[None]:
+    """As a damaged file of compiled code does."""
+
+    def fail(*_: object) -> None:
+        raise EOFError("Ran out of input")
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("nmt.engines.cpu.compiled_attention.attend_compiled", fail)
+        load_compiled.cache_clear()
+        yield
+    load_compiled.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("what", "line"), [(what, line) for what, lines in CELLS.items() for line in lines]
+)
+def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
+    what: str, line: str, ground: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *words = line.split()
+    if command == "train":
+        words = [*name_config(ground), *words]
+    capsys.readouterr()
+    with breaking_numba() if what == "engine" else nullcontext():
+        assert COMMANDS[command](words) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert ": error: " in message
+    assert [word for word in CELLS[what][line].split() if word not in message] == []
+
+
+def test_what_fits_or_is_asked_for_is_not_refused(
+    ground: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("run", "run-2")
+    again = [*name_config(ground), "out=run-2", "training.steps=3"]
+
+    # the same data elsewhere
+    shutil.copytree("store", "moved")
+    assert nmt_train([*again, "data.store=moved"]) == 0
+    # another engine, if the command says so
+    with breaking_numba():
+        assert nmt_train([*again, "training.steps=4", "training.engine=any"]) == 0
+    assert "continuing with the engine torch" in capsys.readouterr().err
+    # other data, from the weights alone
+    other = ["out=new-2", "training.init_from=run-2", *OTHER_DATA.split()]
+    assert nmt_train([*again, *other]) == 0
+    # a checkpoint of a version that recorded neither
+    step = RunFolder(Path("run-2")).checkpoint(4)
+    state = read_json(step / "state.json")
+    assert isinstance(state, dict) and state["engine"] == "torch"
+    write_json(step / "state.json", {key: state[key] for key in state if key not in LATER_FIELDS})
+    (step / "manifest.json").unlink()
+    seal(step)
+    assert nmt_train([*again, "training.steps=5", *OTHER_DATA.split()]) == 0
+    assert "did not record its training data" in capsys.readouterr().err
+    # other names of the languages
+    names = ["data.src=eng", "data.tgt=deu", "--force"]
+    assert nmt_eval(["go", "--src", "corpus/test.en", "--ref", "corpus/test.de", *names]) == 0
+    # a model whose tags choose the language
+    assert find_direction(DataConfig(train=(CorpusConfig(src="a", tgt="b", tag="<de>"),))) is None
+    assert find_direction(DataConfig(src="en_US", tgt="pt-BR")) == "en-pt"
