@@ -69,7 +69,11 @@ def load(
     settings = ["decoding.lower_capitals=true", *settings]
     if engine == "nmt":  # who loads a model once translates often
         settings = ["decoding.compile=on", *settings]
-    return open_model([str(path) for path in paths], settings, engine).translator
+    from nmt.translate.translator import warn_if_untagged
+
+    model = open_model([str(path) for path in paths], settings, engine)
+    warn_if_untagged(model.config.data, model.config.decoding.tag)
+    return model.translator
 
 
 def open_model(
@@ -105,10 +109,13 @@ def open_model(
 def prepare(config: RunConfig) -> bool:
     """Prepare the token store of a config, if it does not exist yet; returns whether it is new."""
     from nmt.corpus import prepare as preparation
+    from nmt.data.store import open_store, warn_of_unknown
     from nmt.system.caches import provide_caches
 
     provide_caches()  # before `datasets` or sacreBLEU is imported
-    return preparation.prepare(config.data, config.vocab, config.seed)
+    is_new = preparation.prepare(config.data, config.vocab, config.seed)
+    warn_of_unknown(open_store(Path(config.data.store), "train"))
+    return is_new
 
 
 def fit_into(config: RunConfig, budget: str) -> list[str]:

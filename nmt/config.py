@@ -671,6 +671,10 @@ class DecodingConfig:
         },
     }
 
+    def find_longest(self, n_source: int) -> int:
+        """Return how many pieces a translation of this many may have, the end mark apart."""
+        return int(n_source * self.max_ratio) + self.max_extra
+
 
 # What text for people needs, unless the user says otherwise: capitals do no harm, and no sentence
 # vanishes because a weak model gives its end mark the best score.

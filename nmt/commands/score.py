@@ -22,7 +22,6 @@ from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
     from nmt.system.progress import Progress
-    from nmt.translate.n_best import NBest
     from nmt.translate.pair_scores import PairScorer
     from nmt.translate.score_stream import PairChunk
 
@@ -194,6 +193,7 @@ def rerank_candidates(
 ) -> None:
     """Write the best candidates, or how good they are with many weights."""
     from nmt.corpus.text_files import TextFile, read_lines
+    from nmt.translate.n_best import read_n_best
     from nmt.translate.rerank import (
         RerankWeights,
         format_weights,
@@ -202,7 +202,7 @@ def rerank_candidates(
     )
     from nmt.translate.stream import write_uninterrupted
 
-    lists = read_lists(args, scorer)
+    lists = read_n_best(args.n_best, args.src, name_needed(args, scorer))
     if args.tune:
         references = list(read_lines(TextFile(Path(args.tune))))
         rated = []
@@ -246,24 +246,15 @@ def name_needed(args: argparse.Namespace, scorer: "PairScorer") -> tuple[str, st
     return name, direction
 
 
-def read_lists(args: argparse.Namespace, scorer: "PairScorer") -> "Iterator[NBest]":
-    from nmt.agreement import check_agreement
-    from nmt.translate.n_best import read_n_best
-
-    needed = name_needed(args, scorer)
-    for one in read_n_best(args.n_best, args.src):
-        remedy = "give a model of the other direction"
-        check_agreement("direction", one.place, one.direction, *needed, remedy)
-        yield one
-
-
 def read_chunks(
     args: argparse.Namespace, scorer: "PairScorer", n_done: int
 ) -> "Iterator[PairChunk]":
+    from nmt.translate.n_best import read_n_best
     from nmt.translate.score_stream import pair_candidates, read_pair_chunks
 
     if args.n_best:
-        return pair_candidates(read_lists(args, scorer), args.reverse)
+        lists = read_n_best(args.n_best, args.src, name_needed(args, scorer))
+        return pair_candidates(lists, args.reverse)
     return read_pair_chunks(args.src, args.tgt, n_done)
 
 

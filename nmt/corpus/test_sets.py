@@ -106,7 +106,7 @@ def open_reference(path: Path, data: DataConfig) -> TestSet:
 
 def add_references(test_set: TestSet, paths: Sequence[Path]) -> TestSet:
     """The set with further references, one file each."""
-    more = []
+    more: list[Reference] = []
     for path in paths:
         lines = list(read_lines(TextFile(path)))
         if len(lines) != len(test_set.ref):
@@ -114,6 +114,8 @@ def add_references(test_set: TestSet, paths: Sequence[Path]) -> TestSet:
                 f"{path}: has {len(lines):,} lines, but the first reference {len(test_set.ref):,}; "
                 "give one line for each source sentence"
             )
+        if any(lines == known for known in (test_set.ref, *(one.lines for one in more))):
+            raise UserError(f"{path}: is the same text as another reference; give each once")
         more.append(Reference(path, lines))
     return replace(test_set, more_refs=tuple(more))
 

@@ -7,6 +7,7 @@ file and the archive around a member are read to their very end, because the che
 """
 
 import bz2
+import codecs
 import contextlib
 import difflib
 import functools
@@ -27,9 +28,13 @@ from typing import IO, Any, cast
 from nmt.system.errors import UserError
 from nmt.system.extras import import_extra
 from nmt.system.files import digest_content, read_file_stamp
+from nmt.system.progress import say_once
 
 BUFFER_BYTES = 1 << 16
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
+UTF_16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE  # the first is also how UTF-32's begins
+# Every second byte of Latin text in UTF-16 is NUL. A text may have a few, and a compressed file more.
+FEW_NULLS, NULL_SHARE = 3, 0.25
 LINES_AT_ONCE = 4096  # that `read_lines` holds
 DAMAGE = (
     EOFError,
@@ -125,6 +130,8 @@ def decode_lines(lines: list[bytes], first: int, name: str) -> tuple[list[str], 
 
     One CR before the end of a line is dropped, and a byte order mark at the start of the file.
     """
+    if first == 1:
+        check_encoding(lines, name)
     bad: Complaints = {}
     try:
         texts = [line.decode() for line in lines]
@@ -135,6 +142,24 @@ def decode_lines(lines: list[bytes], first: int, name: str) -> tuple[list[str], 
     if first == 1 and texts:
         texts[0] = texts[0].removeprefix("\ufeff")
     return texts, bad
+
+
+def check_encoding(lines: list[bytes], name: str) -> None:
+    """Refuse UTF-16 and UTF-32, most of which is valid UTF-8 with many NULs, by the first lines of a text;
+    warn once if CRs seem to end its lines.
+    """
+    start = b"".join(lines)
+    n_nulls = start.count(0)
+    if start.startswith(UTF_16_MARKS) or n_nulls > max(FEW_NULLS, NULL_SHARE * len(start)):
+        raise UserError(
+            f"{name}:1: is UTF-16 or UTF-32; convert it to UTF-8: iconv -f UTF-16 -t UTF-8 FILE"
+        )
+    n_single = start.count(b"\r") - start.count(b"\r\n")
+    if n_single > len(lines):
+        say_once(
+            f"warning: {name}:1: has {n_single:,} carriage returns in {len(lines):,} lines; if they end "
+            "lines, convert them: tr '\\r' '\\n'"
+        )
 
 
 def _find_undecodable(lines: list[bytes], first: int, name: str) -> Complaints:

@@ -22,9 +22,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from nmt.data.vocab import MAX_PIECES, Vocabulary, combine_digests
+from nmt.data.vocab import MAX_PIECES, MOSTLY_UNKNOWN, UNK, Vocabulary, combine_digests
 from nmt.system.errors import UserError
 from nmt.system.files import has_plain_file, open_plain_file, read_manifest
+from nmt.system.progress import say_once
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files, ids_file, offsets_file
 
 REMEDY = "remove the folder and run nmt-prepare again"
@@ -39,6 +40,7 @@ ARRAY_HEADER_BYTES = 256
 SEARCHED_PAIRS = 1 << 18  # at a time
 PRIME = 1_000_003  # so that two sums become one number, which other sums hardly share
 StoredPair = tuple[bytes, bytes]  # the ids of a source and of its target
+LOOKED_AT_IDS = 1 << 20  # from the beginning, to see whether they are known
 Manifest = dict[str, dict[str, Any]]  # file name -> size and sha256
 
 
@@ -208,6 +210,16 @@ def open_store(folder: Path, split: str, vocab: Vocabulary | None = None) -> Tok
     if not len(src):  # training would look for a first batch without end
         raise UserError(f"{folder}: its {split} split has no sentences; {REMEDY}")
     return TokenStore(src, tgt)
+
+
+def warn_of_unknown(store: TokenStore) -> None:
+    for side in (store.src, store.tgt):
+        ids = side.read_ids(0, min(len(side.ids), LOOKED_AT_IDS))
+        if np.count_nonzero(ids == UNK) > MOSTLY_UNKNOWN * len(ids):
+            say_once(
+                f"warning: {side.path}: is mostly <unk>, because the BPE model lacks the letters of this "
+                "text; give the right vocab.model, or learn one with vocab.byte_fallback=true"
+            )
 
 
 def _open_side(folder: Path, split: str, side: str, manifest: Manifest, n_pieces: int) -> Side:

@@ -30,6 +30,8 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
 # What no text contains. UNK is not among them: it decodes to SentencePiece's mark for an unknown
 # character.
 CONTROL_IDS = (PAD, BOS, EOS)
+# This share of unknown pieces: of letters that a vocabulary lacks, every second piece is a space.
+MOSTLY_UNKNOWN = 0.3
 SPACE = "\u2581"  # how a piece writes the space before it
 MAX_MODEL_BYTES = 8 << 20
 MAX_PIECES = 1 << 16  # because stores hold ids in 16 bits

@@ -219,9 +219,7 @@ def _check_same_data(checkpoints: Sequence[Checkpoint]) -> None:
         name, first_name = str(other.path), str(first.path)
         if other.vocab.digest != first.vocab.digest:
             # drawn by another seed, or learned from other text
-            say(
-                f"warning: {name} and {first_name} have other vocabularies, and may have other data"
-            )
+            say(f"warning: {name} may have other data than {first_name}: its vocabulary differs")
             continue
         data, first_data = other.origin.store_sha256, first.origin.store_sha256
         remedy = "score each alone, or compare two by --compare"
@@ -293,9 +291,7 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
         system = read_translations(names[0], request.test_set, config)
     else:
         model = request.open_translator(names, request.overrides)
-        if (
-            not request.is_forced and model.config.decoding.tag is None
-        ):  # which may choose a language
+        if not request.is_forced:
             _check_languages(model, request.test_set)
         system = translate_test_set(model, request.test_set)
     check_texts(system, request.test_set, request.is_forced)
@@ -304,6 +300,8 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
 
 def _check_languages(model: LoadedModel, test_set: TestSetChoice) -> None:
     """Refuse a test set of other languages than those that the model was trained for."""
+    if model.config.decoding.tag is not None:  # it may choose a language
+        return
     name = model.paths[0]
     direction = find_direction(load_recorded_config(Path(name) / CONFIG_FILE).data)
     check_agreement(

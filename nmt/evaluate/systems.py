@@ -18,6 +18,9 @@ from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
 from nmt.translate.translator import OUR_ENGINE, LoadedModel, warn_if_untagged
 
+# Of the translations; a weak model repeats itself in some to the end.
+FEW_CUT = 0.2
+
 
 @dataclass(frozen=True)
 class TestSetChoice:
@@ -99,7 +102,15 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     warn_if_untagged(config.data, config.decoding.tag)
     started_at = clock()
     with closing(Progress("translating", len(test.src), "sentences")) as progress:
-        texts = [translation.text for translation in model.translator.translate(test.src, progress)]
+        translations = model.translator.translate(test.src, progress)
+    cut = [number for number, one in enumerate(translations, 1) if one.is_cut]
+    if len(cut) > FEW_CUT * len(translations):
+        say(
+            f"warning: {choice.name_sides(test)[0]}:{cut[0]}: its translation has as many pieces as "
+            f"decoding.max_ratio and decoding.max_extra allow, so its end may be missing; so have "
+            f"{len(cut):,} of {len(translations):,}"
+        )
+    texts = [translation.text for translation in translations]
     return System(" + ".join(model.paths), config, test, texts, clock() - started_at, model)
 
 

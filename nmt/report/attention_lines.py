@@ -1,4 +1,4 @@
-"""Attention behind chosen lines of the test set: their checkpoint translates them once more.
+"""Attention behind chosen lines of the test set: their checkpoint reads their evaluated translations.
 
 This is the one part of a report that loads a model.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from nmt.report.facts import LineAttention, RunFacts
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
-from nmt.translate.translator import open_translator
+from nmt.translate.translator import Translation, open_translator
 
 
 def map_test_lines(run: Path, facts: RunFacts, numbers: Sequence[int]) -> list[LineAttention]:
@@ -22,11 +22,19 @@ def map_test_lines(run: Path, facts: RunFacts, numbers: Sequence[int]) -> list[L
             raise UserError(
                 f"--attention {number}: {texts.test_set} has the lines 1 to {len(texts.sources)}"
             )
-    translator = open_translator(
-        [str(find_scored_checkpoint(run, texts.checkpoint))], ()
-    ).translator
+    place = find_scored_checkpoint(run, texts.checkpoint)
+    translator = open_translator([str(place)], ()).translator
+    for result in facts.results:
+        if result.hypotheses_sha256 == texts.hypotheses_sha256:
+            tag = result.decoding.get("tag")
+            translator.set_tag(None if tag is None else str(tag))
     lines = [texts.sources[number - 1] for number in numbers]
-    translations = translator.translate(lines)
+    evaluated = [texts.translations[number - 1] for number in numbers]
+    # not searched again: other settings, or another processor, could find another translation
+    translations = [
+        Translation(text, 0.0, tuple(ids))
+        for text, ids in zip(evaluated, translator.vocab.tgt.encode(evaluated), strict=True)
+    ]
     found = []
     maps = translator.map_attention(lines, translations)
     for number, line, translation, one in zip(numbers, lines, translations, maps, strict=True):

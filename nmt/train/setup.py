@@ -120,14 +120,18 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
 
 def resume(setup: Setup) -> Setup:
     """Return the setup of a run, with its dev set and the state of its newest valid checkpoint."""
-    found = _restore(setup)
-    state = replace(found, store_sha256=_digest_data(setup), engine=_name_engine(setup))
-    dev = open_dev(setup.store_folder, setup.vocab) if setup.config.data.valid else None
+    config, device = setup.config, setup.world.device
+    engine = name_engine(config.model, config.training.precision, device)
+    new = TrainState(store_sha256=read_ledger(setup.store_folder).store, engine=engine)
+    state = replace(_restore(setup, new), store_sha256=new.store_sha256, engine=engine)
+    dev = open_dev(setup.store_folder, setup.vocab) if config.data.valid else None
     return replace(setup, dev=dev, state=state)
 
 
-def _restore(setup: Setup) -> TrainState:
-    """Load the newest valid checkpoint, if there is one, into the model and the optimizer."""
+def _restore(setup: Setup, new: TrainState) -> TrainState:
+    """Load the newest valid checkpoint, if there is one, into the model and the optimizer; return its
+    state, or else that of a new run.
+    """
     config, world, model, optimizer = setup.config, setup.world, setup.model, setup.optimizer
     run = RunFolder(config.folder)
     # Only the main rank verifies it: if all N ranks hashed the same files, that would take N times
@@ -140,9 +144,9 @@ def _restore(setup: Setup) -> TrainState:
             _load_initial_weights(Path(config.training.init_from), setup)
             if average is not None:
                 average.restart()
-        return TrainState()
+        return new
     found = found or checkpoint.open_unverified(run.checkpoint(step))
-    _check_continued(setup, found)
+    _check_continued(setup, new, found)
     checkpoint.load_weights(found, model)
     if average is not None:
         # With training.ema, model.safetensors has the averages, because they are what translates;
@@ -152,41 +156,27 @@ def _restore(setup: Setup) -> TrainState:
     return checkpoint.load_optimizer(found, model, optimizer)
 
 
-def _digest_data(setup: Setup) -> str:
-    return read_ledger(setup.store_folder).store
-
-
-def _name_engine(setup: Setup) -> str | None:
-    training = setup.config.training
-    return name_engine(setup.config.model, training.precision, setup.world.device)
-
-
-def _check_continued(setup: Setup, found: Checkpoint) -> None:
-    """Refuse to continue on other data, or where the same updates would give other bits."""
-    config, name = setup.config, str(found.path)
-    assert isinstance(found.origin, TrainState)
-    store = config.data.store
+def _check_continued(setup: Setup, new: TrainState, found: Checkpoint) -> None:
+    """Refuse to continue on other data, or with an engine whose results differ in the last bits."""
+    old = found.origin
+    assert isinstance(old, TrainState)
+    name, store = str(found.path), setup.config.data.store
     remedy = (
         "set data.store to the store this run was trained on, or start another run from these weights: "
         f"out=DIR training.init_from={name}"
     )
     check_agreement("BPE model", store, setup.vocab.digest, name, found.vocab.digest, remedy)
-    check_agreement(
-        "training data", store, _digest_data(setup), name, found.origin.store_sha256, remedy
-    )
-    if found.origin.store_sha256 is None and setup.world.is_main:
-        say(
-            f"{name}: was saved by a version that did not record its training data; it continues on {store}"
-        )
-    engine, old_engine = _name_engine(setup), found.origin.engine
-    if config.training.engine == "keep":
+    check_agreement("training data", store, new.store_sha256, name, old.store_sha256, remedy)
+    if old.store_sha256 is None and setup.world.is_main:
+        say(f"{name}: an older version did not record its training data; continuing on {store}")
+    if setup.config.training.engine == "keep":
         remedy = (
             "continue where it is the same (numba: pip install 'nmtkit[cpu]', and no damaged cache), or "
             "with other bits by training.engine=any"
         )
-        check_agreement("engine", "this process", engine, name, old_engine, remedy)
-    elif old_engine not in (None, engine) and setup.world.is_main:
-        say(f"continuing with the engine {engine}; until {name} it was {old_engine}")
+        check_agreement("engine", "this process", new.engine, name, old.engine, remedy)
+    elif old.engine not in (None, new.engine) and setup.world.is_main:
+        say(f"continuing with the engine {new.engine}; until {name} it was {old.engine}")
 
 
 def check_initial_model(config: RunConfig) -> None:

@@ -192,8 +192,8 @@ def _translate(
     everything = [Translation("", 0.0)] * len(sources)
     for rank, hand in enumerate(hands):
         everything[rank :: world.size] = [
-            Translation(text, score, tuple(piece_ids), tuple(alignment))
-            for text, score, piece_ids, alignment in json.loads(hand)
+            Translation(text, score, tuple(piece_ids), tuple(alignment), is_cut)
+            for text, score, piece_ids, alignment, is_cut in json.loads(hand)
         ]
     return everything
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from nmt.corpus.text_files import decode_lines
+from nmt.corpus.text_files import check_encoding, decode_lines
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 
@@ -76,6 +76,7 @@ class LineReader:
                     f"{self.name}: is longer than {MAX_DOCUMENT_BYTES:,} bytes; give it in parts"
                 )
         self._check_is_text(bytes(data[: 1 << 10]))
+        check_encoding(bytes(data[:READ_BYTES]).splitlines(), self.name)
         text = data.decode(errors="replace")
         if "\ufffd" in text and "\ufffd".encode() not in data:
             say(f"warning: {self.name}: is not valid UTF-8; U+FFFD was substituted")

@@ -7,11 +7,12 @@ what is made of a list has as many lines as the text that was translated.
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nmt.agreement import check_agreement
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.system.errors import UserError
 from nmt.system.strict_json import parse_json
@@ -26,15 +27,13 @@ class NBest:
     source: str
     texts: list[str]
     scores: list[float]
-    direction: str | None = (
-        None  # in which they were translated, such as en-de, if the list says it
-    )
-    place: str = field(default="", compare=False)  # where the list has it
 
 
-def read_n_best(path: str, source_path: str | None) -> Iterator[NBest]:
+def read_n_best(
+    path: str, source_path: str | None, needed: tuple[str, str | None] = ("", None)
+) -> Iterator[NBest]:
     """Read a list of `--json`, which holds its sources, or of `--n-best`, whose sources are the lines
-    of another file.
+    of another file. `needed` is a direction such as en-de, behind a word for whose it is.
     """
     lines = read_lines(TextFile(Path(path)))
     first = next(lines)  # an empty file is refused
@@ -43,7 +42,7 @@ def read_n_best(path: str, source_path: str | None) -> Iterator[NBest]:
         if source_path is not None:
             raise UserError(f"{path}: holds its sources; leave out --src")
         for number, line in numbered:
-            yield _parse_object(line, f"{path}:{number}")
+            yield _parse_object(line, f"{path}:{number}", needed)
     elif source_path is None:
         raise UserError(
             f"{path}: has no sources; give the text that was translated as --src FILE, or a list that "
@@ -53,7 +52,7 @@ def read_n_best(path: str, source_path: str | None) -> Iterator[NBest]:
         yield from _read_columns(path, numbered, source_path)
 
 
-def _parse_object(line: str, place: str) -> NBest:
+def _parse_object(line: str, place: str, needed: tuple[str, str | None]) -> NBest:
     value: Any = parse_json(line.encode(), place)
     source: Any = None
     direction: Any = None
@@ -70,7 +69,8 @@ def _parse_object(line: str, place: str) -> NBest:
             f"{place}: is not an object with source and candidates, each with text and a finite score; "
             "give what nmt-translate wrote with --json"
         )
-    return NBest(source, texts, scores, direction, place)
+    check_agreement("direction", place, direction, *needed, "give a model of the other direction")
+    return NBest(source, texts, scores)
 
 
 def _read_columns(

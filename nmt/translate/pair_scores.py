@@ -76,8 +76,7 @@ class PairScorer:
         self.translator, self.config = translator, translator.config
         # At least all that the search may write for the longest source.
         longest = translator.longest_source
-        written = int(longest * self.config.max_ratio) + self.config.max_extra
-        self.longest_target = max(longest, written)
+        self.longest_target = max(longest, self.config.find_longest(longest))
         if translator.longest_table is not None:
             self.longest_target = min(self.longest_target, translator.longest_table)
 

@@ -25,7 +25,7 @@ from nmt.config import (
     override_config,
     parse_device,
 )
-from nmt.data.vocab import EOS, Vocabulary
+from nmt.data.vocab import EOS, MOSTLY_UNKNOWN, UNK, Vocabulary
 from nmt.documents.document import Document, PlainText, Translated
 from nmt.documents.sentences import Sentence, Splitter
 from nmt.model.decoding_copy import copy_sharing_weights
@@ -61,6 +61,7 @@ class Translation:
     score: float  # penalised log-probability
     piece_ids: tuple[int, ...] = ()
     alignment: tuple[int, ...] = ()  # for each piece the index of its source piece, if requested
+    is_cut: bool = False  # it has as many pieces as it may have, so its end may be missing
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class TextToText(ABC):
 
     def __init__(self, vocab: Vocabulary, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
+        self.is_unknown_said = False
         self.rules: PhraseRules | None = None  # what translations must not or must contain
         self.survival = Survival()  # of protected strings, so far
         tables = [shape.max_positions - 1 for shape in shapes if shape.positions == "learned"]
@@ -364,11 +366,13 @@ class TextToText(ABC):
         demanded: Sequence[Sequence[str]] | None = None,
     ) -> Iterator[dict[int, Candidates]]:
         """Search lines that are not empty; yields the candidates of those that each batch completes."""
+        encoded = self.encode_source(lines)
+        self._warn_of_unknown(encoded, first)
         line_prefixes = [[]] * len(lines) if prefixes is None else self.vocab.tgt.encode(prefixes)
         places: list[int] = []  # the lines that are not empty
         sources: list[list[int]] = []  # of these lines
         forced: list[list[int]] = []
-        for line, ids in enumerate(self.encode_source(lines)):
+        for line, ids in enumerate(encoded):
             prefix = line_prefixes[line]
             if len(prefix) > self.longest:
                 raise LineTooLong(
@@ -399,6 +403,17 @@ class TextToText(ABC):
             translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
             yield dict(zip([places[i] for i in batch], translations, strict=True))
 
+    def _warn_of_unknown(self, sources: Sequence[list[int]], first: int) -> None:
+        """Say once that the model cannot read a text."""
+        n_unknown = sum(ids.count(UNK) for ids in sources)
+        is_readable = n_unknown <= MOSTLY_UNKNOWN * sum(map(len, sources))
+        if not is_readable and not self.is_unknown_said:
+            self.is_unknown_said = True
+            say(
+                f"warning: lines {first} to {first + len(sources) - 1} are mostly <unk>: the vocabulary has "
+                "not their letters, so their translations mean little; is it the right language?"
+            )
+
     def _make_translations(
         self, sources: Sentences, hypotheses: list[list[Hypothesis]], request: Request
     ) -> list[Candidates]:
@@ -419,8 +434,16 @@ class TextToText(ABC):
 
         # and back to a list for each sentence
         remaining = (
-            Translation(text, one.score, tuple(one.ids), tuple(alignment))
-            for one, text, alignment in zip(flat, texts, alignments, strict=True)
+            Translation(
+                text,
+                one.score,
+                tuple(one.ids),
+                tuple(alignment),
+                len(one.ids) >= self.config.find_longest(len(source)),
+            )
+            for one, source, text, alignment in zip(
+                flat, source_of_each, texts, alignments, strict=True
+            )
         )
         return [list(islice(remaining, len(some))) for some in hypotheses]
 

@@ -173,8 +173,8 @@ def test_a_line_out_for_each_line_in(
 def test_invalid_utf8_is_reported_at_most_four_times(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = b"red\n\xff\xff\xff\nblue \xc3\n" + b"\xfe\n" * 9
-    assert run_translate(tmp_path, text, place).count(b"\n") == 12
+    text = b"red\n\xff\xff\xff\nblue \xc3\n" + b"\xfe\n" * 9 + b"red dog\n" * 20
+    assert run_translate(tmp_path, text, place).count(b"\n") == 32
     *told, last = capsys.readouterr().err.splitlines()
     places = [line.split(": ")[1].removeprefix(f"{tmp_path}/") for line in told]
     assert places == ["in:2:1", "in:3:6", "in:4:1"] and "11 lines" in last

@@ -496,14 +496,18 @@ def test_one_file_is_not_two_sides(tgt: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "encode", [lambda text: text.encode("utf-16"), lambda text: gzip.compress(text.encode())]
+    ("encode", "message"),
+    [
+        (lambda text: text.encode("utf-16"), "x.en:1: is UTF-16 or UTF-32; convert it"),
+        (lambda text: gzip.compress(text.encode()), r"x.en:1:\d: byte .* is not valid UTF-8"),
+    ],
 )
 def test_another_encoding_is_named_before_its_number_of_lines(
-    encode: Callable[[str], bytes], tmp_path: Path
+    encode: Callable[[str], bytes], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x.en").write_bytes(encode("one dog\n" * 10))
     (tmp_path / "x.de").write_text("ein Hund\n" * 10)
-    with pytest.raises(UserError, match=r"x.en:1:\d: byte .* is not valid UTF-8"):
+    with pytest.raises(UserError, match=message):
         read(CorpusConfig(src="x.en", tgt="x.de"), tmp_path)
 
 

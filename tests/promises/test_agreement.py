@@ -1,8 +1,9 @@
 """What does not belong together is refused by every command that opens it: exit code 2, and one line that
-names both sides and the remedy.
+names both sides and the remedy. What a model cannot read, or whose result is not what it seems, is one line too.
 """
 
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,12 +20,16 @@ from nmt.checkpoint import LATER_FIELDS
 from nmt.commands.average import main as nmt_average
 from nmt.commands.cli import run_command
 from nmt.commands.eval import main as nmt_eval
+from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.score import main as nmt_score
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import CorpusConfig, DataConfig
 from nmt.model.packed_attention import load_compiled
+from nmt.report.attention_lines import map_test_lines
+from nmt.report.facts import read_run
 from nmt.system.files import read_json, seal, write_json
+from nmt.system.progress import say_once
 from nmt.system.run_folder import RunFolder
 
 
@@ -46,6 +51,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": nmt_eval,
     "average": nmt_average,
     "train": nmt_train,
+    "prepare": nmt_prepare,
     "api.load": lambda words: call_api(nmt.api.load, *words),
     "api.evaluate": lambda words: call_api(nmt.api.evaluate, *words),
     "api.score_pairs": lambda words: call_api(partial(nmt.api.score_pairs, [("a", "b")]), *words),
@@ -97,6 +103,34 @@ CELLS = {
     "engine": {"train training.steps=3": "this process run numba torch training.engine=any"},
 }
 
+# Texts that are not what they seem, by name, and the exit code and the words with which commands meet them.
+ODD_TEXTS = {
+    "chinese": "\u6211\u559c\u6b22 \u732b\n\u4f60\u597d\n".encode() * 3,
+    "utf-16le": "red dog\nblue cat\n".encode("utf-16le"),
+    "utf-16": "\u6211\u559c\u6b22\n".encode("utf-16"),
+    "utf-32be": "red dog\nblue cat\n".encode("utf-32be"),
+    "mac": b"red dog\rblue cat\rred cat\r",
+}
+SHORT = "decoding.max_ratio=0 decoding.max_extra=1"
+NAMED = {
+    "translate go -i chinese -o o": (0, "lines 1 to 6 <unk> language"),
+    "prepare 'data.train=[{src: chinese, tgt: copy}]'": (0, "train.src.ids.npy <unk> vocab.model"),
+    "train 'data.train=[{src: chinese, tgt: copy}]' out=chinese-run": (
+        0,
+        "train.tgt.ids.npy <unk>",
+    ),
+    "translate go -i utf-16le -o o": (2, "utf-16le:1: UTF-16 iconv"),
+    "translate go -i utf-16 -o o": (2, "utf-16:1: UTF-16 iconv"),
+    "translate go -i utf-32be -o o": (2, "utf-32be:1: UTF-32 iconv"),
+    "translate go --html -i utf-16le -o o": (2, "utf-16le:1: UTF-16 iconv"),
+    "score go --src utf-16le --tgt corpus/test.de -o o": (2, "utf-16le:1: UTF-16 iconv"),
+    "eval go --src utf-16le --ref corpus/test.de": (2, "utf-16le:1: UTF-16 iconv"),
+    "translate go -i mac -o o": (0, "mac:1: 3 carriage returns tr"),
+    f"eval go {TEST} {SHORT}": (0, "test.en:1: max_extra may be missing 20 of 20"),
+    f"eval go {TEST} --ref corpus/test.de": (2, "test.de same text as another reference once"),
+    "api.load tagged": (0, "tag <bt>"),
+}
+
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -115,6 +149,11 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("bpe").write_bytes(vocab.model)
         make_checkpoint(Path("go"), vocab)
         make_checkpoint(Path("back"), vocab, data=DataConfig(src="de", tgt="en"))
+        tagged = CorpusConfig(src="a", tgt="b", tag="<bt>")
+        make_checkpoint(Path("tagged"), vocab, data=DataConfig(train=(tagged,)))
+        for name, text in ODD_TEXTS.items():
+            Path(name).write_bytes(text)
+        shutil.copy("chinese", "copy")
         make_checkpoint(Path("strange"), make_vocab(folder, size=79))
         turned = "data.src=de data.tgt=en data.train=[{src: train.de, tgt: train.en}] data.store=b"
         for settings in (
@@ -164,6 +203,36 @@ def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
     message = capsys.readouterr().err.splitlines()[-1]
     assert ": error: " in message
     assert [word for word in CELLS[what][line].split() if word not in message] == []
+
+
+@pytest.mark.parametrize("line", NAMED)
+def test_a_text_that_is_not_what_it_seems_is_named_once(
+    line: str, ground: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *words = shlex.split(line)
+    if command in ("train", "prepare"):
+        store = f"data.store={ground}/chinese-{command}"
+        words = [*name_config(ground), "data.root=.", store, "training.steps=1", *words]
+    say_once.cache_clear()
+    capsys.readouterr()
+    code, expected = NAMED[line]
+    assert COMMANDS[command](words) == code
+    messages = capsys.readouterr().err.splitlines()
+    fitting = [one for one in messages if all(word in one for word in expected.split())]
+    assert len(fitting) == 1
+
+
+def test_the_attention_of_a_report_is_that_of_the_evaluated_translation(ground: Path) -> None:
+    shutil.copytree("run", "seen")
+    shutil.copytree("go", "seen/average")
+    assert nmt_eval(["seen/average", *TEST.split(), "decoding.beam=1", "decoding.max_extra=0"]) == 0
+    facts = read_run(Path("seen"))
+    assert facts.texts is not None
+    line = facts.texts.sources[2]
+    (shown,) = map_test_lines(Path("seen"), facts, [3])
+    assert (shown.source, shown.translation) == (line, facts.texts.translations[2])
+    (default,) = nmt.api.load("go").translate([line])
+    assert default.text != shown.translation
 
 
 def test_what_fits_or_is_asked_for_is_not_refused(
