@@ -146,8 +146,8 @@ def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluatio
         _check_is_folder(name)
     names = [_choose_average(name) for name in names]
     checkpoints = [open_checkpoint(Path(name)) for name in names]
-    check_one_recipe(names, checkpoints, request.overrides)
     _check_same_data(checkpoints)
+    check_one_recipe(names, checkpoints, request.overrides)
 
     # translate and score
     systems = make_comparable_systems(request, names)

@@ -176,16 +176,18 @@ def name_config(folder: Path) -> list[str]:
 
 @contextmanager
 def breaking_numba() -> Iterator[None]:
-    """As a damaged file of compiled code does."""
+    """As where numba cannot be imported. Other errors would remove the compiled code of this machine."""
 
     def fail(*_: object) -> None:
-        raise EOFError("Ran out of input")
+        raise ImportError("numba needs an older NumPy")
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("nmt.engines.cpu.compiled_attention.attend_compiled", fail)
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr("nmt.engines.cpu.compiled_attention.attend_compiled", fail)
+            load_compiled.cache_clear()
+            yield
+    finally:
         load_compiled.cache_clear()
-        yield
-    load_compiled.cache_clear()
 
 
 @pytest.mark.parametrize(

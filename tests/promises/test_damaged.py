@@ -28,7 +28,7 @@ from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
-from nmt.config import load_config, override_config
+from nmt.config import load_config, load_recorded_config, override_config
 from nmt.system.errors import Failure
 from nmt.system.files import digest_file, read_json, seal, write_json
 from nmt.system.run_folder import MANIFEST_FILE, RunFolder
@@ -544,7 +544,8 @@ def run(ground: Ground) -> RunFolder:
 def told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
     """Which checkpoint is taken and what is said about the others."""
     capsys.readouterr()
-    found = find_newest(run)
+    config = load_recorded_config(run.config)
+    found = find_newest(run, config)  # as a training that continues
     assert found is not None and found.path == run.checkpoint(found.step)
     return found.step, capsys.readouterr().err.splitlines()
 

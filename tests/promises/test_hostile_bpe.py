@@ -140,4 +140,8 @@ def test_commands_use_a_strange_model(tmp_path: Path, capsys: pytest.CaptureFixt
         out = tmp_path / f"{name}.out"
         assert nmt_translate([str(checkpoint), "-i", str(source), "-o", str(out)]) == 0
         assert out.read_bytes().count(b"\n") == 4, name
-        assert capsys.readouterr().err == ""
+        assert not [
+            line
+            for line in capsys.readouterr().err.splitlines()
+            if "are mostly <unk>" not in line  # which is true of some
+        ]
