@@ -14,7 +14,7 @@ checkpoints it was made from.
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ from nmt.system.files import (
 from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import say
-from nmt.system.ranks import copy_into_shards, gather_shards
+from nmt.system.ranks import Share, share_nothing
 from nmt.system.records import COUNT, RecordReader, default
 from nmt.system.run_folder import (
     CONFIG_FILE,
@@ -174,7 +174,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The tensors of a checkpoint by name, none of them sharded."""
+    """The tensors of a checkpoint by name, each of them whole."""
 
     weights: dict[str, Tensor]  # or their moving averages
     # of Adam, by the weight's name; also the weights if those are averages. Empty: weights alone
@@ -192,34 +192,32 @@ class Snapshot:
 def take_snapshot(
     model: nn.Module,
     optimizer: torch.optim.Adam,
-    is_main: bool = True,
-    averages: Mapping[str, Tensor] | None = None,
+    averages: dict[str, Tensor] | None = None,
     has_moments: bool = True,
+    shares: dict[str, Share] | None = None,
+    gather: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
 ) -> Snapshot:
-    """Collect weights, or their `averages`, and, if asked for, moments. This is a collective operation: all ranks
-    must call it.
+    """Collect weights, or their `averages`, and, if asked for, moments, none of which is copied.
 
-    A tensor that this rank holds in full is not copied. Sharded tensors are gathered one at a time
-    and moved to the main rank's host memory, so that the GPU never holds more than one of them in
-    full.
+    If ranks have `shares` of averages and moments, `gather` makes whole tensors of them on the main
+    rank. Then this is a collective operation: all ranks must call it.
     """
-
-    def collect(tensor: Tensor) -> Tensor:
-        part = tensor.detach()
-        full = gather_shards(part)
-        if full is part:
-            return full
-        return full.cpu() if is_main else full.new_empty(0)
-
-    weights, moments = {}, {}
-    for name, p in model.named_parameters():
-        weights[name] = collect(p if averages is None else averages[name])
-    if has_moments and averages is not None:
-        for name, p in model.named_parameters():
-            moments[f"weight.{name}"] = collect(p)
-    for name, p in model.named_parameters() if has_moments else ():
-        for key, value in optimizer.state[p].items():
-            moments[f"{key}.{name}"] = collect(value)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    moments = {}
+    if has_moments:
+        if averages is not None:
+            moments = {f"weight.{name}": weight for name, weight in weights.items()}
+        shares = share_nothing(model) if shares is None else shares
+        states = {name: optimizer.state[share.weight] for name, share in shares.items()}
+        for key in ("exp_avg", "exp_avg_sq"):
+            parts = {name: state[key] for name, state in states.items() if key in state}
+            for name, value in gather(parts).items():
+                moments[f"{key}.{name}"] = value
+                # All parameters have taken the same steps, also those of other ranks' shares.
+                step = states[name] if name in states else next(iter(states.values()))
+                moments[f"step.{name}"] = step["step"]
+    if averages is not None:
+        weights = gather(averages)
     return Snapshot(weights, moments)
 
 
@@ -521,29 +519,31 @@ def load_grown_weights(checkpoint: Checkpoint, model: Transformer) -> None:
                 before, value = value, value.new_empty(target.shape)
                 value[: len(before)] = before  # with model.vocab_rows, more than there were pieces
                 value[n_before:n_pieces] = before[:n_before].mean(0)
-            copy_into_shards(target, value)
+            target.copy_(value)
 
 
+@torch.no_grad()
 def load_optimizer(
-    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Adam
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizer: torch.optim.Adam,
+    shares: dict[str, Share] | None = None,
 ) -> TrainState:
-    """Copy Adam's moments into `optimizer`; return the state that training continues from. With
-    `training.ema`, also copy the weights themselves into `model`.
+    """Copy Adam's moments into `optimizer`, of which a rank may have `shares`; return the state that
+    training continues from. With `training.ema`, also copy the weights themselves into `model`.
     """
     assert isinstance(checkpoint.origin, TrainState), "an average has no optimizer"
-    slots: dict[str, Tensor] = {}
-    for name, p in model.named_parameters():
-        state = {
-            "step": torch.zeros((), device=p.device),
-            "exp_avg": torch.zeros_like(p),
-            "exp_avg_sq": torch.zeros_like(p),
-        }
-        optimizer.state[p] = state
-        for key, value in state.items():
-            slots[f"{key}.{name}"] = value
-        if checkpoint.config.training.ema is not None:
-            slots[f"weight.{name}"] = p
-    _copy_tensors(checkpoint.path / OPTIMIZER_FILE, slots)
+    path = checkpoint.path / OPTIMIZER_FILE
+    with open_tensors(path, "pt") as file:
+        for name, share in (share_nothing(model) if shares is None else shares).items():
+            device = share.weight.device
+            state = {"step": file.get_tensor(f"step.{name}").to(device, copy=True)}
+            for key in ("exp_avg", "exp_avg_sq"):
+                value = share.cut_from(file.get_tensor(f"{key}.{name}"))
+                state[key] = value.to(device, copy=True)
+            optimizer.state[share.weight] = state
+    if checkpoint.config.training.ema is not None:
+        _copy_tensors(path, {f"weight.{name}": p for name, p in model.named_parameters()})
     return checkpoint.origin
 
 
@@ -551,7 +551,7 @@ def load_optimizer(
 def _copy_tensors(path: Path, targets: dict[str, Tensor]) -> None:
     with open_tensors(path, "pt") as file:
         for name, target in targets.items():
-            copy_into_shards(target, file.get_tensor(name))
+            target.copy_(file.get_tensor(name))
 
 
 # ---- the checkpoints of a run ---------------------------------------------------------------------------------------

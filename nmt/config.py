@@ -512,10 +512,6 @@ class TrainingConfig:
     # torch, because their results differ in the last bits: not where numba is missing or its cache is
     # damaged. any: it continues with what works.
     engine: Literal["keep", "any"] = "keep"
-    # Whether each rank holds only a share of weights, gradients and moments (FSDP2), for models that
-    # do not fit one GPU. Not compiled. Checkpoints are the same; any number of ranks, with or without
-    # sharding, can continue them.
-    shard: bool = False
     # What to do when a loss or gradient is NaN or infinite. The update is never applied, on any rank,
     # and nonfinite-STEP.json in the run folder has its sentences. stop ends the run with exit code 1;
     # skip continues, but the fourth in a row ends the run.
@@ -565,8 +561,6 @@ class TrainingConfig:
             return "track names a sink twice; leave one of them out"
         if set(self.freeze) == {"embeddings", "encoder", "decoder"}:
             return "freeze names all parts of the model, so nothing would be trained; leave one out"
-        if self.shard and self.compile == "on":
-            return "compile is on and shard is true, but sharded models are not compiled; drop one"
         return None
 
 
@@ -809,7 +803,6 @@ COURSE_KEYS = (
     "training.patience",
     "training.max_epochs",
     "training.max_hours",
-    "training.shard",
     "training.on_nonfinite",
     "training.validate_every",
     "training.checkpoint_every",
@@ -818,6 +811,8 @@ COURSE_KEYS = (
     "training.mirror",
     "training.track",
 )
+# Settings of `training` in earlier versions. One that was recorded is ignored, one that is given refused.
+GONE_KEYS = {"shard": "several ranks always share gradients and Adam's moments; leave it out"}
 # Settings that may change when a run is resumed; changing any other would make it a different run.
 CHANGEABLE_KEYS = (
     *MACHINE_KEYS,
@@ -1096,6 +1091,10 @@ def parse_recorded_config(data: bytes, name: str, overrides: Sequence[str] = ())
             f"{source.places['extends']}: extends: a config that nmt recorded must be complete; "
             "use another copy"
         )
+    training = source.values.get("training")
+    if isinstance(training, dict):
+        for key in GONE_KEYS:
+            training.pop(key, None)
     return _build_config(source, overrides)
 
 
@@ -1114,12 +1113,16 @@ def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
     return override_config(RunConfig(), asked).device
 
 
+def _explain_key(name: str) -> str | None:
+    return GONE_KEYS.get(name) or explain_foreign_name(name)
+
+
 def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
     for text in overrides:
         source = _override(source, text)
     values = copy.deepcopy(source.values)
     _fill_in_presets(values)
-    reader = RecordReader(source.name_place, explain_key=explain_foreign_name)
+    reader = RecordReader(source.name_place, explain_key=_explain_key)
     return _fill_in_languages(reader.read(RunConfig, values))
 
 

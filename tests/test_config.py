@@ -32,6 +32,7 @@ from nmt.config import (
     list_config_names,
     list_differences,
     load_config,
+    load_recorded_config,
     override_config,
 )
 from nmt.system.errors import UserError
@@ -470,6 +471,17 @@ def test_a_dump_reads_back_to_an_equal_config(
     path.write_text(format_config(config), encoding="utf-8", newline="")
     assert load_config(str(path)) == config
     assert override_config(config, []) == config
+
+
+def test_a_setting_that_is_gone_counts_no_more_where_it_was_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    text = format_config(RunConfig())
+    for value in ("false", "true"):
+        path.write_text(text.replace("\ntraining:\n", f"\ntraining:\n  shard: {value}\n"))
+        assert path.read_text() != text
+        assert load_recorded_config(path) == RunConfig()
+        with pytest.raises(UserError, match="training.shard: unknown setting; several ranks"):
+            load_config(str(path))
 
 
 def test_changed_applies_overrides_to_a_config() -> None:

@@ -64,7 +64,6 @@ WITHOUT_ROW = {
             "training.compile",
             "training.engine",
             "decoding.compile",
-            "training.shard",
             "training.checkpoint_minutes",
             "training.mirror",
             "training.track",

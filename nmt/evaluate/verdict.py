@@ -48,7 +48,6 @@ SEED_RUN_KEYS = (
     *MACHINE_KEYS,
     "seed",
     "data.test",  # the test set that was really scored is the same
-    "training.shard",
     "decoding.batch_tokens",
 )
 

@@ -13,7 +13,7 @@ from nmt.system.errors import UserError
 from nmt.system.memory import MemoryLimit, find_memory_limit, format_memory
 
 WEIGHT_BYTES = 4
-TRAINED_BYTES = 12  # of a weight and Adam's two moments
+MOMENT_BYTES = 8  # of Adam's two moments of a weight
 LAYER_BYTES = 10_000  # of the Python objects of a layer, at the very least
 
 
@@ -62,11 +62,14 @@ def check_weights_fit(config: RunConfig) -> None:
     _check_limit(config.model, "weights alone", n_bytes, find_memory_limit())
 
 
-def check_moments_fit(config: RunConfig, limit: MemoryLimit) -> None:
-    """Raise UserError if the weights of a run's model and Adam's moments exceed the limit."""
-    weight_bytes = TRAINED_BYTES
+def check_moments_fit(config: RunConfig, limit: MemoryLimit, n_ranks: int) -> None:
+    """Raise UserError if the weights of a run's model and a rank's share of Adam's moments exceed
+    the limit.
+    """
+    shared_bytes = MOMENT_BYTES
     if config.training.ema is not None:
-        weight_bytes += WEIGHT_BYTES
+        shared_bytes += WEIGHT_BYTES
+    weight_bytes = WEIGHT_BYTES + shared_bytes // n_ranks
     n_bytes = count_model_bytes(config.model, _bound_vocab_sizes(config), weight_bytes)
     _check_limit(config.model, "weights and Adam's moments", n_bytes, limit)
 

@@ -60,16 +60,14 @@ class DryRun:
         """
         return self.setup.make_loader(lambda _: self.setup.store)
 
-    def run(
-        self,
-        updates: Loader | Iterator[Update],
-        n: int,
-        what: str = "warming up",
-        is_alone: bool = False,
-    ) -> Timing:
-        """Do `n` updates, on all ranks or on this one `is_alone`."""
-        world = replace(self.world, rank=0, size=1) if is_alone else self.world
-        setup, timing, timer = self.setup, Timing(), DeviceTimer(world.device)
+    def run(self, updates: Loader | Iterator[Update], n: int, what: str = "warming up") -> Timing:
+        """Do `n` updates; all ranks must call this."""
+        setup, world, timing, timer = (
+            self.setup,
+            self.world,
+            Timing(),
+            DeviceTimer(self.world.device),
+        )
         progress = Progress(what, n, "updates", is_shown=world.is_main)
         reset_peak_memory(world.device)
         timer.mark()

@@ -12,7 +12,6 @@ from nmt.data.loader import MicroBatch, Update
 from nmt.data.plan import Cursor
 from nmt.profile.cost import AVERAGE_BYTES, CHECKPOINT_BYTES, count_parameters
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
-from nmt.system.errors import UserError
 from nmt.system.progress import format_duration
 from nmt.system.ranks import World
 from nmt.train.memory_probe import make_full_batch, order_by_memory, resolve_micro_tokens
@@ -20,6 +19,8 @@ from nmt.train.precision import resolve_precision
 from nmt.train.setup import Setup, open_setup
 
 TIMED_S = 35.0
+# Bytes a second that sums over ranks reach: of eight GPUs in one machine, and between machines
+NETWORKS = {"NVLink (H100)": 370e9, "100 Gb/s Ethernet": 11e9}
 
 
 @dataclass(frozen=True)
@@ -77,24 +78,29 @@ class Estimate:
             "not included": "writing checkpoints of "
             f"{format_bytes(checkpoint_bytes)}, preparing the data, starting",
         }
+        if setup.replica.shares is not None:
+            rows["network"] = describe_network(setup.replica.shares.network_bytes)
         if self.price is not None:
             rows["price"] = f"{self.hours * self.price:,.2f} at {self.price:,.2f} an hour"
         return format_rows(rows)
+
+
+def describe_network(n_bytes: float) -> str:
+    """Say what an update costs the network, as far as no computation hides it."""
+    times = [f"{1000 * n_bytes / speed:,.1f} ms over {name}" for name, speed in NETWORKS.items()]
+    return (
+        f"each rank sends and receives {format_bytes(n_bytes)} in an update: {' or '.join(times)}, "
+        "part of it behind the computation"
+    )
 
 
 def estimate_run(config: RunConfig, world: World, price: float | None = None) -> Estimate:
     """Try what needs most memory, time updates, and print what the whole run takes from its first
     update on.
     """
-    training = config.training
-    if training.shard and world.size > 1:
-        raise UserError(
-            "training.shard: --plan tries the largest micro-batches on one rank, but with sharding a "
-            "rank holds only a share of the model; use --profile"
-        )
     config = resolve_precision(config, world)
     dry_run = DryRun(open_setup(config, resolve_micro_tokens(config, world), world))
-    largest = world.on_main(lambda: _measure_peaks(dry_run)) or (0, 0)
+    largest = _measure_peaks(dry_run)
     with dry_run.updates() as updates:
         timing = dry_run.run_for(updates, TIMED_S, "typical updates")
 
@@ -107,7 +113,7 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
 
 
 def _measure_peaks(dry_run: DryRun) -> tuple[int, int]:
-    """Peak memory of updates of the longest sentences, and of the most, on this rank alone."""
+    """Peak memory of updates of the longest sentences, and of the most, on each rank."""
     setup = dry_run.setup
     peaks = []
     for order in order_by_memory(setup.store):
@@ -116,6 +122,6 @@ def _measure_peaks(dry_run: DryRun) -> tuple[int, int]:
         update = Update([MicroBatch(0, batch)], batch.src.n_live, batch.n_tokens, Cursor())
         # Two updates, because the optimizer allocates its moments at the end of the first.
         twice = itertools.repeat(update)
-        peaks.append(dry_run.run(twice, 2, "largest micro-batches", is_alone=True).peak)
+        peaks.append(dry_run.run(twice, 2, "largest micro-batches").peak)
     longest, most = peaks
     return longest, most

@@ -9,7 +9,7 @@ import contextlib
 import math
 from dataclasses import replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmt import checkpoint
 from nmt.checkpoint import Snapshot
@@ -21,7 +21,6 @@ from nmt.train.events import SkippedEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
 from nmt.train.norms_by_layer import NormsByLayer
-from nmt.train.replica import gather_model, total_norm
 from nmt.train.run_log import RunLog, Throughput
 from nmt.train.setup import Setup
 from nmt.train.shutdown import State, StatusFile, StopRequest
@@ -54,7 +53,7 @@ class Trainer:
         self.moments_at = clock() if self.state.step else -math.inf
         self.throughput = Throughput()
         self.outcomes = Outcomes(self.world.device)
-        self.layers = NormsByLayer(self.model, self.optimizer, self.config.training.shard)
+        self.layers = NormsByLayer(self.model, self.optimizer)
         self.grad_norm = 0.0  # of the last update
         self.layer_norms: Tensor | None = None  # of the last update, if it is one to log
         self.sound_step = -1  # the last update after which the model was seen to predict text
@@ -259,6 +258,7 @@ class Trainer:
         were skipped.
         """
         setup = self.setup
+        setup.replica.gather_weights()
         summary = report_nonfinite(
             outcome, self.run, self.model, setup.store, setup.vocab, self.world
         )
@@ -331,8 +331,8 @@ class Trainer:
     def score(self) -> Validation | None:
         setup, world, config = self.setup, self.world, self.config
         assert setup.dev is not None
-        model = gather_model(self.model) if config.training.shard else self.model
-        translator = Translator(model, setup.vocab, config.dev_decoding, world.device)
+        setup.replica.gather_weights()
+        translator = Translator(self.model, setup.vocab, config.dev_decoding, world.device)
         step, evaluation = self.state.step, config.evaluation
         return validate(
             translator, setup.dev, step, evaluation, setup.micro_tokens, world, self.stop
@@ -342,6 +342,7 @@ class Trainer:
         """Write a checkpoint for the current update unless it already has one. It has weights alone if
         one with Adam's moments, three times as large, was written a moment ago.
         """
+        self.setup.replica.gather_weights()
         if self.state.skipped and not self.has_finite_weights():
             return  # a run cannot be resumed from NaN or infinite weights
         has_moments = self.must_save_moments()
@@ -378,16 +379,17 @@ class Trainer:
         self.writer.link_and_prune(self.state)
 
     def take_snapshot(self, has_moments: bool) -> Snapshot:
-        """Collect what a checkpoint holds; all ranks must call this if the model is sharded."""
-        average = self.optimizer.average
+        """Collect what a checkpoint holds; all ranks must call this."""
+        average, shares = self.optimizer.average, self.setup.replica.shares
         averages = None if average is None else average.averages
+        gather = dict if shares is None else shares.gather
         return checkpoint.take_snapshot(
-            self.model, self.optimizer, self.world.is_main, averages, has_moments
+            self.model, self.optimizer, averages, has_moments, self.optimizer.shares, gather
         )
 
     def has_finite_weights(self) -> bool:
         weights = [p.detach() for p in self.model.parameters()]
-        return bool(total_norm(weights).isfinite())
+        return bool(nn.utils.get_total_norm(weights).isfinite())
 
     def poll_writer(self) -> None:
         """On the main rank: find out how the last save went, and log what the mirror warns of."""

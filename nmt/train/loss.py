@@ -144,7 +144,7 @@ def add_bias_column(hidden: Tensor, projection: nn.Linear) -> tuple[Tensor, Tens
 
 
 class Objective(nn.Module):
-    """The model with its loss as one module, which is what gets compiled or sharded."""
+    """The model with its loss as one module, which is what gets compiled."""
 
     def __init__(self, model: Transformer, smoothing: float) -> None:
         super().__init__()

@@ -40,13 +40,11 @@ MIN_USEFUL_SHARE = 0.9
 def check_training_fits(config: RunConfig, world: World) -> None:
     """Refuse what this device could never train, before its data is prepared."""
     check_precision(config.training.precision, world.device)
-    if config.training.shard:  # a rank holds a share of it
-        return
     limit = find_memory_limit()
     if world.device.type == "cuda":
         n_bytes = torch.cuda.get_device_properties(world.device).total_memory
         limit = MemoryLimit(n_bytes, "all memory of this GPU")
-    check_moments_fit(config, limit)
+    check_moments_fit(config, limit, world.size)
 
 
 # ---- the worst micro-batches -------------------------------------------------------------------------------------
@@ -77,7 +75,9 @@ def probe_peak_memory(setup: Setup) -> None:
     store, replica = setup.store, setup.replica
     for order in order_by_memory(store):
         batch = make_full_batch(store, order, setup.micro_tokens, setup.shape)
-        replica.run(batch.to(setup.world.device), 0.0, 0)
+        batch = batch.to(setup.world.device)
+        for is_first, is_last in replica.parts:
+            replica.run(batch, 0.0, 0, is_first, is_last)
         if setup.shape is not None:  # all micro-batches are alike
             break
     replica.clear_gradients()

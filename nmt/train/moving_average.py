@@ -14,9 +14,8 @@ from torch import nn
 
 
 class MovingAverage:
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self.weights = dict(model.named_parameters())
+    def __init__(self, weights: dict[str, nn.Parameter], decay: float) -> None:
+        self.weights, self.decay = weights, decay
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     @torch.no_grad()

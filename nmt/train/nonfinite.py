@@ -23,7 +23,6 @@ from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.events import replace_nonfinite
-from nmt.train.replica import total_norm
 from nmt.train.update import PendingOutcome, UpdateOutcome
 
 MAX_SKIPPED = 3  # updates in a row
@@ -69,7 +68,7 @@ def advise_after_failure(saved_step: int, is_sound: bool, optimizer: OptimizerCo
 
 def _nonfinite_weights(model: nn.Module) -> list[str]:
     weights = model.named_parameters()
-    return [name for name, weight in weights if not total_norm([weight.detach()]).isfinite()]
+    return [name for name, weight in weights if not weight.detach().norm().isfinite()]
 
 
 def _micro_losses(pending: PendingOutcome, world: World) -> list[float]:

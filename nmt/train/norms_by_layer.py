@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.system.ranks import World, get_own_shard
+from nmt.system.ranks import World
 from nmt.train.optimizer import Adam
 
 STEP_CHUNK = 1 << 22  # elements at a time, so that the largest matrix takes no memory of its size
@@ -28,11 +28,14 @@ def name_layer(parameter: str) -> str:
 class NormsByLayer:
     """Measures an update: first its gradients, then what Adam's step made of them."""
 
-    def __init__(self, model: nn.Module, optimizer: Adam, is_sharded: bool) -> None:
-        self.optimizer, self.is_sharded = optimizer, is_sharded
+    def __init__(self, model: nn.Module, optimizer: Adam) -> None:
+        self.optimizer = optimizer
+        # All ranks list all layers, although one may have no share of some.
         self.layers: dict[str, list[nn.Parameter]] = {}
-        for name, parameter in model.named_parameters():
-            self.layers.setdefault(name_layer(name), []).append(parameter)
+        for name, _ in model.named_parameters():
+            own = self.layers.setdefault(name_layer(name), [])
+            if name in optimizer.shares:
+                own.append(optimizer.shares[name].weight)
         self.groups: dict[nn.Parameter, dict[str, Any]] = {}
         for group in optimizer.param_groups:
             self.groups |= dict.fromkeys(group["params"], group)
@@ -43,7 +46,7 @@ class NormsByLayer:
         so this comes before it.
         """
         sums = [
-            _add_squares(get_own_shard(p.grad) for p in parameters if p.grad is not None)
+            self._add_squares(p.grad for p in parameters if p.grad is not None)
             for parameters in self.layers.values()
         ]
         return torch.stack(sums)
@@ -52,7 +55,7 @@ class NormsByLayer:
     def measure_steps(self) -> Tensor:
         """Return the sum of squares of what the last step added to each layer's weights, (layers,)."""
         sums = [
-            _add_squares(step for p in parameters for step in self._find_steps(p))
+            self._add_squares(step for p in parameters for step in self._find_steps(p))
             for parameters in self.layers.values()
         ]
         return torch.stack(sums)
@@ -68,20 +71,20 @@ class NormsByLayer:
         scale = (1 - beta2**n_steps).sqrt()
         decay = group["lr"] * group["weight_decay"]
         tensors = (parameter, state["exp_avg"], state["exp_avg_sq"])
-        chunks = [get_own_shard(tensor).flatten().split(STEP_CHUNK) for tensor in tensors]
+        chunks = [tensor.flatten().split(STEP_CHUNK) for tensor in tensors]
         for weights, mean, square in zip(*chunks, strict=True):
             step = mean / (square.sqrt() / scale + group["eps"]) * rate
             if decay:  # The weights before the step lost this share: w' = (1 - decay) w - step.
                 step = (step + decay * weights) / (1 - decay)
             yield step
 
+    def _add_squares(self, tensors: Iterable[Tensor]) -> Tensor:
+        # in fp64, because a sum of millions of squares loses digits in fp32
+        norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
+        if not norms:  # this rank has no share of the layer
+            return next(iter(self.groups)).new_zeros((), dtype=torch.float64)
+        return torch.stack(norms).square().sum()
+
     def combine(self, squares: list[Tensor], world: World) -> Tensor:
         """Turn sums of squares into norms of whole layers, (figures, layers)."""
-        sums = torch.stack(squares)
-        return (world.sum(sums) if self.is_sharded else sums).sqrt()
-
-
-def _add_squares(tensors: Iterable[Tensor]) -> Tensor:
-    # in fp64, because a sum of millions of squares loses digits in fp32
-    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
-    return torch.stack(norms).square().sum()
+        return world.sum(torch.stack(squares)).sqrt()

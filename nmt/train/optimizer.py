@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import OptimizerConfig
+from nmt.system.ranks import Share, share_nothing
 from nmt.train.moving_average import MovingAverage
 
 
@@ -21,6 +22,7 @@ class Adam(torch.optim.Adam):
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
     average: MovingAverage | None = None  # of the weights, if the run keeps one
+    shares: dict[str, Share]  # of the parameters that it updates, by name
 
     # To keep its methods from being traced, torch imports what takes a second. Nothing traces them here.
     add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
@@ -48,11 +50,15 @@ def make_optimizer(
     config: OptimizerConfig,
     frozen: Sequence[nn.Parameter] = (),
     ema: float | None = None,
+    shares: dict[str, Share] | None = None,
 ) -> Adam:
-    """Make the optimizer of a model. Weight decay leaves `frozen` parameters as they are."""
-    groups = [{"params": list(model.parameters())}]
+    """Make the optimizer of a model, or of this rank's `shares` of it. Weight decay leaves `frozen`
+    parameters as they are.
+    """
+    shares = share_nothing(model) if shares is None else shares
+    groups: list[dict[str, Any]] = [{"params": [share.weight for share in shares.values()]}]
     if config.weight_decay:
-        groups = _group_by_decay(model, frozen, config.weight_decay)
+        groups = _group_by_decay(model, shares, frozen, config.weight_decay)
     optimizer = Adam(
         groups,
         lr=0.0,
@@ -61,21 +67,24 @@ def make_optimizer(
         fused=True,
         decoupled_weight_decay=config.weight_decay > 0,
     )
+    optimizer.shares = shares
     if ema is not None:
-        optimizer.average = MovingAverage(model, ema)
+        weights = {name: share.weight for name, share in shares.items()}
+        optimizer.average = MovingAverage(weights, ema)
     return optimizer
 
 
 def _group_by_decay(
-    model: nn.Module, frozen: Sequence[nn.Parameter], decay: float
+    model: nn.Module, shares: dict[str, Share], frozen: Sequence[nn.Parameter], decay: float
 ) -> list[dict[str, Any]]:
     """Divide the parameters: matrices decay, but vectors do not, which are biases and LayerNorms."""
     frozen_ids = {id(parameter) for parameter in frozen}
     decaying: list[nn.Parameter] = []
     constant: list[nn.Parameter] = []
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         is_constant = parameter.dim() < 2 or id(parameter) in frozen_ids
-        (constant if is_constant else decaying).append(parameter)
+        if name in shares:
+            (constant if is_constant else decaying).append(shares[name].weight)
     return [{"params": decaying, "weight_decay": decay}, {"params": constant}]
 
 

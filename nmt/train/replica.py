@@ -3,9 +3,8 @@ ranks.
 
 The model knows nothing about it. Every micro-batch of a run has one shape, so its forward and
 backward pass is compiled once, recorded as one CUDA graph, and replayed: the same graph on every
-rank, with dropout drawn from the micro-batch's own seed. Gradients accumulate in one flat fp32
-buffer, which is summed over the ranks once, after the last micro-batch of an update. With
-`training.shard`, each rank instead holds only a share of weights, gradients and moments (FSDP2).
+rank, with dropout drawn from the micro-batch's own seed. Gradients accumulate in flat fp32 buffers;
+those of several ranks are summed with the last micro-batch of an update (shares.py).
 """
 
 from collections.abc import Callable, Collection
@@ -17,25 +16,22 @@ from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.model.attention_triton import WIDEST_HEAD, can_attend
 from nmt.model.packed_attention import load_compiled
-from nmt.model.transformer import Transformer
 from nmt.system.cuda_graph import capture
 from nmt.system.kernels import COMPILER_REMEDY, summarize_error, triton
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say
-from nmt.system.ranks import World, gather_shards
+from nmt.system.ranks import Share, World, share_nothing
 from nmt.train.loss import Objective
 from nmt.train.loss_triton import can_compute_loss
+from nmt.train.shares import ALIGNMENT, Bucket, Shares
 
 BACKEND = "inductor"
-# Elements; each gradient starts at a multiple of this in the flat buffer, so that kernels can use
-# wide loads.
-ALIGNMENT = 64
 
 
 def is_compiled(training: TrainingConfig, device: str) -> bool:
     """Whether the config asks for compiled code on this type of device."""
     if training.compile == "auto":
-        return device == "cuda" and not training.shard
+        return device == "cuda"
     return training.compile == "on"
 
 
@@ -119,19 +115,6 @@ def forward_backward(
     return torch.stack((loss.detach(), nll))
 
 
-class FlatGradients:
-    """The gradients of all parameters, end to end in one fp32 buffer whose address never changes."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        begins, end = [], 0
-        for p in parameters:
-            begins.append(end)
-            end += -(-p.numel() // ALIGNMENT) * ALIGNMENT
-        self.buffer = torch.zeros(end, device=parameters[0].device)
-        for p, begin in zip(parameters, begins, strict=True):
-            p.grad = self.buffer[begin : begin + p.numel()].view_as(p)
-
-
 class Replica:
     """An objective on this rank: runs micro-batches, each adding to the gradients, and sums those
     over ranks.
@@ -146,68 +129,97 @@ class Replica:
         world: World,
         is_bf16: bool,
         shape: BatchShape | None = None,
-        is_sharded: bool = False,
     ) -> None:
         self.objective, self.is_bf16, self.shape = objective, is_bf16, shape
         self.compiled: CompiledObjective | None = None
-        self.flat: FlatGradients | None = None
-        self.replay: Callable[[], Tensor] | None = None
+        self.shares: Shares | None = None
+        self.buckets: list[Bucket] = []
+        # What differs by whether a micro-batch is the first and the last of an update.
+        self.parts = [(True, True)]
+        self.replays: dict[tuple[bool, bool], Callable[[], Tensor]] = {}
         self.frozen: list[nn.Parameter] = []
         is_cuda = world.device.type == "cuda"
-        if is_sharded and world.size > 1:
-            shard_model(objective, world)
-        elif (
-            is_cuda or world.size > 1
-        ):  # a single CPU rank saves a pass over the gradients by having no buffer
-            self.flat = FlatGradients(list(objective.parameters()))
+        self.plain = objective  # what runs where nothing is compiled
+        if world.size > 1:
+            self.shares = Shares(objective, world, is_bf16)
+            self.buckets, self.plain = self.shares.buckets, self.shares.objective
+            self.parts = [(first, last) for first in (True, False) for last in (True, False)]
+        elif is_cuda:  # a single CPU rank saves a pass over the gradients by having no buffer
+            self.buckets = [Bucket(dict(objective.model.named_parameters()), world)]
         if shape is not None:
             # The table must have its final address before a graph records it.
             objective.model.reserve_positions(shape.longest)
-            self.compiled = CompiledObjective(objective, shape, is_one_graph=is_cuda)
+            self.compiled = CompiledObjective(self.plain, shape, is_one_graph=is_cuda)
 
-    def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
+    @property
+    def own(self) -> dict[str, Share]:
+        """What this rank updates."""
+        return share_nothing(self.objective.model) if self.shares is None else self.shares.own
+
+    def run(
+        self, batch: Batch, scale: float, seed: int, is_first: bool = True, is_last: bool = True
+    ) -> Tensor:
         """Add the gradient of scale * the smoothed loss of `batch`, with dropout drawn from `seed`.
         Return the sums of the smoothed and the plain loss, on the device; the next call may
-        overwrite them."""
+        overwrite them. With the first micro-batch of an update ranks collect new weights, with the
+        last they sum gradients."""
+        part = is_first, is_last
+        if part not in self.parts:
+            part = True, True
         has_shape = self.shape is not None and batch.has_shape(self.shape)
-        if has_shape and self.compiled is not None and self.replay is None:
-            self.record(batch)
-        if not has_shape or self.replay is None:
+        if has_shape and self.compiled is not None and part not in self.replays:
+            self.record(batch, part)
+        if not has_shape or part not in self.replays:
             torch.manual_seed(seed)
-            return forward_backward(self.objective, batch, scale, self.is_bf16)
+            return self.compute(self.plain, batch, scale, part)
         for recorded, new in zip(self.inputs.tensors, batch.tensors, strict=True):
             recorded.copy_(new)
         self.scale.fill_(scale)
         torch.manual_seed(seed)
-        return self.replay()
+        return self.replays[part]()
 
-    def record(self, batch: Batch) -> None:
+    def compute(
+        self, objective: nn.Module, batch: Batch, scale: Tensor | float, part: tuple[bool, bool]
+    ) -> Tensor:
+        """Run forward and backward, and what ranks do for each other meanwhile."""
+        if self.shares is not None:
+            self.shares.start(*part)
+        sums = forward_backward(objective, batch, scale, self.is_bf16)
+        if self.shares is not None:
+            self.shares.finish()
+        return sums
+
+    def record(self, batch: Batch, part: tuple[bool, bool]) -> None:
         """Compile and record the forward and backward pass over batches of this shape. If
         compiling fails, batches run eagerly; if recording fails, the compiled code runs without a
         graph. Either gives a warning.
         """
         compiled, device = self.compiled, batch.labels.device
         assert compiled is not None
-        src, tgt = _clone(batch.src), _clone(batch.tgt)
-        self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
-        self.scale = torch.zeros((), device=device)
-        model = self.objective.model
-        # The graph reads these tables. Decoding may replace them with longer ones, so the old ones
-        # are kept alive here.
-        self.tables = model.src_positions.table, model.tgt_positions.table
+        if not self.replays:
+            src, tgt = _clone(batch.src), _clone(batch.tgt)
+            self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
+            self.scale = torch.zeros((), device=device)
+            model = self.objective.model
+            # The graph reads these tables. Decoding may replace them with longer ones, so the old
+            # ones are kept alive here.
+            self.tables = model.src_positions.table, model.tgt_positions.table
 
         def work() -> Tensor:
-            return forward_backward(compiled, self.inputs, self.scale, self.is_bf16)
+            return self.compute(compiled, self.inputs, self.scale, part)
 
-        before = None if self.flat is None else self.flat.buffer.clone()
+        before = [bucket.gradients.clone() for bucket in self.buckets]
         try:
-            self.replay = capture(work, device)
+            if self.shares is not None:
+                self.compile_on_all_ranks(compiled, self.shares.world)
+            self.replays[part] = capture(work, device)
             if device.type == "cpu":
                 work()  # nothing is recorded, but this compiles
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            reason, self.replay = summarize_error(error), None
+            reason = summarize_error(error)
+            self.replays.pop(part, None)
             is_dynamo = isinstance(error, torch._dynamo.exc.TorchDynamoException)
             if is_dynamo or not isinstance(error, RuntimeError):
                 say(
@@ -217,9 +229,24 @@ class Replica:
                 self.compiled = None
             else:
                 say(f"warning: the CUDA graph cannot be recorded, so training is slower: {reason}")
-                self.replay = work
-        if self.flat is not None and before is not None:
-            self.flat.buffer.copy_(before)  # recording ran the work, which added to the gradients
+                self.replays[part] = work
+        for bucket, gradients in zip(self.buckets, before, strict=True):
+            bucket.gradients.copy_(gradients)  # recording ran the work, which added to them
+
+    def compile_on_all_ranks(self, compiled: CompiledObjective, world: World) -> None:
+        """Compile, before anything waits for other ranks; fail on all ranks if one cannot."""
+        found: Exception | None = None
+        try:
+            self.compute(compiled, self.inputs, self.scale, (False, False))
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            found = error
+        n_failed = world.sum(torch.tensor(float(found is not None)))
+        if found is not None:
+            raise found
+        if n_failed:
+            raise torch._dynamo.exc.TorchDynamoException("another rank cannot compile it")
 
     def freeze(self, parts: Collection[str]) -> None:
         """Keep the weights of these parts of the model as they are. Parts are "encoder", "decoder"
@@ -232,31 +259,42 @@ class Replica:
             if part in parts:
                 self.frozen.append(parameter)
 
-    def sum_gradients(self, world: World) -> None:
-        """Make each rank's gradients the sum over all ranks."""
-        # Adam moves no weight whose gradient was always zero.
+    def drop_frozen_gradients(self) -> None:
+        """Zero the gradients of frozen weights, because Adam moves none whose gradient was always
+        zero.
+        """
         for parameter in self.frozen:
             if parameter.grad is not None:
                 parameter.grad.zero_()
-        if self.flat is not None:
-            world.sum_in_place(self.flat.buffer)
 
     def clear_gradients(self) -> None:
-        if self.flat is None:
+        for bucket in self.buckets:
+            bucket.gradients.zero_()
+        if not self.buckets:
             self.objective.zero_grad()
-        else:
-            self.flat.buffer.zero_()
+
+    def gather_weights(self) -> None:
+        """Give the model all weights; after an update a rank has new ones for its shares alone. All
+        ranks must call this.
+        """
+        if self.shares is not None:
+            self.shares.gather_weights()
 
     def gradient_norm(self) -> Tensor:
-        """Compute the Euclidean norm of all gradients; it is NaN or infinite if any element is, or if one
-        is so large that its square is.
+        """Compute the Euclidean norm of this rank's share of the gradients; it is NaN or infinite if
+        any element is, or if one is so large that its square is.
         """
-        if self.flat is not None:
+        if not self.buckets:
+            return nn.utils.get_total_norm(
+                [p.grad for p in self.objective.parameters() if p.grad is not None]
+            )
+        norms = []
+        for bucket in self.buckets:
             # A sum of millions of squares loses digits in fp32, so only short rows are summed in it;
             # in fp64 throughout, torch would first make a copy of all gradients.
-            rows = torch.linalg.vector_norm(self.flat.buffer.view(-1, ALIGNMENT), dim=1)
-            return torch.linalg.vector_norm(rows, dtype=torch.float64)
-        return total_norm([p.grad for p in self.objective.parameters() if p.grad is not None])
+            rows = bucket.world.own_part(bucket.gradients).view(-1, ALIGNMENT)
+            norms.append(torch.linalg.vector_norm(rows, dim=1))
+        return torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64)
 
 
 def _clone(side: Packed) -> Packed:
@@ -266,44 +304,8 @@ def _clone(side: Packed) -> Packed:
 def make_replica(
     objective: Objective, world: World, training: TrainingConfig, shape: BatchShape | None
 ) -> Replica:
-    """Make the replica of this rank. Make the optimizer afterwards: sharding replaces the
-    parameters.
-    """
+    """Make the replica of this rank. Make the optimizer afterwards: several ranks move the parameters."""
     assert training.precision != "auto"
-    replica = Replica(objective, world, training.precision == "bf16", shape, training.shard)
+    replica = Replica(objective, world, training.precision == "bf16", shape)
     replica.freeze(training.freeze)
     return replica
-
-
-def total_norm(tensors: list[Tensor]) -> Tensor:
-    """Compute the Euclidean norm of all elements on all ranks; it is NaN or infinite if any element
-    is.
-    """
-    return gather_shards(nn.utils.get_total_norm(tensors))
-
-
-def shard_model(objective: Objective, world: World) -> None:
-    """Split every weight over the ranks. Gradients are summed after each micro-batch, so that no
-    rank ever holds all of them."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard
-
-    mesh = init_device_mesh(world.device.type, (world.size,))
-    for layer in (*objective.model.encoder, *objective.model.decoder):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(objective, mesh=mesh)
-    for module in objective.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)  # the sum over ranks, not its mean
-            module.set_gradient_divide_factor(1.0)
-
-
-@torch.no_grad()
-def gather_model(model: Transformer) -> Transformer:
-    """Return a copy with unsharded weights, which one rank can use without the others. All ranks
-    must call this.
-    """
-    copy = Transformer(model.config, *model.sizes).to(next(model.parameters()).device)
-    for p, share in zip(copy.parameters(), model.parameters(), strict=True):
-        p.copy_(gather_shards(share))
-    return copy

@@ -114,7 +114,13 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
         mixture=read_mixture(folder, config.data, len(store)),
         model=model,
         replica=replica,
-        optimizer=make_optimizer(model, config.optimizer, replica.frozen, training.ema),
+        optimizer=make_optimizer(
+            model,
+            config.optimizer,
+            replica.frozen,
+            training.ema,
+            replica.own,
+        ),
     )
 
 
@@ -153,7 +159,7 @@ def _restore(setup: Setup, new: TrainState) -> TrainState:
         # the weights that training continues from are in the optimizer's file. So the averages are
         # taken from the model here, before load_optimizer overwrites it with the weights.
         average.restart()
-    return checkpoint.load_optimizer(found, model, optimizer)
+    return checkpoint.load_optimizer(found, model, optimizer, optimizer.shares)
 
 
 def _check_continued(setup: Setup, new: TrainState, found: Checkpoint) -> None:

@@ -1,7 +1,7 @@
 """Runs one optimizer update, identical on any number of ranks, and reads back its outcome.
 
-After the last micro-batch, one all-reduce sums the gradients over all ranks. A second, small one
-sums the loss and the ranks' votes to stop or save, so all ranks stop or save after the same update.
+With the last micro-batch, gradients are summed over all ranks (shares.py). Another, small sum has
+the loss and the ranks' votes to stop or save, so all ranks stop or save after the same update.
 If the loss or a gradient is NaN or infinite, the optimizer skips the step. That is decided on the
 device, so the host does not wait: on a GPU it reads each outcome one update later.
 """
@@ -22,6 +22,8 @@ from nmt.train.metrics_log import N_STATS, UpdateStats
 from nmt.train.norms_by_layer import NormsByLayer
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.replica import Replica
+
+GRAD_NORM = UpdateStats._fields.index("grad_norm")
 
 
 class StopVotes(NamedTuple):
@@ -88,15 +90,15 @@ def run_update(
     scale = 1.0 / update.n_tgt
     for index, micro in enumerate(update.micros):
         seed = dropout_seed(config.seed, step, micro.number)
-        micro_sums[index] = replica.run(micro.batch, scale, seed)
+        is_first, is_last = index == 0, index == len(update.micros) - 1
+        micro_sums[index] = replica.run(micro.batch, scale, seed, is_first, is_last)
 
     # combine the results of all ranks
-    replica.sum_gradients(world)
-    # All ranks have the same gradient norm by now; divide, because the sum below adds it up once
-    # per rank.
-    grad_norm = replica.gradient_norm() / world.size
+    replica.drop_frozen_gradients()
+    square = replica.gradient_norm().double().square()
     own_votes = torch.tensor(votes(), dtype=torch.float64).to(world.device, non_blocking=True)
-    values = world.sum(torch.cat((micro_sums.double().sum(0), grad_norm.double()[None], own_votes)))
+    values = world.sum(torch.cat((micro_sums.double().sum(0), square[None], own_votes)))
+    values[GRAD_NORM].sqrt_()
     outcome = PendingOutcome(step, update, micro_sums, values)
     gradient_squares = None if layers is None else layers.measure_gradients()
 
@@ -105,7 +107,7 @@ def run_update(
     optimizer.found_inf = 1.0 - outcome.stats.isfinite().all().float()
     clip_norm = config.training.clip_norm
     if clip_norm is not None:  # Adam divides the gradients by this
-        norm = outcome.stats[UpdateStats._fields.index("grad_norm")]
+        norm = outcome.stats[GRAD_NORM]
         optimizer.grad_scale = (norm / clip_norm).clamp(min=1.0).float()
     n_steps = config.training.steps
     rate = learning_rate(step, config.model.d_model, n_steps, config.optimizer)

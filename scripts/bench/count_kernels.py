@@ -48,6 +48,9 @@ class Counts:
     n_parameters: int
     n_tensors: int  # of parameters
     kernels: list[Kernel]
+    # Of several ranks: the parameters that the matrices of each layer have, and how many matrices.
+    layer_sizes: tuple[int, ...] = ()
+    n_matrices: int = 0
 
     def launches(self) -> int:
         return sum(kernel.count for kernel in self.kernels)
@@ -70,8 +73,10 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     from nmt.data.batch import Batch, BatchShape, Packed
     from nmt.data.plan import ROW_MULTIPLE, divide_tokens
     from nmt.model.transformer import Transformer
+    from nmt.system.ranks import World
     from nmt.train.loss import Objective
     from nmt.train.replica import CompiledObjective
+    from nmt.train.shares import Shares
 
     config = load_config(config_name, overrides)
     share = divide_tokens(config.training.tgt_tokens, n_ranks)
@@ -83,11 +88,14 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     side = Packed(rows, torch.zeros(sentences + 1, dtype=torch.int64), LONGEST, tokens)
     batch = Batch(side, side, rows, tokens)
 
+    objective = Objective(model, config.training.label_smoothing)
+    shares = None
+    if n_ranks > 1:
+        shares = Shares(objective, World(0, n_ranks, torch.device("cpu")), is_bf16=True)
+        objective = shares.objective
     found: Counter[Kernel] = Counter()
     with _as_on_gpu(), _counting(found), torch.autocast("cpu", torch.bfloat16):
-        compiled = CompiledObjective(
-            Objective(model, config.training.label_smoothing), shape, is_one_graph=True
-        )
+        compiled = CompiledObjective(objective, shape, is_one_graph=True)
         try:
             compiled(batch)
         except Exception as error:
@@ -107,7 +115,14 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
         n_parameters,
         len(parameters),
         sorted(kernels, key=lambda one: (one.kind, one.n_bytes)),
+        *(() if shares is None else _describe_layers(shares)),
     )
+
+
+def _describe_layers(shares: Any) -> tuple[tuple[int, ...], int]:
+    layers = [list(bucket.parameters.values()) for bucket in shares.layers]
+    sizes = tuple(sum(p.numel() for p in matrices) for matrices in layers)
+    return sizes, sum(map(len, layers))
 
 
 class _as_on_gpu:
@@ -249,6 +264,7 @@ def load(path: Path) -> list[Counts]:
             )
             for one in entry.pop("kernels")
         ]
+        entry["layer_sizes"] = tuple(entry.get("layer_sizes", ()))
         found.append(Counts(**entry, kernels=kernels))
     return found
 

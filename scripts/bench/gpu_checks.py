@@ -6,6 +6,7 @@ the same work done another way. Data are made: random ids, of which low ones are
 sentences as long as those of news.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -38,7 +39,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train import replica
 from nmt.train.loss import Objective
-from nmt.train.optimizer import make_optimizer
+from nmt.train.optimizer import make_optimizer, set_learning_rate
 from nmt.train.replica import Replica, forward_backward
 from nmt.train.update import dropout_seed, run_update
 
@@ -302,7 +303,8 @@ def has_graph(replica: Replica) -> bool:
     """Whether a CUDA graph was recorded. Where that fails, training goes on without and only says
     so.
     """
-    return replica.replay is not None and replica.replay.__module__ == "nmt.system.cuda_graph"
+    replays = replica.replays.values()
+    return any(replay.__module__ == "nmt.system.cuda_graph" for replay in replays)
 
 
 @dataclass
@@ -707,7 +709,9 @@ def check_ranks(bench: Bench, sheet: Sheet) -> None:
         sums: dict[str, list[float]] = {}
         for rank in range(bench.n_ranks):
             sums |= json.loads((folder / f"sums-{rank}.json").read_text())
-        together = load_file(folder / "gradients.safetensors")["gradients"]
+        together = load_file(folder / "found.safetensors")
+        n_models = len({path.read_text() for path in folder.glob("weights-*")})
+        facts = [json.loads(path.read_text()) for path in folder.glob("facts-*.json")]
         failed_at = float((folder / "failed").read_text())
         n_survived = len(list(folder.glob("survived-*")))
     sheet.require("micro-batches", ", ".join(sorted(sums)), ", ".join(sorted(alone.sums)))
@@ -715,7 +719,21 @@ def check_ranks(bench: Bench, sheet: Sheet) -> None:
     ours = torch.tensor([sums[number] for number in shared], dtype=torch.float64)
     theirs = torch.tensor([alone.sums[number] for number in shared], dtype=torch.float64)
     sheet.bound("losses of each, with dropout", relative_error(ours, theirs), 1e-6)
-    sheet.bound("gradients summed over ranks", relative_error(together, alone.gradients), EXACT)
+    sheet.bound(
+        "gradients summed over ranks",
+        relative_error(together["gradients"], alone.gradients),
+        EXACT,
+    )
+    sheet.require("they repeat bit by bit", all(fact["repeats"] for fact in facts), True)
+    sheet.bound(
+        "weights after a step of Adam on shares",
+        relative_error(together["weights"], alone.weights),
+        EXACT,
+    )
+    sheet.require("models that the ranks then have", n_models, 1)
+    if bench.is_cuda:
+        recorded = all(fact["is_recorded"] for fact in facts)
+        sheet.require("micro-batches with their sums over ranks are one CUDA graph", recorded, True)
     sheet.note(
         f"{bench.n_ranks} ranks; the losses of micro-batches have "
         f"{'the same bits' if torch.equal(ours, theirs) else 'other bits'} as in one process."
@@ -728,7 +746,10 @@ def check_ranks(bench: Bench, sheet: Sheet) -> None:
 @dataclass
 class OneUpdate:
     sums: dict[str, list[float]]  # of each micro-batch by its number; blank ones are left out
-    gradients: Tensor
+    gradients: Tensor  # on the main rank
+    weights: Tensor  # after a step along them
+    repeats: bool  # whether gradients have the same bits when all is done again
+    is_recorded: bool
 
 
 def run_one_update(bench: Bench, world: World) -> OneUpdate:
@@ -744,15 +765,36 @@ def run_one_update(bench: Bench, world: World) -> OneUpdate:
     is_compiled = world.device.type == "cuda"
     replica = Replica(objective, world, is_compiled, shape if is_compiled else None)
     sums = {}
-    for micro in make_micro_batches(store, plan.micros(0), world, shape):
-        found = replica.run(
-            micro.batch, 1.0 / plan.n_tokens(0)[1], dropout_seed(1, 1, micro.number)
-        )
-        if micro.batch.n_tokens:
-            sums[str(micro.number)] = found.tolist()
-    replica.sum_gradients(world)
-    gradients = torch.cat([gradient.flatten() for gradient in gradients_of(replica).values()])
-    return OneUpdate(sums, gradients)
+    found_gradients = []
+    micros = make_micro_batches(store, plan.micros(0), world, shape)
+    for _ in range(2):
+        replica.clear_gradients()
+        for index, micro in enumerate(micros):
+            seed, is_last = dropout_seed(1, 1, micro.number), index == len(micros) - 1
+            scale = 1.0 / plan.n_tokens(0)[1]
+            found = replica.run(micro.batch, scale, seed, index == 0, is_last)
+            if micro.batch.n_tokens:
+                sums[str(micro.number)] = found.tolist()
+        found_gradients.append(collect_gradients(replica))
+    first, gradients = found_gradients
+    model = objective.model
+    optimizer = make_optimizer(model, OptimizerConfig(), shares=replica.own)
+    set_learning_rate(optimizer, 1e-3)
+    optimizer.step()
+    replica.gather_weights()
+    weights = torch.cat([p.detach().double().cpu().flatten() for p in model.parameters()])
+    return OneUpdate(sums, gradients, weights, torch.equal(first, gradients), has_graph(replica))
+
+
+def collect_gradients(replica: Replica) -> Tensor:
+    """All gradients, of which each rank may have summed a share; empty except on the main rank."""
+    found = gradients_of(replica)
+    if replica.shares is not None:
+        parts = {name: share.weight.grad for name, share in replica.own.items()}
+        whole = replica.shares.gather({n: grad for n, grad in parts.items() if grad is not None})
+        names = [name for name, _ in replica.objective.model.named_parameters() if name in whole]
+        found = {name: whole[name].double() for name in names}
+    return torch.cat([torch.empty(0, dtype=torch.float64), *(g.flatten() for g in found.values())])
 
 
 def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
@@ -784,8 +826,15 @@ def update_and_fail(bench: Bench, world: World, folder: Path) -> None:
 
     found = run_one_update(bench, world)
     (folder / f"sums-{world.rank}.json").write_text(json.dumps(found.sums))
+    (folder / f"weights-{world.rank}").write_text(
+        hashlib.sha256(found.weights.numpy().tobytes()).hexdigest()
+    )
+    (folder / f"facts-{world.rank}.json").write_text(
+        json.dumps({"repeats": found.repeats, "is_recorded": found.is_recorded})
+    )
     if world.is_main:
-        save_file({"gradients": found.gradients}, folder / "gradients.safetensors")
+        tensors = {"gradients": found.gradients, "weights": found.weights}
+        save_file(tensors, folder / "found.safetensors")
     world.sum(torch.zeros(1)).item()  # all have written
     if world.rank == world.size - 1:
         (folder / "failed").write_text(str(time.time()))

@@ -142,7 +142,7 @@ def try_out(recipe: Recipe, micro_tokens: int, store: TokenStore, world: World) 
         replica = make_replica(
             Objective(model, config.training.label_smoothing), world, config.training, shape
         )
-        optimizer = make_optimizer(model, config.optimizer)
+        optimizer = make_optimizer(model, config.optimizer, shares=replica.own)
         began = clock()
         with Loader(
             lambda _: store,

@@ -5,7 +5,8 @@ measurements with.
 
 A model, not a measurement: each matrix product takes its time in whole waves of tiles at the best
 rate that such GPUs reach, each fused kernel takes the time of its bytes, a launch within a CUDA
-graph takes a microsecond. Attention is the least certain row. Counts are those of
+graph takes 1.5 microseconds. What ranks exchange costs what the computation of other layers does not
+hide, and a tenth of what it hides. Attention and that tenth are the least certain. Counts are those of
 `count_kernels.py`, kept in kernels.json beside this file. An earlier version of the model was held
 against a published figure for an A100 and was 25 % too optimistic.
 """
@@ -22,7 +23,10 @@ from nmt.system.tables import Table
 
 COUNTS = Path(__file__).parent / "kernels.json"
 UPDATE_TOKENS = 25_000  # target tokens
-LAUNCH_S = 1.0e-6  # of a kernel within a CUDA graph
+USEFUL = {1: 0.998, 8: 0.976}  # of them, by the number of ranks (docs/benchmarks.md)
+LAUNCH_S = 1.5e-6  # of a kernel within a CUDA graph
+COLLECTIVE_S = 2.0e-5  # what a sum or a gathering takes besides the time of its bytes
+SLOWED = 0.1  # of the computation beside them, whose processors and memory they use: a guess
 SMALLEST_S = 2.0e-6  # what a kernel takes at least
 FITS_L2 = 40e6  # bytes
 COLUMNS = 37_056  # of the logits: the vocabulary, padded
@@ -53,6 +57,7 @@ PARTS = (
     "gradients",
     "launches",
     "optimizer",
+    "weights from ranks",
     "sum over ranks",
 )
 
@@ -122,9 +127,17 @@ def attention_s(counts: Counts, is_backward: bool, gpu: Gpu) -> float:
 def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
     """Milliseconds of the parts of an update, one micro-batch on each rank."""
     parts = dict.fromkeys(PARTS, 0.0)
+    loss_s = 0.0  # within "products": nothing is exchanged meanwhile
+    n_matrix_weights = sum(counts.layer_sizes)
     for kernel in counts.kernels:
         if kernel.product is not None:
-            parts["products"] += kernel.count * product_s(*kernel.product, gpu)
+            seconds = kernel.count * product_s(*kernel.product, gpu)
+            parts["products"] += seconds
+            loss_s += seconds if max(kernel.product) >= COLUMNS - 64 else 0.0
+        elif "use_weights" in kernel.kind:  # copies in bf16, once for all layers
+            continue
+        elif "add_gradients" in kernel.kind:  # below
+            continue
         elif kernel.kind == "fused":
             parts["fused"] += kernel.count * traffic_s(kernel.n_bytes, gpu)
         elif "packed_attention" in kernel.kind:
@@ -133,20 +146,65 @@ def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
             parts["fused"] += kernel.count * traffic_s(kernel.n_bytes, gpu)
     # Read once, written once
     parts["loss rows"] = 2 * 2 * counts.tokens * COLUMNS / gpu.bytes_per_s * 1.15
-    parts["gradients"] = max(
-        counts.n_tensors * SMALLEST_S, 12 * counts.n_parameters / gpu.bytes_per_s
-    )
-    parts["launches"] = (counts.launches() + counts.n_tensors) * LAUNCH_S
-    # Adam, the norm, the clearing
-    parts["optimizer"] = (28 + 4 + 4) * counts.n_parameters / gpu.bytes_per_s + 1e-4
+    # added in fp32, matrices of several ranks from bf16
+    added = 12 * counts.n_parameters - 2 * n_matrix_weights
+    parts["gradients"] = max(counts.n_tensors * SMALLEST_S, added / gpu.bytes_per_s)
+    parts["launches"] = n_launches(counts) * LAUNCH_S
+    # Adam and the norm of a share; the clearing; a share in bf16
+    shared = (28 + 4) * counts.n_parameters + 6 * n_matrix_weights
+    moved = shared / counts.n_ranks + 4 * counts.n_parameters
+    parts["optimizer"] = moved / gpu.bytes_per_s + 1e-4
     if counts.n_ranks > 1:
-        moved = 2 * (counts.n_ranks - 1) / counts.n_ranks * 4 * counts.n_parameters
-        parts["sum over ranks"] = moved / gpu.link_bytes_per_s + 3e-5
+        parts["fused"] += max(
+            counts.n_matrices * SMALLEST_S, 4 * n_matrix_weights / gpu.bytes_per_s
+        )
+        layers_s = sum(parts[name] for name in ("products", "fused", "attention", "launches"))
+        gathering, summing = exchange_s(counts, layers_s - loss_s, gpu)
+        parts["weights from ranks"], parts["sum over ranks"] = gathering, summing
     return {part: 1000 * seconds for part, seconds in parts.items()}
 
 
+def n_launches(counts: Counts) -> int:
+    """Kernels of the compiled code, one that adds each gradient, and one that copies each matrix in
+    place of one that is counted for each layer.
+    """
+    n_handed = 2 * len(counts.layer_sizes)
+    return counts.launches() - n_handed + counts.n_tensors + counts.n_matrices
+
+
+def exchange_s(counts: Counts, layers_s: float, gpu: Gpu) -> tuple[float, float]:
+    """Seconds that an update takes longer because ranks collect weights and sum gradients, while
+    layers compute for so many seconds, a third of them forward.
+    """
+    sizes = counts.layer_sizes
+    rest = counts.n_parameters - sum(sizes)
+
+    def link_s(n_bytes: float) -> float:
+        moved = n_bytes * (counts.n_ranks - 1) / counts.n_ranks
+        return moved / gpu.link_bytes_per_s + COLLECTIVE_S
+
+    computed = [layers_s * size / sum(sizes) for size in sizes]
+    # Embeddings are needed at once, in fp32; then layer by layer, in bf16.
+    now = link_free = link_s(4 * rest)
+    for size, seconds in zip(sizes, computed, strict=True):
+        link_free += link_s(2 * size)
+        now = max(now, link_free) + seconds / 3
+    gathering = now - layers_s / 3
+    gathering += SLOWED * max(0.0, link_free - gathering)
+    # From the last layer to the first, in fp32; embeddings when all is computed.
+    now = link_free = link_busy = 0.0
+    for size, seconds in zip(reversed(sizes), reversed(computed), strict=True):
+        now += seconds * 2 / 3
+        link_free = max(now, link_free) + link_s(4 * size)
+        link_busy += link_s(4 * size)
+    exposed = max(now, link_free) - now
+    summing = exposed + link_s(4 * rest) + SLOWED * (link_busy - exposed)
+    return gathering, summing
+
+
 def target_tokens_per_s(counts: Counts, gpu: Gpu) -> float:
-    return 1000 * UPDATE_TOKENS / sum(update_ms(counts, gpu).values())
+    n_tokens = UPDATE_TOKENS * USEFUL[counts.n_ranks]
+    return 1000 * n_tokens / sum(update_ms(counts, gpu).values())
 
 
 def predict(size: str, gpu_name: str, n_ranks: int) -> float | None:
@@ -168,7 +226,7 @@ def make_table(all_counts: list[Counts]) -> Table:
             rows.append(
                 [
                     f"{counts.size}, {counts.n_ranks} x {name}",
-                    f"{counts.launches() + counts.n_tensors:,}",
+                    f"{n_launches(counts):,}",
                     *(f"{ms:.1f}" for ms in took.values()),
                     f"{sum(took.values()):.1f}",
                     f"{target_tokens_per_s(counts, GPUS[name]) / 1e6:.2f}M",

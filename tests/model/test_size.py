@@ -69,20 +69,20 @@ def test_a_model_that_fits_is_not_refused(name: str) -> None:
     config = load_config(name)
     check_weights_fit(config)
     n_bytes = count_model_bytes(config.model, config.vocab.sizes, 12)
-    check_moments_fit(config, MemoryLimit(n_bytes, "a limit"))
+    check_moments_fit(config, MemoryLimit(n_bytes, "a limit"), 1)
     with pytest.raises(UserError, match="weights and Adam's moments would take .+ \\(a limit\\)"):
-        check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"))
+        check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"), 1)
 
 
 def test_a_moving_average_takes_as_much_as_the_weights() -> None:
     config = load_config("base.yaml", ["training.ema=0.999"])
     n_bytes = count_model_bytes(config.model, config.vocab.sizes, 16)
-    check_moments_fit(config, MemoryLimit(n_bytes, "a limit"))
+    check_moments_fit(config, MemoryLimit(n_bytes, "a limit"), 1)
     with pytest.raises(UserError, match="weights and Adam's moments"):
-        check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"))
+        check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"), 1)
 
 
 def test_a_given_vocabulary_is_not_counted() -> None:
     config = RunConfig()
     given = replace(config, vocab=replace(config.vocab, model="x.model"))
-    check_moments_fit(given, MemoryLimit(count_model_bytes(config.model, (1, 1), 12), "a limit"))
+    check_moments_fit(given, MemoryLimit(count_model_bytes(config.model, (1, 1), 12), "a limit"), 1)

@@ -10,7 +10,7 @@ from support.prepared_toy import prepare_toy
 from nmt.config import RunConfig
 from nmt.profile import dry_run, estimate
 from nmt.profile.dry_run import DryRun
-from nmt.profile.estimate import estimate_run
+from nmt.profile.estimate import describe_network, estimate_run
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.train.setup import open_setup
@@ -71,6 +71,26 @@ def test_a_micro_batch_that_does_not_fit(
     with pytest.raises(UserError if is_memory else RuntimeError) as raised:
         estimate_run(config, ALONE)
     assert ("training.micro_tokens=75" in str(raised.value)) == is_memory
+
+
+def test_what_an_update_costs_the_network(config: RunConfig) -> None:
+    """Of two ranks in bf16: half of all gradients in fp32, of matrices of layers in bf16, of the rest
+    in fp32.
+    """
+    config = replace(config, training=replace(config.training, precision="bf16"))
+    setup = open_setup(config, 150, World(1, 2, torch.device("cpu")))
+    assert setup.replica.shares is not None
+    matrices = sum(p.numel() for name, p in setup.model.named_parameters() if is_of_layer(name, p))
+    n = sum(p.numel() for p in setup.model.parameters())
+    expected = (8 * n - 2 * matrices) / 2
+    found = setup.replica.shares.network_bytes
+    assert expected <= found < 1.2 * expected  # some room lies between tensors
+    assert "sends and receives 1.10 GB in an update: 3.0 ms over NVLink" in describe_network(1.1e9)
+    assert "100.0 ms over 100 Gb/s Ethernet" in describe_network(1.1e9)
+
+
+def is_of_layer(name: str, parameter: torch.Tensor) -> bool:
+    return name.startswith(("encoder.", "decoder.")) and parameter.dim() > 1
 
 
 def test_without_a_dev_set_validation_takes_no_time(config: RunConfig) -> None:

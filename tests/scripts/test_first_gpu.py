@@ -333,6 +333,9 @@ def test_a_fault_is_named(fault: str, bench: Bench, monkeypatch: Patch) -> None:
         ("none", []),
         ("loss", ["losses of each, with dropout"]),
         ("gradient", ["gradients summed over ranks"]),
+        ("bits", ["they repeat bit by bit"]),
+        ("weight", ["weights after a step of Adam on shares"]),
+        ("models", ["models that the ranks then have"]),
         ("missing", ["micro-batches"]),
         ("slow", ["a rank fails: seconds until all have ended"]),
         ("deaf", ["a rank fails: the exit code tells"]),
@@ -349,8 +352,14 @@ def test_what_ranks_do_wrong_is_named(
         sums = alone.sums
         if fault == "loss":
             sums["0"][0] *= 1.001
-        by = 0.999 if fault == "gradient" else 1.0
-        save_file({"gradients": alone.gradients * by}, folder / "gradients.safetensors")
+        tensors = {"gradients": alone.gradients, "weights": alone.weights}
+        if fault in ("gradient", "weight"):
+            tensors[f"{fault}s"] = tensors[f"{fault}s"] * 0.999
+        save_file(tensors, folder / "found.safetensors")
+        for rank in range(2):
+            (folder / f"weights-{rank}").write_text(str(rank if fault == "models" else 0))
+            facts = {"repeats": fault != "bits", "is_recorded": True}
+            (folder / f"facts-{rank}.json").write_text(json.dumps(facts))
         if fault == "missing":
             sums["7"] = sums["0"]
         (folder / "sums-0.json").write_text(json.dumps(sums))

@@ -38,7 +38,8 @@ def train(toy: Path, name: str, *settings: str) -> RunConfig:
 def test_it_is_that_of_torch() -> None:
     torch.manual_seed(1)
     layer = nn.Linear(3, 3)
-    ours = MovingAverage(layer, 0.15)  # below (n + 1) / (n + 10) from the first update on
+    # below (n + 1) / (n + 10) from the first update on
+    ours = MovingAverage(dict(layer.named_parameters()), 0.15)
     theirs = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.15))
     theirs.update_parameters(layer)  # which begins with these weights
     for step in range(1, 6):
@@ -52,7 +53,7 @@ def test_it_is_that_of_torch() -> None:
 
 def test_the_weights_come_back_even_after_an_error() -> None:
     layer = nn.Linear(3, 3)
-    average = MovingAverage(layer, 0.9)
+    average = MovingAverage(dict(layer.named_parameters()), 0.9)
     begun = layer.weight.detach().clone()
     with torch.no_grad():
         layer.weight.add_(1)

@@ -186,20 +186,20 @@ SCRIPT = """
     from nmt.commands.train import main
     from nmt.train.replica import Replica
 
-    run, sum_gradients, rank, updates = Replica.run, Replica.sum_gradients, int(os.environ["RANK"]), [0]
+    run, drop_frozen, rank, updates = Replica.run, Replica.drop_frozen_gradients, int(os.environ["RANK"]), [0]
 
     def poisoned_run(replica, *args):
         sums = run(replica, *args)
         is_poisoned = rank == 1 and updates[0] == 3 and sys.argv[1] == "loss"
         return sums * math.inf if is_poisoned else sums
 
-    def poisoned_sum(replica, world):
-        sum_gradients(replica, world)
+    def poisoned_sum(replica):
+        drop_frozen(replica)
         updates[0] += 1
         if rank == 1 and updates[0] == 4 and sys.argv[1] == "gradient":
-            list(replica.objective.parameters())[0].grad.view(-1)[3] = math.nan
+            list(replica.shares.own.values())[0].weight.grad[3] = math.nan
 
-    Replica.run, Replica.sum_gradients = poisoned_run, poisoned_sum
+    Replica.run, Replica.drop_frozen_gradients = poisoned_run, poisoned_sum
     sys.exit(main(sys.argv[2:]))
 """
 

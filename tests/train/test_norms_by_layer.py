@@ -27,7 +27,7 @@ def test_steps_are_the_differences_of_weights(
     torch.manual_seed(0)
     model = Small().double()
     optimizer = make_optimizer(model, OptimizerConfig(weight_decay=decay))
-    norms = NormsByLayer(model, optimizer, is_sharded=False)
+    norms = NormsByLayer(model, optimizer)
     assert list(norms.layers) == ["encoder.0", "encoder.1", "embeddings"]
     for step in range(3):
         for parameter in model.parameters():
