@@ -17,9 +17,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,7 +39,8 @@ BATCH = 50_000  # pairs made at a time
 RARE_WORDS = (0.47, 0.87)  # in a pair, on average, English and German
 RARE_TYPES = (4_000_000, 9_000_000)  # of which they are drawn: most occur once, some a few times
 SAMPLE_S = 0.5  # between two looks at the memory
-STAGE = re.compile(r"^stage (.+): ([\d.]+) s$")
+STAGE = re.compile(r"^stage (.+): ([\d.]+) s$", re.MULTILINE)
+PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
 # ---- the corpus -------------------------------------------------------------------------------------------------
@@ -53,11 +54,11 @@ def make_corpus(folder: Path, data: Path, n_pairs: int) -> str:
         return str(read_json(marker)["summary"])
     folder.mkdir(parents=True, exist_ok=True)
     began = clock()
-    en, de = _pool(data)
+    en, de = read_sentences(data)
     words, marks = np.zeros(2, np.int64), []
     progress = Progress("making pairs", n_pairs, "pairs")
     with open(folder / "train.en", "wb") as src, open(folder / "train.de", "wb") as tgt:
-        for batch in _batches(en, de, n_pairs):
+        for batch in generate_batches(en, de, n_pairs):
             for file, lines in zip((src, tgt), batch, strict=True):
                 file.write(b"\n".join(lines) + b"\n")
             words += [sum(line.count(b" ") + 1 for line in lines) for lines in batch]
@@ -79,7 +80,7 @@ def make_corpus(folder: Path, data: Path, n_pairs: int) -> str:
     return summary
 
 
-def _pool(data: Path) -> tuple[list[bytes], list[bytes]]:
+def read_sentences(data: Path) -> tuple[list[bytes], list[bytes]]:
     """All training sentences below `data` that have at most 60 words."""
     folders = [folder for folder in sorted(data.glob("*")) if any(folder.glob("train.de*"))]
     if not folders or not (data / "news-en-de" / "newstest2013.en").is_file():
@@ -88,7 +89,7 @@ def _pool(data: Path) -> tuple[list[bytes], list[bytes]]:
         )
     sides: tuple[list[bytes], list[bytes]] = [], []
     for folder in folders:
-        texts = [_lines(folder / f"train.{language}") for language in ("en", "de")]
+        texts = [read_lines(folder / f"train.{language}") for language in ("en", "de")]
         for en, de in zip(*texts, strict=True):
             if 0 < en.count(b" ") < 60 and 0 < de.count(b" ") < 60:
                 sides[0].append(en)
@@ -96,20 +97,19 @@ def _pool(data: Path) -> tuple[list[bytes], list[bytes]]:
     return sides
 
 
-def _lines(path: Path) -> list[bytes]:
+def read_lines(path: Path) -> list[bytes]:
     packed = path.with_name(path.name + ".xz")
-    return (lzma.decompress(packed.read_bytes()) if packed.is_file() else path.read_bytes()).split(
-        b"\n"
-    )[:-1]
+    text = lzma.decompress(packed.read_bytes()) if packed.is_file() else path.read_bytes()
+    return text.split(b"\n")[:-1]
 
 
-def _batches(
+def generate_batches(
     en: list[bytes], de: list[bytes], n_pairs: int
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """Sentences are drawn in one long row, which is cut where the wanted lengths (log-normal, up to 100) end."""
     draw = np.random.default_rng(SEED)
     n_words = np.array([line.count(b" ") + 1 for line in en])
-    parts = tuple(_parts_of_words(side) for side in (en, de))
+    parts = tuple(list_parts_of_words(side) for side in (en, de))
     while n_pairs:
         lengths = np.clip(draw.lognormal(2.68, 0.75, BATCH), 1, 100)
         row = draw.integers(len(en), size=int(lengths.sum() / n_words.mean() * 1.1))
@@ -143,7 +143,7 @@ def _batches(
         yield batch[0], batch[1]
 
 
-def _parts_of_words(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+def list_parts_of_words(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     """3,000 beginnings and 3,000 endings of frequent words: together they are the rare ones."""
     words = sorted(
         {
@@ -162,121 +162,93 @@ def _parts_of_words(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
 # ---- nmt-prepare, from outside ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Run:
-    """nmt-prepare in a session of its own, its output passed on and its memory watched."""
+    """What was seen of one nmt-prepare."""
 
-    def __init__(self, work: Path, corpus: Path, store: Path) -> None:
-        settings = {
-            "data": {
-                "root": str(corpus),
-                "store": str(store),
-                "workers": 2,
-                "train": [{"src": "train.en", "tgt": "train.de"}],
-                "valid": {"src": "valid.en", "tgt": "valid.de"},
-            },
-            "vocab": {"size": 37_000},
-        }
-        write_json(work / "bench.yaml", settings)  # JSON is YAML
-        self.command = [
-            sys.executable,
-            "-m",
-            "nmt.commands.prepare",
-            "--config",
-            str(work / "bench.yaml"),
-            "--offline",
-        ]
-        self.lines: list[str] = []
-        self.peak_bytes = 0
-        self.began = clock()
-        self.process = subprocess.Popen(
-            self.command,
+    output: str
+    seconds: float
+    peak_bytes: int
+
+
+def run_prepare(work: Path, corpus: Path, store: Path) -> Run:
+    """Run nmt-prepare in a session of its own, and watch its memory until it ends."""
+    settings = {
+        "data": {
+            "root": str(corpus),
+            "store": str(store),
+            "workers": 2,
+            "train": [{"src": "train.en", "tgt": "train.de"}],
+            "valid": {"src": "valid.en", "tgt": "valid.de"},
+        },
+        "vocab": {"size": 37_000},
+    }
+    config = work / "bench.yaml"
+    write_json(config, settings)  # JSON is YAML
+    command = [sys.executable, "-m", "nmt.commands.prepare", "--config", str(config), "--offline"]
+    log = work / "prepare.log"
+    say(f"nmt-prepare runs; {log} has what it prints")
+    peak_bytes = 0
+    began = clock()
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            stdout=file,
+            stderr=file,
             start_new_session=True,
         )
-        self.reader = threading.Thread(target=self._read)
-        self.reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            say(f"  {self.lines[-1]}")
-
-    def finish(self) -> None:
-        """Wait until it ends, and watch its memory."""
-        try:
-            while self.process.poll() is None:
-                self.peak_bytes = max(self.peak_bytes, memory_of_session(self.process.pid))
-                time.sleep(SAMPLE_S)
-            self.seconds = clock() - self.began
-        finally:
-            code = self.process.poll()
-            if code is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.reader.join()
-        if code:
-            raise UserError(f"nmt-prepare left with exit code {code}; its last lines are above")
+    try:
+        while process.poll() is None:
+            peak_bytes = max(peak_bytes, read_session_memory(process.pid))
+            time.sleep(SAMPLE_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode:
+        raise UserError(f"nmt-prepare left with exit code {process.returncode}; see {log}")
+    return Run(log.read_text(), clock() - began, peak_bytes)
 
 
-def memory_of_session(session: int) -> int:
-    """Bytes in use by all processes of `session`: what they share is counted once (PSS), else their RSS."""
+def read_session_memory(session: int) -> int:
+    """Bytes in use by all processes of a session; what they share is counted once (PSS)."""
     total = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) != session:
+            stat = (folder / "stat").read_text().rpartition(")")[2]
+            if int(stat.split()[3]) != session:
                 continue
-            total += _memory(folder)
-        except (OSError, ValueError):  # it has just ended
+            found = PSS.search((folder / "smaps_rollup").read_text())
+        except OSError:  # it has just ended
             continue
+        if found:
+            total += int(found[1]) * 1024
     return total
 
 
-def _memory(folder: Path) -> int:
-    try:
-        found = re.search(r"^Pss:\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
-    except (FileNotFoundError, PermissionError):
-        pass
-    return int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def digest_of(store: Path) -> str:
+def compute_store_digest(store: Path) -> str:
     """The one digest of all its data files, after each of them has been read and found right."""
     verify(store)
-    return digest_store(
-        {
-            name: entry["sha256"]
-            for name, entry in read_json(store / MANIFEST_FILE).items()
-            if name != LEDGER_FILE
-        }
-    )
+    files = read_json(store / MANIFEST_FILE)
+    return digest_store({name: files[name]["sha256"] for name in files if name != LEDGER_FILE})
 
 
 def measure(work: Path, corpus: Path, n_pairs: int) -> list[tuple[str, ...]]:
     """Run nmt-prepare; return the rows of the table."""
     store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
-    run = Run(work, corpus, store)
-    run.finish()
-    size, digest = sum(file.stat().st_size for file in store.iterdir()), digest_of(store)
+    run = run_prepare(work, corpus, store)
+    size = sum(file.stat().st_size for file in store.iterdir())
     rows: list[tuple[str, ...]] = []
-    for line in run.lines:
-        if (stage := STAGE.match(line)) and float(stage[2]) >= 1:
-            rows.append((stage[1], f"{stage[2]} s", f"{n_pairs / float(stage[2]):,.0f} pairs/s"))
-    rows += [
-        (
-            "all",
-            f"{run.seconds:.1f} s",
-            f"{n_pairs:,} pairs, {n_pairs / run.seconds:,.0f}/s",
-        ),
-        ("peak memory, all processes", f"{run.peak_bytes / 2**20:,.0f} MiB", f"every {SAMPLE_S} s"),
-        ("store", f"{size / 2**20:,.0f} MiB", f"sha256 {digest[:16]}"),
-    ]
+    stages = [(name, float(seconds)) for name, seconds in STAGE.findall(run.output)]
+    for name, seconds in [*stages, ("all", run.seconds)]:
+        if seconds >= 1:
+            rows.append((name, f"{seconds:.1f} s", f"{n_pairs / seconds:,.0f} pairs/s"))
+    peak = f"{run.peak_bytes / 2**20:,.0f} MiB"
+    rows.append(("peak memory, all processes", peak, f"every {SAMPLE_S} s"))
+    digest = compute_store_digest(store)
+    rows.append(("store", f"{size / 2**20:,.0f} MiB", f"sha256 {digest[:16]}"))
     return rows
 
 
