@@ -116,10 +116,15 @@ bench-floors: $(INSTALLED)  ## has a speed been lost? ratios to yardsticks, six 
 
 bench: $(INSTALLED)  ## time training beside eole and others, decoding beside CTranslate2, on DATA=a folder like multi30k
 	@test -n "$(DATA)" || { echo "make bench DATA=DIR: a folder with {train,valid,test}.{en,de}" >&2; exit 2; }
-	test -x build/peers/bin/python || $(BIN)/python scripts/bench/train.py --make-peers build/peers
+	$(MAKE) --no-print-directory build/peers/.installed
 	$(BIN)/python scripts/bench/train.py --data-root $(DATA) --peer-python build/peers/bin/python
 	$(BIN)/python scripts/bench/decoding.py --data $(DATA)
-	$(BIN)/python scripts/bench/decoding.py --data $(DATA) --invariance 1000
+
+build/peers/.installed: scripts/bench/peers.txt constraints.txt
+	$(PYTHON) -m venv build/peers
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps eole==0.6.4
+	@touch $@
 
 bench-data: $(INSTALLED)  ## time nmt-prepare on 4.5M pairs made from real text in folders of DATA: some minutes, 3 GB of disk
 	@test -n "$(DATA)" || { echo "make bench-data DATA=DIR: see scripts/bench/data.py --help, --data" >&2; exit 2; }

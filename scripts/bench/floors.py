@@ -21,16 +21,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 import decoding
 import serving
 from machine import describe_machine
-from train import SIZES, STEP_SCRIPT, count_gflop_per_token
+from train import count_gflop_per_token, find_ceiling, make_step_command
 
 from nmt.commands.cli import run_command
 from nmt.config import load_config
 from nmt.data.store import open_store
+from nmt.system.errors import UserError
 from nmt.system.files import read_json, write_json
 from nmt.system.progress import clock, say
 from nmt.system.runtime import count_cores, read_cpu_info, tune_process
@@ -103,32 +103,18 @@ class Bench:
 
     def measure_training(self, size: str, precision: str) -> float:
         """The share of a plain product's speed that whole updates reach."""
-        d_model, d_ff, n_heads, n_layers = SIZES[size]
-        shape = {"d_model": d_model, "d_ff": d_ff, "n_heads": n_heads, "n_layers": n_layers}
-        options = [f"model.{key}={n}" for key, n in shape.items()]
-        options += ["training.micro_tokens=4096", f"training.precision={precision}"]
-        command = [
-            sys.executable,
-            str(STEP_SCRIPT),
-            "--json",
-            "--products",
-            "--updates",
-            str(UPDATES),
-        ]
+        command = [*make_step_command(size, precision, UPDATES), "--products", *self.config]
+        command.append("training.micro_tokens=4096")
         with open(self.folder / "log", "ab") as log:
-            answer = subprocess.run(
-                [*command, *self.config, *options], check=True, stdout=subprocess.PIPE, stderr=log
-            ).stdout
+            answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=log).stdout
         found = json.loads(answer)
         store = open_store(self.folder / "store", "train")
-        n_pieces = load_config("multi30k.yaml").vocab.size
-        gflop = count_gflop_per_token(d_model, d_ff, n_layers, n_pieces, store)
+        gflop = count_gflop_per_token(size, load_config("multi30k.yaml").vocab.size, store)
         shares = []
         for n, seconds, products in zip(
             found["tgt_tokens"], found["seconds"], found["products"], strict=True
         ):
-            fastest = max(rate for path, rate in products.items() if path.startswith(precision))
-            shares.append(n / seconds * gflop / fastest)
+            shares.append(n / seconds * gflop / find_ceiling(precision, products))
         return median(shares)
 
     def measure_decoding(self, setting: str) -> dict[str, float]:
@@ -138,7 +124,7 @@ class Bench:
         if not place.exists():
             place.mkdir()
             decoding.prepare(place, self.folder, None, 250, systems)
-        found = decoding.compare_systems(str(place), systems, [setting], ROUNDS, self.threads)
+        found = decoding.compare_systems(place, systems, [setting], ROUNDS, self.threads)
         theirs = found[systems[0], setting]
         ratios = {}
         for system in systems[1:]:
@@ -158,16 +144,18 @@ class Bench:
         command = [sys.executable, "-m", "nmt.commands.serve", "--port", str(port), "device=cpu"]
         command += [*AS_LONG_AS_SOURCE, str(checkpoint)]
         server = serving.Server("nmt", command, {"source": "en", "target": "de"})
-        options = SimpleNamespace(warm_up=0.5, seconds=2.0)
+        requests = [server.make_request(sentence) for sentence in sentences]
         ratios = []
         with serving.run_server_process(server, port, self.threads, self.folder / "server.log"):
             for _ in range(ROUNDS):
                 began = clock()
                 library.translate(sentences)
                 own = len(sentences) / (clock() - began)
-                load = serving.Load(server, port, sentences, options)  # type: ignore[arg-type]
+                load = serving.Load((serving.HOST, port), requests, seconds=2.0, warm_up=0.5)
                 asyncio.run(load.run(CLIENTS))
-                ratios.append(load.n_done / options.seconds / own)
+                if fault := load.find_fault():
+                    raise UserError(f"nmt-serve: {fault}")
+                ratios.append(load.n_done / load.seconds / own)
         return median(ratios)
 
     def measure_encoding(self) -> float:

@@ -3,21 +3,19 @@ one JSON object.
 
     PEERS/bin/python scripts/bench/peers.py JOB.json
 
-Loops over torch.nn.Transformer and Hugging Face's Marian, and eole's own command. An update lasts
-from the end of one step of torch's Adam to the end of the next, whatever happens in between; its
-tokens are the labels that the loss counts. Nothing of nmt is imported, so any Python with torch will
-do.
+A loop over Hugging Face's Marian, and eole's own command. An update lasts from the end of one step of
+torch's Adam to the end of the next, whatever happens in between; its tokens are the labels that the
+loss counts. Nothing of nmt is imported, so any Python with torch and the other trainer will do.
 """
 
 import json
-import math
 import os
 import random
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -26,7 +24,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 PAD, BOS, EOS = 0, 2, 3  # as in our store; the text holds none of them
@@ -36,7 +33,7 @@ PAD, BOS, EOS = 0, 2, 3  # as in our store; the text holds none of them
 class Job:
     system: str
     precision: str
-    text: str  # folder with {train,valid}.{src,tgt}, lines of t17 t4 ..., and vocab.txt
+    text: str  # folder with train.{src,tgt}, lines of t17 t4 ..., and vocab.txt
     scratch: str  # folder for configs and what a peer writes
     n_vocab: int
     d_model: int
@@ -46,8 +43,8 @@ class Job:
     tokens: int  # target tokens in an update
     updates: int  # to time
     threads: int
-    seconds: float = math.inf  # at most, for the timed ones
-    skip: int = 0  # first updates, left out: they allocate
+    seconds: float  # at most, for the timed ones
+    skip: int  # first updates, left out: they allocate
     dropout: float = 0.1
     smoothing: float = 0.1
     seed: int = 1
@@ -93,109 +90,50 @@ class Meter:
         nn.CrossEntropyLoss.forward = counted  # type: ignore[method-assign, assignment]
 
 
-# ---- loops of our own writing -----------------------------------------------------------------------------------
+# ---- Hugging Face's Marian, in a loop of our own ------------------------------------------------------------------
 
 
-class Loop(nn.Module):
-    """torch.nn.Transformer with the rest that it needs: embeddings, sinusoids, the tied projection.
+def make_marian(job: Job) -> nn.Module:
+    from transformers import MarianConfig, MarianMTModel
 
-    Dropout is only where the paper has it, so not on attention weights or inside feed-forward layers.
-    On a CPU attention is by plain products, because the fused kernel's backward pass is slow on short
-    sentences.
-    """
-
-    def __init__(self, job: Job) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(job.n_vocab, job.d_model, padding_idx=PAD)
-        nn.init.normal_(self.embedding.weight, std=job.d_model**-0.5)
-        self.transformer = nn.Transformer(
-            job.d_model,
-            job.n_heads,
-            job.n_layers,
-            job.n_layers,
-            job.d_ff,
-            job.dropout,
-            batch_first=True,
-        )
-        for module in self.transformer.modules():
-            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-                module.dropout.p = 0.0
-            if isinstance(module, nn.MultiheadAttention):
-                module.dropout = 0.0
-        self.project = nn.Linear(job.d_model, job.n_vocab, bias=False)
-        self.project.weight = self.embedding.weight
-        self.dropout = nn.Dropout(job.dropout)
-        angles = torch.arange(1024)[:, None] / 10_000 ** (
-            torch.arange(0, job.d_model, 2) / job.d_model
-        )
-        self.positions = nn.Buffer(torch.cat((angles.sin(), angles.cos()), 1))
-
-    def embed(self, ids: Tensor) -> Tensor:
-        scaled = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
-        return self.dropout(scaled + self.positions[: ids.shape[1]])
-
-    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
-        with nullcontext() if src.is_cuda else sdpa_kernel(SDPBackend.MATH):
-            hidden = self.transformer(
-                self.embed(src),
-                self.embed(tgt),
-                tgt_mask=future,
-                tgt_is_causal=True,
-                src_key_padding_mask=src == PAD,
-                tgt_key_padding_mask=tgt == PAD,
-                memory_key_padding_mask=src == PAD,
-            )
-        return self.project(hidden)
+    config = MarianConfig(
+        vocab_size=job.n_vocab,
+        d_model=job.d_model,
+        encoder_layers=job.n_layers,
+        decoder_layers=job.n_layers,
+        encoder_attention_heads=job.n_heads,
+        decoder_attention_heads=job.n_heads,
+        encoder_ffn_dim=job.d_ff,
+        decoder_ffn_dim=job.d_ff,
+        dropout=job.dropout,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        activation_function="relu",
+        scale_embedding=True,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+        forced_eos_token_id=EOS,
+        max_position_embeddings=1024,
+        use_cache=False,
+        # The faster one
+        attn_implementation="sdpa" if torch.cuda.is_available() else "eager",
+    )
+    return MarianMTModel(config)
 
 
-class Marian(nn.Module):
-    def __init__(self, job: Job) -> None:
-        super().__init__()
-        from transformers import MarianConfig, MarianMTModel
-
-        self.model = MarianMTModel(
-            MarianConfig(
-                vocab_size=job.n_vocab,
-                d_model=job.d_model,
-                encoder_layers=job.n_layers,
-                decoder_layers=job.n_layers,
-                encoder_attention_heads=job.n_heads,
-                decoder_attention_heads=job.n_heads,
-                encoder_ffn_dim=job.d_ff,
-                decoder_ffn_dim=job.d_ff,
-                dropout=job.dropout,
-                attention_dropout=0.0,
-                activation_dropout=0.0,
-                activation_function="relu",
-                scale_embedding=True,
-                pad_token_id=PAD,
-                bos_token_id=BOS,
-                eos_token_id=EOS,
-                decoder_start_token_id=BOS,
-                forced_eos_token_id=EOS,
-                max_position_embeddings=1024,
-                use_cache=False,
-                attn_implementation="sdpa" if torch.cuda.is_available() else "eager",
-            )
-        )  # the faster one
-
-    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        return self.model(input_ids=src, attention_mask=src != PAD, decoder_input_ids=tgt).logits
+def read_side(job: Job, side: str) -> list[list[int]]:
+    lines = (Path(job.text) / f"train.{side}").read_text(encoding="ascii").splitlines()
+    return [[int(token[1:]) for token in line.split()] for line in lines]
 
 
-def batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
+def generate_batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
     """Padded (sentences, length) of like lengths: the source with its end mark, the target with
     both marks.
     """
-    sides = [
-        [
-            [int(token[1:]) for token in line.split()]
-            for line in (Path(job.text) / f"train.{side}").read_text(encoding="ascii").splitlines()
-        ]
-        for side in ("src", "tgt")
-    ]
-    pairs = sorted(zip(*sides, strict=True), key=lambda pair: (len(pair[1]), len(pair[0])))
+    pairs = list(zip(read_side(job, "src"), read_side(job, "tgt"), strict=True))
+    pairs.sort(key=lambda pair: (len(pair[1]), len(pair[0])))
     groups: list[list[tuple[list[int], list[int]]]] = []
     room = 0
     for pair in pairs:
@@ -208,26 +146,27 @@ def batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         for group in draw.sample(groups, len(groups)):
             yield (
-                padded([[*src, EOS] for src, _ in group]),
-                padded([[BOS, *tgt, EOS] for _, tgt in group]),
+                pad([[*src, EOS] for src, _ in group]),
+                pad([[BOS, *tgt, EOS] for _, tgt in group]),
             )
 
 
-def padded(rows: list[list[int]]) -> Tensor:
-    return nn.utils.rnn.pad_sequence(
-        [torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD
-    )
+def pad(rows: list[list[int]]) -> Tensor:
+    tensors = [torch.tensor(row) for row in rows]
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=PAD)
 
 
-def train(job: Job, meter: Meter, make: Callable[[Job], nn.Module]) -> None:
+def train_marian(job: Job, meter: Meter) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = make(job).to(device).train()
+    model = make_marian(job).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
-    for src, tgt in batches(job):
-        inputs, labels = tgt[:, :-1].to(device), tgt[:, 1:].to(device)
+    for src, tgt in generate_batches(job):
+        src, inputs, labels = src.to(device), tgt[:, :-1].to(device), tgt[:, 1:].to(device)
         meter.count(tgt[:, 1:], PAD)
         with torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16"):
-            logits = model(src.to(device), inputs)
+            logits = model(
+                input_ids=src, attention_mask=src != PAD, decoder_input_ids=inputs
+            ).logits
             loss = F.cross_entropy(
                 logits.flatten(0, 1),
                 labels.flatten(),
@@ -242,7 +181,7 @@ def train(job: Job, meter: Meter, make: Callable[[Job], nn.Module]) -> None:
 # ---- eole, through its own command ------------------------------------------------------------------------------
 
 
-def eole(job: Job, meter: Meter) -> None:
+def train_eole(job: Job, meter: Meter) -> None:
     meter.watch_losses()
     training = {
         "batch_type": "tokens",
@@ -302,9 +241,8 @@ def eole(job: Job, meter: Meter) -> None:
 
 # And the package whose version is reported
 SYSTEMS: dict[str, tuple[str, Callable[[Job, Meter], None]]] = {
-    "loop": ("torch", lambda job, meter: train(job, meter, Loop)),
-    "marian": ("transformers", lambda job, meter: train(job, meter, Marian)),
-    "eole": ("eole", eole),
+    "marian": ("transformers", train_marian),
+    "eole": ("eole", train_eole),
 }
 
 
@@ -326,7 +264,6 @@ def main(path: str) -> None:
                 "tgt_tokens": meter.tokens,
                 "seconds": meter.seconds,
                 "peak_rss_mb": round(rss / 1024, 1),
-                "threads": torch.get_num_threads(),
                 "precision": job.precision,
                 "versions": {name: version(name) for name in ("torch", package)},
             }

@@ -14,19 +14,18 @@ import asyncio
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
 from machine import describe_machine
 
@@ -49,6 +48,15 @@ SYSTEMS = {
 }
 
 
+def make_request(path: str, question: Mapping[str, object]) -> bytes:
+    body = json.dumps(question).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 @dataclass(frozen=True)
 class Server:
     """How to start a system, and to ask it."""
@@ -58,23 +66,17 @@ class Server:
     languages: dict[str, str]  # that a question names
 
     def make_request(self, sentence: str) -> bytes:
-        body = json.dumps({"q": sentence} | self.languages).encode()
-        head = (
-            f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        return head.encode() + body
+        return make_request("/translate", {"q": sentence} | self.languages)
 
 
-@dataclass
-class Measured:
-    """What one system did with one number of clients; an item for each round."""
+class Measured(NamedTuple):
+    """What one system did with one number of clients in one round."""
 
-    rates: list[float] = field(default_factory=list)  # sentences a second
-    p50: list[float] = field(default_factory=list)  # seconds
-    p95: list[float] = field(default_factory=list)
-    words: list[float] = field(default_factory=list)  # of an answer
-    core: list[float] = field(default_factory=list)  # seconds of a core for a sentence
+    rate: float  # sentences a second
+    p50: float  # seconds
+    p95: float
+    core: float  # seconds of a core for a sentence
+    n_words: float  # of an answer
 
 
 class ServingBench:
@@ -86,11 +88,7 @@ class ServingBench:
         self.sentences = [line for line in lines if line.strip()]
         random.Random(1).shuffle(self.sentences)
 
-    @property
-    def export_folder(self) -> Path:
-        return self.work / "ctranslate2"
-
-    def prepare_export(self) -> None:
+        self.export_folder = self.work / "ctranslate2"
         self.work.mkdir(parents=True, exist_ok=True)
         if not self.export_folder.exists():
             say(f"exporting to {self.export_folder}")
@@ -115,29 +113,41 @@ class ServingBench:
         languages = {"source": config.data.src, "target": config.data.tgt}
         return Server(name, command, languages)
 
-    def measure(self) -> dict[tuple[str, int], Measured]:
-        found = {
-            (name, n_clients): Measured()
-            for name in self.args.systems
-            for n_clients in self.args.clients
-        }
-        for number in range(self.args.rounds):
-            for name in self.args.systems:
+    def measure(self) -> dict[tuple[str, int], list[Measured]]:
+        """Let each number of clients ask each server, round after round."""
+        args = self.args
+        found: dict[tuple[str, int], list[Measured]] = {}
+        for number in range(args.rounds):
+            for name in args.systems:
                 port = find_free_port()
                 server = self.describe_server(name, port)
+                requests = [server.make_request(sentence) for sentence in self.sentences]
                 log = self.work / f"{name}.log"
-                with run_server_process(server, port, self.args.threads, log) as pid:
-                    for n_clients in self.args.clients:
-                        load = Load(server, port, self.sentences, self.args)
+                with run_server_process(server, port, args.threads, log) as pid:
+                    for n_clients in args.clients:
+                        load = Load((HOST, port), requests, args.seconds, args.warm_up)
                         before = read_core_seconds(pid)
                         asyncio.run(load.run(n_clients))
                         spent = read_core_seconds(pid) - before
-                        load.add_to(found[name, n_clients], spent)
-                        rate = found[name, n_clients].rates[-1]
+                        one = summarise(load, name, spent)
+                        found.setdefault((name, n_clients), []).append(one)
                         say(
-                            f"round {number + 1}, {name}, {n_clients} clients: {rate:.1f} sentences/s"
+                            f"round {number + 1}, {name}, {n_clients} clients: {one.rate:.1f} sentences/s"
                         )
         return found
+
+
+def summarise(load: "Load", name: str, core_seconds: float) -> Measured:
+    if fault := load.find_fault():
+        raise UserError(f"{name}: {fault}")
+    words = [len(json.loads(body)["translatedText"].split()) for body in load.bodies]
+    return Measured(
+        rate=load.n_done / load.seconds,
+        p50=load.percentile(0.5),
+        p95=load.percentile(0.95),
+        core=core_seconds / load.n_all,
+        n_words=fmean(words),
+    )
 
 
 # ---- a server process ------------------------------------------------------------------------------
@@ -165,7 +175,7 @@ def run_server_process(server: Server, port: int, threads: int, log: Path) -> It
             wait_until_it_answers(server, port, process, log)
             yield process.pid
         finally:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             try:
                 process.wait(15)
             except subprocess.TimeoutExpired:
@@ -182,20 +192,16 @@ def read_core_seconds(pid: int) -> float:
 def wait_until_it_answers(
     server: Server, port: int, process: "subprocess.Popen[bytes]", log: Path
 ) -> None:
-    body = server.make_request("A house.").partition(b"\r\n\r\n")[2]
-    request = urllib.request.Request(
-        f"http://localhost:{port}/translate", body, {"Content-Type": "application/json"}
-    )
     end = time.monotonic() + START_S
     while time.monotonic() < end and process.poll() is None:
-        try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-                answer.read()
-                return
-        except urllib.error.HTTPError as error:
-            raise UserError(f"{server.name}: {error}: {error.read()[:300]!r}; see {log}") from None
-        except OSError:
-            time.sleep(0.2)
+        load = Load((HOST, port), [server.make_request("A house.")], seconds=0.1)
+        asyncio.run(load.run(1))
+        if load.statuses and 200 not in load.statuses:
+            raise UserError(
+                f"{server.name}: {dict(load.statuses)}: {load.bodies[0][:300]!r}; see {log}"
+            )
+        if load.statuses:
+            return
     raise UserError(f"{server.name}: does not answer; see {log}")
 
 
@@ -206,59 +212,94 @@ class Load:
     """Clients in a closed loop. They speak HTTP by hand: a library would take a core from the server."""
 
     def __init__(
-        self, server: Server, port: int, sentences: list[str], args: argparse.Namespace
+        self,
+        address: tuple[str, int],
+        requests: Iterable[bytes],
+        seconds: float,
+        warm_up: float = 0.0,
     ) -> None:
-        self.server, self.port, self.args = server, port, args
-        self.requests = cycle([server.make_request(sentence) for sentence in sentences])
+        self.address, self.seconds, self.warm_up = address, seconds, warm_up
+        self.requests = cycle(requests)
         self.begin = self.end = 0.0
         self.latencies: list[float] = []  # of what was answered after the warm-up
+        self.bodies: list[bytes] = []  # of the same answers
         self.n_done = 0  # answers between begin and end
-        self.n_words = 0
-        self.n_all = 0  # answers, with those of the warm-up
+        self.statuses: Counter[int] = Counter()  # of all answers
+        self.n_lost = 0  # requests whose connection ended without an answer
+        self.n_refused = 0  # connections
+
+    @property
+    def n_all(self) -> int:
+        """How many answers there were, with those of the warm-up."""
+        return self.statuses.total()
 
     async def run(self, n_clients: int) -> None:
-        self.begin = time.perf_counter() + self.args.warm_up
-        self.end = self.begin + self.args.seconds
+        self.begin = time.perf_counter() + self.warm_up
+        self.end = self.begin + self.seconds
         await asyncio.gather(*(self._ask() for _ in range(n_clients)))
 
+    def stop(self) -> None:
+        """Let each client end after the answer that it waits for."""
+        self.end = time.perf_counter()
+        self.seconds = self.end - self.begin
+
     async def _ask(self) -> None:
-        reader, writer = await asyncio.open_connection(HOST, self.port)
+        """Be one client, which connects anew when the server has closed its connection."""
+        reader = writer = None
         while (asked := time.perf_counter()) < self.end:
-            writer.write(next(self.requests))
-            async with asyncio.timeout(ANSWER_S):
-                body = await self._read_answer(reader)
+            try:
+                if reader is None or writer is None or reader.at_eof():
+                    reader, writer = await asyncio.open_connection(*self.address)
+            except OSError:
+                self.n_refused += 1
+                await asyncio.sleep(0.05)
+                continue
+            try:
+                writer.write(next(self.requests))
+                async with asyncio.timeout(ANSWER_S):
+                    status, body, is_last = await read_answer(reader)
+            except (OSError, asyncio.IncompleteReadError):
+                self.n_lost += 1
+                reader = None
+                continue
+            if is_last:
+                reader = None
             answered = time.perf_counter()
-            self.n_all += 1
+            self.statuses[status] += 1
             if self.begin <= answered < self.end:
                 self.n_done += 1
             if self.begin <= answered:
                 self.latencies.append(answered - asked)
-                self.n_words += len(json.loads(body)["translatedText"].split())
-        writer.close()
+                self.bodies.append(body)
+        if writer is not None:
+            writer.close()
 
-    async def _read_answer(self, reader: asyncio.StreamReader) -> bytes:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-        fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
-        body = await reader.readexactly(int(fields["content-length"]))
-        if head.split(" ", 2)[1] != "200":
-            raise UserError(f"{self.server.name}: {head.splitlines()[0]}: {body[:300]!r}")
-        return body
-
-    def add_to(self, measured: Measured, core_seconds: float) -> None:
-        if not self.latencies:
-            raise UserError(f"{self.server.name}: no answer within {self.args.seconds} s")
+    def percentile(self, share: float) -> float:
         ordered = sorted(self.latencies)
-        measured.rates.append(self.n_done / self.args.seconds)
-        measured.p50.append(median(ordered))
-        measured.p95.append(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))])
-        measured.words.append(self.n_words / len(ordered))
-        measured.core.append(core_seconds / self.n_all)
+        return ordered[int(share * (len(ordered) - 1))] if ordered else float("nan")
+
+    def find_fault(self) -> str | None:
+        """Say what was not answered as it should be, if anything."""
+        if not (self.n_lost or self.n_refused) and set(self.statuses) == {200} and self.latencies:
+            return None
+        return (
+            f"{len(self.latencies)} answers within {self.seconds:.0f} s, statuses {dict(self.statuses)}, "
+            f"{self.n_lost} lost, {self.n_refused} connections refused"
+        )
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
+    """Read one answer: its status, its body, and whether the server closes the connection."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
+    body = await reader.readexactly(int(fields.get("content-length", 0)))
+    return int(head.split()[1]), body, fields.get("connection") == "close"
 
 
 # ---- what is printed -------------------------------------------------------------------------------
 
 
-def print_table(bench: ServingBench, found: dict[tuple[str, int], Measured]) -> None:
+def print_table(bench: ServingBench, found: dict[tuple[str, int], list[Measured]]) -> None:
     args, shape = bench.args, bench.checkpoint.config.model
     print(
         f"{describe_machine(*PACKAGES)}\n\n    python {args.line}\n\n"
@@ -268,17 +309,18 @@ def print_table(bench: ServingBench, found: dict[tuple[str, int], Measured]) -> 
         "core: the computing time of the server for a sentence. words: of an answer.\n"
     )
     rows = []
-    for (name, n_clients), one in found.items():
+    for (name, n_clients), rounds in found.items():
+        rates = [one.rate for one in rounds]
         rows.append(
             [
                 SYSTEMS[name],
                 str(n_clients),
-                f"{median(one.rates):,.1f}",
-                f"{min(one.rates):,.1f} to {max(one.rates):,.1f}",
-                f"{1000 * median(one.p50):,.1f}",
-                f"{1000 * median(one.p95):,.1f}",
-                f"{1000 * median(one.core):,.1f}",
-                f"{fmean(one.words):.1f}",
+                f"{median(rates):,.1f}",
+                f"{min(rates):,.1f} to {max(rates):,.1f}",
+                f"{1000 * median(one.p50 for one in rounds):,.1f}",
+                f"{1000 * median(one.p95 for one in rounds):,.1f}",
+                f"{1000 * median(one.core for one in rounds):,.1f}",
+                f"{fmean(one.n_words for one in rounds):.1f}",
             ]
         )
     head = ("server", "clients", "sentences/s", "range", "p50, ms", "p95, ms", "core, ms", "words")
@@ -306,7 +348,6 @@ def parse_line(line: list[str]) -> argparse.Namespace:
 def main(line: list[str]) -> int:
     args = parse_line(line)
     bench = ServingBench(args)
-    bench.prepare_export()
     print_table(bench, bench.measure())
     return 0
 

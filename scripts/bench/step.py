@@ -64,7 +64,6 @@ def work(args: argparse.Namespace) -> int:
                         "seconds": seconds,
                         "products": products,
                         "peak_rss_mb": round(peak, 1),
-                        "threads": torch.get_num_threads(),
                         "precision": config.training.precision,
                         "versions": {"torch": torch.__version__},
                     }

@@ -1,7 +1,7 @@
 """Compares the speed of training with that of other trainers, and prints Markdown.
 
-    python scripts/bench/train.py --data-root corpora/multi30k    # a loop over torch.nn.Transformer
-    python scripts/bench/train.py --make-peers build/peers        # install eole and transformers
+    python scripts/bench/train.py --data-root corpora/multi30k    # a loop over Hugging Face's Marian
+    make build/peers/.installed                                   # install eole
     python scripts/bench/train.py --data-root corpora/multi30k --peer-python build/peers/bin/python
 
 All have the same pieces, sizes, dropout, label smoothing, Adam and threads. The figures are target
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean, median
 
@@ -36,22 +36,22 @@ from nmt.system.tables import Table
 
 STEP_SCRIPT = Path(__file__).resolve().with_name("step.py")
 PEERS_SCRIPT = Path(__file__).resolve().with_name("peers.py")
-CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+MAKE_PEERS = "make build/peers/.installed"
 SKIP = 7  # first updates, which ask for memory; as many as step.py leaves out
 TIMEOUT_S = 1800  # of a process
-# d_model, d_ff, heads, layers
-SIZES = {"base": (512, 2048, 8, 6), "small": (256, 1024, 4, 3), "tiny": (32, 64, 2, 1)}
+SIZES = {
+    "base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "n_layers": 6},
+    "small": {"d_model": 256, "d_ff": 1024, "n_heads": 4, "n_layers": 3},
+    "tiny": {"d_model": 32, "d_ff": 64, "n_heads": 2, "n_layers": 1},
+}
 SYSTEMS = {
     "ours": "nmt, this checkout: labels of the update",
-    "loop": "a loop over torch.nn.Transformer: labels that are not padding",
     "marian": "a loop over Hugging Face's MarianMTModel, eager attention on CPU: labels that are not padding",
     "eole": "its command `train`: labels that its nn.CrossEntropyLoss counts",
 }
-OWN = ("ours", "loop")  # need nothing that is not installed
 NAMES = [f"{system}-{precision}" for precision in ("bf16", "fp32") for system in SYSTEMS]
 QUICK = {
     "sizes": ["tiny"],
-    "systems": ["ours-bf16", "loop-bf16", "ours-fp32", "loop-fp32"],
     "config": "demo.yaml",
     "tokens": 300,
     "updates": 3,
@@ -63,13 +63,6 @@ MALLOC = {
     "MALLOC_TOP_PAD_": str(256 << 20),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-# What eole requires includes much that training does not need, so its requirements are listed here.
-INSTALL = (
-    "torch numpy transformers==5.23.0 sentencepiece sacrebleu pyyaml configargparse safetensors "
-    "rich six pyonmttok pandas rapidfuzz pyahocorasick subword-nmt tensorboard pydantic ctranslate2 "
-    "aiohttp importlib_metadata matplotlib spacy fasttext-wheel datasets fastapi uvicorn",
-    "--no-deps eole==0.6.4",
-)
 
 
 @dataclass(frozen=True)
@@ -83,11 +76,8 @@ class Result:
     ceiling: float  # GFLOP/s of the machine in its precision
 
 
-@dataclass(frozen=True)
-class Measurements:
-    results: dict[tuple[str, str], list[Result]]  # of (size, name), one for each round
-    ceilings: list[dict[str, float]]  # of the machine, in order
-    failures: list[str]
+Results = dict[tuple[str, str], list[Result]]  # of (size, name), one for each round
+Ceilings = list[dict[str, float]]  # of the machine, in order
 
 
 def parse_answer(answer: str, precision: str, ceiling: float) -> Result:
@@ -104,29 +94,33 @@ def parse_answer(answer: str, precision: str, ceiling: float) -> Result:
 
 
 def write_text(store: Path, folder: Path) -> int:
-    """Write {train,valid}.{src,tgt} and vocab.txt for programs that read text; return the size of
-    the vocabulary.
+    """Write train.{src,tgt} and vocab.txt for programs that read text; return the size of the
+    vocabulary.
 
     The words are numbers, t17 t4 ..., so that no tool can split, strip or normalise them in its own
     way.
     """
     n_vocab = Vocab.load(store / "vocab.model").size
     folder.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "valid"):
-        pairs = open_store(store, split)
-        for name, side in (("src", pairs.src), ("tgt", pairs.tgt)):
-            words = [f"t{i}" for i in np.asarray(side.ids).tolist()]
-            offsets = np.asarray(side.offsets).tolist()
-            lines = [" ".join(words[begin:end]) + "\n" for begin, end in pairwise(offsets)]
-            (folder / f"{split}.{name}").write_text("".join(lines), encoding="ascii")
+    pairs = open_store(store, "train")
+    for name, side in (("src", pairs.src), ("tgt", pairs.tgt)):
+        words = [f"t{i}" for i in np.asarray(side.ids).tolist()]
+        offsets = np.asarray(side.offsets).tolist()
+        lines = [" ".join(words[begin:end]) + "\n" for begin, end in pairwise(offsets)]
+        (folder / f"train.{name}").write_text("".join(lines), encoding="ascii")
     words = [f"t{i}\n" for i in range(n_vocab) if i not in (PAD, BOS, EOS)]
     (folder / "vocab.txt").write_text("".join(words))
     return n_vocab
 
 
-def count_gflop_per_token(
-    d_model: int, d_ff: int, n_layers: int, n_vocab: int, pairs: TokenStore
-) -> float:
+def make_step_command(size: str, precision: str, n_updates: int) -> list[str]:
+    """Return the command that times our own updates; settings may follow it."""
+    command = [sys.executable, str(STEP_SCRIPT), "--json", "--updates", str(n_updates)]
+    shape = [f"model.{key}={n}" for key, n in SIZES[size].items()]
+    return [*command, *shape, f"training.precision={precision}"]
+
+
+def count_gflop_per_token(size: str, n_vocab: int, pairs: TokenStore) -> float:
     """Count the GFLOP that training costs for a target token.
 
     It costs six operations for each weight that a token passes, and for each product of attention.
@@ -134,20 +128,19 @@ def count_gflop_per_token(
     of the decoder and the softmax. A query has two products with each key, and causal attention sees
     half of them.
     """
+    shape = SIZES[size]
+    d_model, n_layers = shape["d_model"], shape["n_layers"]
     src = pairs.src.lengths.astype(float)  # with end marks
     tgt = pairs.tgt.lengths.astype(float)
-    layer_weights = (6 * d_model + 2 * d_ff) * d_model
+    layer_weights = (6 * d_model + 2 * shape["d_ff"]) * d_model
     weights = n_layers * layer_weights * (src.sum() + tgt.sum()) + d_model * n_vocab * tgt.sum()
     attention = n_layers * d_model * (2 * src @ src + tgt @ tgt + 2 * src @ tgt)
     return float(6 * (weights + attention) / tgt.sum() / 1e9)
 
 
-def average_ceiling(precision: str, measured: Sequence[dict[str, float]]) -> float:
-    """Return the mean of the measurements, each by the fastest path of this precision."""
-    fastest = []
-    for rates in measured:
-        fastest.append(max(rate for path, rate in rates.items() if path.startswith(precision)))
-    return fmean(fastest)
+def find_ceiling(precision: str, rates: dict[str, float]) -> float:
+    """Return what the fastest path of this precision reached."""
+    return max(rate for path, rate in rates.items() if path.startswith(precision))
 
 
 class Bench:
@@ -168,46 +161,34 @@ class Bench:
         self.n_vocab = write_text(Path(config.data.store), self.work / "text")
 
     def make_command(self, system: str, precision: str, size: str) -> list[str]:
-        d_model, d_ff, n_heads, n_layers = SIZES[size]
-        shape = {"d_model": d_model, "d_ff": d_ff, "n_heads": n_heads, "n_layers": n_layers}
+        args = self.args
         if system == "ours":
-            return self._make_own_command(precision, shape)
+            return [
+                *make_step_command(size, precision, args.updates),
+                "--config",
+                args.config,
+                "model.dropout=0.1",
+                "training.label_smoothing=0.1",
+                f"training.src_tokens={args.tokens}",
+                f"training.tgt_tokens={args.tokens}",
+                *self.overrides,
+            ]
         job = {
             "system": system,
             "precision": precision,
             "text": str(self.work / "text"),
             "scratch": str(self.work),
             "n_vocab": self.n_vocab,
-            "tokens": self.args.tokens,
-            "updates": self.args.updates,
-            "seconds": self.args.seconds,
-            "threads": self.args.threads,
+            "tokens": args.tokens,
+            "updates": args.updates,
+            "seconds": args.seconds,
+            "threads": args.threads,
             "skip": SKIP,
-            **shape,
+            **SIZES[size],
         }
         path = self.work / f"{system}-{precision}-{size}.json"
         path.write_text(json.dumps(job), encoding="utf-8")
-        python = sys.executable if system in OWN else self.args.peer_python
-        return [python, str(PEERS_SCRIPT), str(path)]
-
-    def _make_own_command(self, precision: str, shape: dict[str, int]) -> list[str]:
-        args = self.args
-        return [
-            sys.executable,
-            str(STEP_SCRIPT),
-            "--json",
-            "--updates",
-            str(args.updates),
-            "--config",
-            args.config,
-            *(f"model.{key}={n}" for key, n in shape.items()),
-            "model.dropout=0.1",
-            "training.label_smoothing=0.1",
-            f"training.precision={precision}",
-            f"training.src_tokens={args.tokens}",
-            f"training.tgt_tokens={args.tokens}",
-            *self.overrides,
-        ]
+        return [args.peer_python or sys.executable, str(PEERS_SCRIPT), str(path)]
 
     def run(self, size: str, name: str) -> str:
         """Run one process from start to end, and return what it printed; a log has its stderr."""
@@ -230,29 +211,20 @@ class Bench:
             raise UserError(f"{name}, {size}: {error}; see {log}") from None
         return done.stdout
 
-    def measure(self) -> Measurements:
-        """Run each system at each size, round after round; a system that fails runs no more."""
-        results: dict[tuple[str, str], list[Result]] = {}
-        for size in self.args.sizes:
-            for name in self.args.systems:
-                results[size, name] = []
-        ceilings, failures = [measure_products(self.args.threads)], []
-        for size, name in list(results) * self.args.rounds:
-            if (size, name) not in results:
-                continue
+    def measure(self) -> tuple[Results, Ceilings]:
+        """Run each system at each size, round after round."""
+        results: Results = {}
+        ceilings = [measure_products(self.args.threads)]
+        for size, name in [*product(self.args.sizes, self.args.systems)] * self.args.rounds:
             precision = name.split("-")[1]
-            try:
-                answer = self.run(size, name)
-                ceilings.append(measure_products(self.args.threads))
-                # The mean of the measurements before and after the process
-                result = parse_answer(answer, precision, average_ceiling(precision, ceilings[-2:]))
-                results[size, name].append(result)
-                say(f"{name}, {size}: {median(result.rates):,.0f} target tokens/s")
-            except UserError as error:  # the others go on
-                failures.append(str(error))
-                say(f"failed: {error}")
-                del results[size, name]
-        return Measurements(results, ceilings, failures)
+            answer = self.run(size, name)
+            ceilings.append(measure_products(self.args.threads))
+            # The mean of the measurements before and after the process
+            ceiling = fmean(find_ceiling(precision, rates) for rates in ceilings[-2:])
+            result = parse_answer(answer, precision, ceiling)
+            results.setdefault((size, name), []).append(result)
+            say(f"{name}, {size}: {median(result.rates):,.0f} target tokens/s")
+        return results, ceilings
 
 
 # ---- the report ----------------------------------------------------------------------------------
@@ -284,44 +256,36 @@ def make_row(
 
 
 def work(args: argparse.Namespace) -> int:
-    if args.make_peers:
-        return make_peers(Path(args.make_peers))
     check_arguments(args)
     bench = Bench(args)
-    found = bench.measure()
+    results, ceilings = bench.measure()
     print(
         f"{describe_machine()}\n\n    python {args.line}\n\n"
         f"{args.threads} threads, {args.rounds} rounds in turn: "
         "the median (range) of their medians over updates.\n"
     )
     for size in args.sizes:
-        print_size(size, bench, found)
-    print_ceilings(found)
-    print_versions(found)
+        print_size(size, bench, results)
+    print_ceilings(ceilings)
+    print_versions(results)
     wait = bench.env.get("OMP_WAIT_POLICY", "unset (ours spins only briefly)")
     malloc = " ".join(f"{key}={value}" for key, value in MALLOC.items())
     print(
         f"All have OMP_NUM_THREADS={args.threads}, OMP_WAIT_POLICY {wait}. "
         f"Ours keeps freed memory by itself (nmt/system/runtime.py); the others have {malloc}"
     )
-    for line in found.failures:
-        print(f"\nFailed: {line}")
-    return 1 if found.failures else 0
+    return 0
 
 
-def print_size(size: str, bench: Bench, found: Measurements) -> None:
-    d_model, d_ff, n_heads, n_layers = SIZES[size]
-    gflop = count_gflop_per_token(d_model, d_ff, n_layers, bench.n_vocab, bench.pairs)
-    print(
-        f"{size}: d_model {d_model}, d_ff {d_ff}, {n_heads} heads, "
-        f"{n_layers} + {n_layers} layers, {bench.n_vocab:,} pieces; "
-        f"{gflop:.4g} GFLOP for a target token\n"
-    )
+def print_size(size: str, bench: Bench, results: Results) -> None:
+    gflop = count_gflop_per_token(size, bench.n_vocab, bench.pairs)
+    shape = ", ".join(f"{key} {n}" for key, n in SIZES[size].items())
+    print(f"{size}: {shape}; {bench.n_vocab:,} pieces; {gflop:.4g} GFLOP for a target token\n")
     rows = []
-    for (its_size, name), its in found.results.items():
+    for (its_size, name), its in results.items():
         if its_size == size:
             precision = name.split("-")[1]
-            ours = found.results.get((size, f"ours-{precision}"), [])
+            ours = results.get((size, f"ours-{precision}"), [])
             rows.append(make_row(name, its, ours, gflop))
     head = (
         size,
@@ -335,19 +299,17 @@ def print_size(size: str, bench: Bench, found: Measurements) -> None:
     print(Table(head, rows).to_markdown() + "\n")
 
 
-def print_ceilings(found: Measurements) -> None:
+def print_ceilings(ceilings: Ceilings) -> None:
     rows = []
-    for path in found.ceilings[0]:
-        rates = [ceilings[path] for ceilings in found.ceilings]
+    for path in ceilings[0]:
+        rates = [measured[path] for measured in ceilings]
         rows.append((path, format_spread(rates, ",.0f")))
     head = ("ceiling: one large product", "GFLOP/s, between all processes")
     print(Table(head, rows).to_markdown() + "\n")
 
 
-def print_versions(found: Measurements) -> None:
-    versions = {}
-    for (_, name), its in found.results.items():
-        versions[name.split("-")[0]] = its[0].versions
+def print_versions(results: Results) -> None:
+    versions = {name.split("-")[0]: its[0].versions for (_, name), its in results.items()}
     rows = []
     for system, packages in versions.items():
         listed = ", ".join(f"{package} {version}" for package, version in packages.items())
@@ -358,34 +320,15 @@ def print_versions(found: Measurements) -> None:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Choose the systems if none are given, and refuse what cannot run."""
-    if not args.systems:
-        runnable = NAMES if args.peer_python else [name for name in NAMES if name.startswith(OWN)]
-        args.systems = list(runnable)
-    for name in args.systems:
+    if args.peer_python and not os.access(args.peer_python, os.X_OK):
+        raise UserError(f"--peer-python {args.peer_python}: not a program; {MAKE_PEERS} makes one")
+    runnable = [name for name in NAMES if args.peer_python or not name.startswith("eole")]
+    for name in args.systems or ():
         if name not in NAMES:
             raise UserError(f"--systems {name}: give some of {', '.join(NAMES)}")
-        if not name.startswith(OWN) and not os.access(args.peer_python or "", os.X_OK):
-            raise UserError(
-                f"--systems {name}: --peer-python {args.peer_python} is not a program; "
-                "make one with --make-peers"
-            )
-
-
-def make_peers(folder: Path) -> int:
-    """Install the other trainers into a virtual environment."""
-    python = str(folder / "bin" / "python")
-    commands = [[sys.executable, "-m", "venv", str(folder)]]
-    for packages in INSTALL:
-        install = [python, "-m", "pip", "install", "-c", str(CONSTRAINTS)]
-        commands.append([*install, *packages.split()])
-    for command in commands:
-        say(" ".join(command))
-        if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-            raise UserError(
-                f"--make-peers {folder}: the command above failed; what it printed tells why"
-            )
-    say(f"now give --peer-python {python}")
-    return 0
+        if name not in runnable:
+            raise UserError(f"--systems {name}: needs --peer-python, which {MAKE_PEERS} makes")
+    args.systems = args.systems or runnable
 
 
 def main(line: list[str]) -> int:
@@ -420,9 +363,6 @@ def main(line: list[str]) -> int:
         "--work", default="build/bench-train", metavar="DIR", help="(build/bench-train)"
     )
     parser.add_argument("--peer-python", metavar="PATH", help="the Python that has the peers")
-    parser.add_argument(
-        "--make-peers", metavar="DIR", help="only make a virtual environment with the peers"
-    )
     parser.add_argument(
         "--quick", action="store_true", help="tiny, on the embedded corpus: does it all run?"
     )
