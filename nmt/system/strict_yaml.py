@@ -15,6 +15,9 @@ from nmt.system.errors import UserError
 from nmt.system.escapes import OBEYED
 
 
+MAX_DEPTH = 20  # of values inside each other
+
+
 @dataclass(frozen=True)
 class YamlTree:
     """A plain tree of values and, for error messages, where each dotted key was written."""
@@ -32,6 +35,8 @@ class _Loader(yaml.SafeLoader):
     value is.
     """
 
+    depth = 0  # of the value that is read
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         place = _name_line(event.start_mark)
@@ -43,7 +48,13 @@ class _Loader(yaml.SafeLoader):
             raise UserError(
                 f"{place}: objects and tags ({event.tag}) are not accepted; write plain values"
             )
-        return super().compose_node(parent, index)
+        # Python's own limit depends on what else the process has loaded.
+        if self.depth == MAX_DEPTH:
+            raise UserError(f"{place}: is nested too deeply; leave brackets out")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -90,10 +101,8 @@ def parse_yaml(text: str, name: str) -> YamlTree:
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         place = f"{name}:{mark.line + 1}" if mark else name
         raise UserError(f"{place}: is not valid YAML: {problem}") from None
-    except (RecursionError, ValueError):
-        raise UserError(
-            f"{name}: is not valid YAML: it is nested too deeply, or a number is too long"
-        ) from None
+    except ValueError:
+        raise UserError(f"{name}: is not valid YAML: a number is too long") from None
     if not isinstance(values, dict):
         raise UserError(
             f"{name}: a config must be a mapping of sections, not a {type(values).__name__}"
