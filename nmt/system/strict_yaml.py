@@ -14,7 +14,6 @@ import yaml
 from nmt.system.errors import UserError
 from nmt.system.escapes import OBEYED
 
-
 MAX_DEPTH = 20  # of values inside each other
 
 
