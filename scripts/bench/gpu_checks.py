@@ -871,8 +871,10 @@ def check_continuation(bench: Bench, sheet: Sheet) -> None:
         if unequal:
             sheet.note(f"Other bits: {shortened(unequal)}.")
         states = [json.loads((run / "state.json").read_text()) for run in (parts, whole)]
-        for key in ("step", "cursor", "tokens_seen"):
+        for key in ("step", "tokens_seen"):
             sheet.require(f"state: {key}", states[0][key], states[1][key])
+        for key, value in states[1]["cursor"].items():
+            sheet.require(f"state: cursor, {key}", states[0]["cursor"][key], value)
         sheet.require("state: updates done", states[1]["step"], 20)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
