@@ -108,7 +108,8 @@ gpu-dry: $(INSTALLED) build/cuda/.installed  ## all that can be checked of the G
 build/cuda/.installed:
 	@echo "making build/cuda with the CUDA build of torch: some gigabytes" >&2
 	$(PYTHON) -m venv build/cuda
-	build/cuda/bin/python -m pip install --quiet --disable-pip-version-check torch numpy pyyaml tqdm pytest pytest-timeout
+	build/cuda/bin/python -m pip install --quiet --disable-pip-version-check \
+		torch numpy pyyaml tqdm safetensors sentencepiece pytest pytest-timeout
 	@touch $@
 
 bench-floors: $(INSTALLED)  ## has a speed been lost? ratios to yardsticks, six minutes on a quiet machine, no data
