@@ -22,6 +22,7 @@ from nmt.known_test_sets import KNOWN_SETS, OUR_NAMES, KnownSet
 from nmt.system.errors import UserError
 
 LABELS = ("the source", "the reference")
+SPACES = re.compile(r"[^\S\x1c-\x1f]+")
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,9 @@ def add_references(test_set: TestSet, paths: Sequence[Path]) -> TestSet:
 
 def normalize_line(line: str) -> str:
     """As sacreBLEU writes the lines of its test sets: words with one plain space between them, none
-    at the ends.
+    at the ends. U+001C to U+001F stay: Moses' tokenizer removes them, and so joins words.
     """
-    return " ".join(line.split())
+    return SPACES.sub(" ", line).strip(" ")
 
 
 def digest_lines(lines: Sequence[str]) -> str:

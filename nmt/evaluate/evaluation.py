@@ -59,9 +59,10 @@ from nmt.translate.pair_scores import PairScorer
 from nmt.translate.translator import LoadedModel, Translator, open_translator
 
 N_BOOTSTRAP = 1_000
-# Settings that may be overridden: how to translate, and which test set. All others were fixed by
-# training.
-OVERRIDES = ("decoding.", "data.src=", "data.tgt=", "data.root=", "data.test", "device=")
+# Settings that may be overridden: how to translate, which test set, and where things are. All others
+# were fixed by training.
+DATA_OVERRIDES = ("data.src=", "data.tgt=", "data.root=", "data.store=", "data.test")
+OVERRIDES = ("decoding.", *DATA_OVERRIDES, "device=")
 
 
 @dataclass(frozen=True)

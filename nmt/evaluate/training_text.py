@@ -5,7 +5,8 @@ as it occurs, and only if the test set was there when the text was prepared.
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmt.corpus.ledger import check_same
+from nmt.corpus.ledger import check_same, read_ledger
+from nmt.corpus.test_sets import normalize_line
 from nmt.data.store import open_store
 from nmt.evaluate.systems import System
 from nmt.system.errors import UserError
@@ -25,12 +26,17 @@ class TrainingText:
 
 def examine_training_text(system: System) -> TrainingText:
     config, vocab, test = system.checkpoint.config, system.checkpoint.vocab, system.test
-    folder = Path(config.data.store)
+    folder = Path(system.config.data.store)
     try:
         store = open_store(folder, "train", vocab)
         check_same(folder, config.data, config.vocab)
         verify(folder)
-        pairs = zip(vocab.src.encode(test.src), vocab.tgt.encode(test.ref), strict=True)
+        trained_on = system.checkpoint.origin.store_sha256
+        if trained_on not in (None, read_ledger(folder).store):
+            raise UserError(f"{folder}: has another training text than the model was trained on")
+        # as they are and with plain spaces, because a set is known whatever white space its lines have
+        src, ref = ([*lines, *map(normalize_line, lines)] for lines in (test.src, test.ref))
+        pairs = zip(vocab.src.encode(src), vocab.tgt.encode(ref), strict=True)
         return TrainingText(len(store), store.count_shared(pairs))
     except UserError as error:
         return TrainingText(problem=str(error))

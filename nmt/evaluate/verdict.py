@@ -6,14 +6,13 @@ The bootstrap's interval is about other test sentences, and both scores are on t
 docs/evaluation.md has the rules as a table; `judge` applies them in its order.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from nmt.checkpoint import Average, Checkpoint, Origin
-from nmt.config import MACHINE_KEYS, list_differences, override_config
+from nmt.checkpoint import Average, Checkpoint, Origin, parse_step
+from nmt.config import COURSE_KEYS, MACHINE_KEYS, list_differences, override_config
 from nmt.evaluate.systems import System
 from nmt.evaluate.training_text import TrainingText
 from nmt.known_test_sets import PAPER_TEST_SET
@@ -43,11 +42,18 @@ MOST_ABOVE = 3.0
 MOST_TEST_PAIRS = 0.01  # in the training text; short ones, such as Why?, occur in any
 EVERY_TOLERANCE = 0.25
 TASK_KEYS = ("data.src", "data.tgt", "data.train")  # settings that make it another task
+# Settings of which the effect itself is examined: the test set that was scored, the checkpoints that
+# were averaged, and whether training reached its end.
+EXAMINED_KEYS = {"data.test", *COURSE_KEYS} - {"training.steps"}
 # What may differ between runs that are judged together: the seed, names, places and the machine.
 SEED_RUN_KEYS = (
     *MACHINE_KEYS,
     "seed",
     "data.test",  # the test set that was really scored is the same
+    "training.checkpoint_minutes",
+    "training.mirror",  # each run has its own
+    "training.track",
+    "decoding.compile",
     "decoding.batch_tokens",
 )
 
@@ -257,7 +263,7 @@ def _find_odd_scores(paper: Conformance, best: float, seeds: Spread | None) -> I
 def _find_missing_steps(paper: Conformance, system: System) -> Iterator[str]:
     """List what would have to be done differently."""
     for row in paper.deviations:
-        if row.key == "data.test":  # the test set that was really scored counts
+        if row.key in EXAMINED_KEYS:
             continue
         source, value = row.measure
         yield f"{row.name}: {row.ours}, in {source} {value}"
@@ -282,8 +288,8 @@ def _find_flaw(origin: Origin, n: int, every: int) -> str | None:
         return f"{len(origin.averaged)} checkpoints"
     if origin.weights is not None:
         return "a weighted mean"
-    matches = [re.fullmatch(r"step-(\d+)", name) for name in origin.averaged]
-    steps = sorted(int(match[1]) for match in matches if match)
+    # Only under the names that training gives is a checkpoint refused if it is of another update.
+    steps = sorted(step for step in map(parse_step, origin.averaged) if step is not None)
     # An average has no time of its own, whatever its folder is called.
     if origin.elapsed_s is None or len(steps) < n or steps[-1] != origin.step:
         return "of what are not checkpoints of training under their own names"

@@ -14,7 +14,7 @@ import yaml
 from nmt.system.errors import UserError
 from nmt.system.escapes import OBEYED
 
-MAX_DEPTH = 20  # of values inside each other
+MAX_NESTING = 20  # of values inside each other
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
                 f"{place}: objects and tags ({event.tag}) are not accepted; write plain values"
             )
         # Python's own limit depends on what else the process has loaded.
-        if self.depth == MAX_DEPTH:
+        if self.depth == MAX_NESTING:
             raise UserError(f"{place}: is nested too deeply; leave brackets out")
         self.depth += 1
         node = super().compose_node(parent, index)

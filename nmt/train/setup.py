@@ -129,9 +129,18 @@ def resume(setup: Setup) -> Setup:
     config, device = setup.config, setup.world.device
     engine = name_engine(config.model, config.training.precision, device)
     new = TrainState(store_sha256=read_ledger(setup.store_folder).store, engine=engine)
+    stores = set(setup.world.collect(str(new.store_sha256).encode()))
+    setup.world.on_main(lambda: _check_one_store(setup.store_folder, len(stores)))
     state = replace(_restore(setup, new), store_sha256=new.store_sha256, engine=engine)
     dev = open_dev(setup.store_folder, setup.vocab) if config.data.valid else None
     return replace(setup, dev=dev, state=state)
+
+
+def _check_one_store(folder: Path, n_stores: int) -> None:
+    if n_stores > 1:
+        raise UserError(
+            f"{folder}: holds other data on another machine; give all of them the same store"
+        )
 
 
 def _restore(setup: Setup, new: TrainState) -> TrainState:

@@ -252,6 +252,10 @@ def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
     )
     # As it lies, as validation reads it
     assert as_files.is_verified and as_files.ref[2] == "Ein Haus zu 5\u00a0%"
+    # Moses' tokenizer makes one word of two around this one, and so would shorten the reference.
+    write(Path(data.root) / "newstest2013.de", [line.replace("5 %", "5\x1c%") for line in REF])
+    with pytest.raises(UserError, match="is not the de side of newstest2013"):
+        testsets.open_test_set("newstest2013", data)
 
 
 CHANGES = {

@@ -720,6 +720,12 @@ def test_a_run_is_judged_by_its_average(
     assert "verdict: not comparable because " in out and "the test set is test.en + test.de" in out
     names = [record["checkpoint"] for record in read_records(run)]
     assert names == ["step-0000060", "average"]
+    # Spaces that no digest of a test set counts hide no pair.
+    src, ref = (lines_of(ground / f"train.{side}")[:9] for side in ("en", "de"))
+    spaced = put(tmp_path / "spaced.de", [line.replace(" ", "\u00a0") for line in ref])
+    files = ("--src", put(tmp_path / "src.en", src), "--ref", spaced)
+    text = evaluate(tmp_path, run, "--verdict", *files)["verdict"]["runs"][0]["training_text"]
+    assert text["n_test_pairs"] == len(set(zip(src, ref, strict=True)))
     with_ladder = evaluate(tmp_path, run, "--verdict", "--ladder")
     assert len(with_ladder["scores"]) == 11 and with_ladder["verdict"]["score"] == judged["score"]
 
@@ -727,10 +733,11 @@ def test_a_run_is_judged_by_its_average(
 def test_the_store_must_be_the_models(
     run: Path, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """A copy of it is; one that is damaged, or that another text went into, is not."""
+    """A copy of it is, wherever it lies; one that is damaged, or that another text went into, is not."""
     last, store = list_checkpoints(run)[-1], tmp_path / "store"
     problems = {}
-    for case in ("gone", "whole", "edited", "of other settings", "of another text"):
+    cases = ("gone", "whole", "edited", "of other settings", "of other pieces", "of another text")
+    for case in cases:
         shutil.rmtree(store, ignore_errors=True)
         if case != "gone":
             shutil.copytree(ground / "store", store)
@@ -743,10 +750,13 @@ def test_the_store_must_be_the_models(
             ledger.write_text(json.dumps(found))
             seal(store)
         if case == "of another text":
+            found = json.loads(ledger.read_text())
+            ledger.write_text(json.dumps(found | {"store": "0" * 64}))
+            seal(store)
+        if case == "of other pieces":
             (store / "vocab.model").write_bytes((store / "vocab.model").read_bytes()[::-1])
             seal(store)
-        change_config(last, f"data.store={store}")
-        judged = evaluate(tmp_path, last, "--verdict")["verdict"]
+        judged = evaluate(tmp_path, last, "--verdict", f"data.store={store}")["verdict"]
         problem = judged["runs"][0]["training_text"]["problem"]
         assert (problem is None) == (case == "whole"), case
         if problem is not None:
@@ -755,7 +765,8 @@ def test_the_store_must_be_the_models(
     assert "contains no prepared data" in problems["gone"]
     assert "its sha256 does not match" in problems["edited"]
     assert "was prepared with other settings (data.train[0].src" in problems["of other settings"]
-    assert "another BPE model" in problems["of another text"]
+    assert "another BPE model" in problems["of other pieces"]
+    assert "has another training text than the model" in problems["of another text"]
 
 
 def test_several_runs_are_judged_by_their_mean(run: Path, tmp_path: Path, capsys: Capture) -> None:

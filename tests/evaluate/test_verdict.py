@@ -205,6 +205,8 @@ def test_what_is_not_of_all_runs_is_named_with_its_run() -> None:
     [
         ["seed=7", "name=b", "out=c", "device=cpu", "training.compile=off"],
         ["data.root=elsewhere", "data.store=s", "training.micro_tokens=5000"],
+        ["training.mirror=s3://b/2", "training.track=[wandb]", "training.checkpoint_minutes=5"],
+        ["decoding.compile=off", "data.workers=9"],
         ["decoding.beam=5"],  # hidden by the command line, for both
     ],
 )
@@ -362,10 +364,14 @@ def test_about_1_500_updates_are_ten_minutes(gaps: tuple[int, ...]) -> None:
         ["data.test.sacrebleu=wmt13"],
         ["seed=7"],
         ["training.keep_checkpoints=50"],
+        ["training.keep_checkpoints=1", "training.checkpoint_every=500"],
+        ["training.max_hours=48", "training.max_epochs=99", "training.patience=9"],
     ],
 )
 def test_what_is_the_machines_or_was_not_scored_is_no_step(settings: list[str]) -> None:
-    """The test set of the config does not matter, but the one that was translated."""
+    """The test set of the config does not matter, but the one that was translated; nor do plans for
+    the end and for checkpoints, but the end that was reached and what was averaged.
+    """
     for found in (judge_run(overrides=settings), judge_run(config=with_settings(*settings))):
         assert (found.outcome, found.missing) == ("reproduced", ())
 
@@ -457,6 +463,14 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another checkpoint under the last one's name": (
         {"made": replace(average(step=101_500), step=100_000)},
+        ANOTHER_RECIPE,
+    ),
+    "copies of the best under short names": (
+        {
+            "made": replace(
+                average(), averaged=[f"step-{step}" for step in range(94000, 100001, 1500)]
+            )
+        },
         ANOTHER_RECIPE,
     ),
     "averages under the names of checkpoints": (

@@ -18,6 +18,7 @@ from nmt.commands.train import main
 from nmt.config import load_config, load_recorded_config
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes, read_json, write_json
+from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
 from nmt.train.run_start import check_same_run
 
@@ -87,6 +88,15 @@ def test_a_changed_setting_is_refused_by_name(
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and change.split("=")[0] in error[0] and "out=" in error[0]
     assert whole.path.name in error[0]
+
+
+def test_ranks_with_different_texts_are_refused(
+    ground: Ground, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where each machine has a store of its own."""
+    monkeypatch.setattr(World, "collect", lambda self, data: [data, b"another"])
+    assert main(ground.argv("torn", *LOGGED)) == 2
+    assert "holds other data on another machine" in capsys.readouterr().err
 
 
 def test_what_was_killed_before_its_first_checkpoint_makes_way(
