@@ -3,6 +3,7 @@ bits.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -172,8 +173,10 @@ def test_nothing_is_compiled_without_gradients(counted_calls: list[int]) -> None
 
 
 def test_where_numba_fails_attention_is_padded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # it is emptied
+
     def fail(*_: object) -> None:
         raise EOFError("ran out of input")
 
