@@ -121,8 +121,8 @@ def test_a_stream_of_long_texts_leaves_room_for_others(models: ServedModels, gat
 
 def test_long_sentences_wait_in_small_groups(models: ServedModels, gate: Gate) -> None:
     with hold_server(models, gate) as (server, _):
-        waiting = send(server, {"q": ["x" * 4_000] * 6})
-        until(lambda: len(gate.batches) > 1)
+        waiting = send(server, {"q": ["x" * 4_000] * 20})
+        until(lambda: server.server.batcher.n_waiting > 0)
         time.sleep(0.2)
         n_taken = sum(len(line) for batch in gate.batches[1:] for line in batch)
         assert n_taken + 1_000 * server.server.batcher.n_waiting <= MOST_CHARACTERS_AT_ONCE + 2_000
