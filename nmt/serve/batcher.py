@@ -109,7 +109,7 @@ class Batcher:
         return len(self._waiting)
 
     def has_room(self, client: str, n: int = 1) -> bool:
-        """Whether so many more lines of a client may wait: in a full queue, up to its equal share."""
+        """Whether `n` more lines of a client fit; once the queue is full, only up to its equal share."""
         n_clients = len(self._n_lines.keys() | {client})
         share = self.max_waiting // n_clients if n_clients > 1 else 0
         is_full = len(self._waiting) + n > self.max_waiting

@@ -92,7 +92,7 @@ def _is_usable(folder: Path, mode: int = 0o777) -> bool:
 
 
 def _is_safe(folder: Path, with_content: bool = False) -> bool:
-    """Whether nobody else can put anything into `folder`, which may not exist; say so once if they can.
+    """Whether only this user can put anything into `folder`, which may not exist; warn once if not.
 
     numba's own folder is looked through (`with_content`): it is small, and all of it is unpickled.
     """
@@ -113,8 +113,8 @@ def _is_safe(folder: Path, with_content: bool = False) -> bool:
             fault = "can be written by other users"
         if fault is not None:
             say_once(
-                f"warning: {path}: {fault}, so compiled code is not kept; remove it, or let nobody "
-                "but you write there"
+                f"warning: {path}: {fault}, so compiled code is not kept; remove it, or make it "
+                "yours and writable by you alone"
             )
             return False
         is_hidden = is_hidden or (status.st_uid == os.geteuid() and not status.st_mode & 0o077)
@@ -122,8 +122,8 @@ def _is_safe(folder: Path, with_content: bool = False) -> bool:
 
 
 def _is_owned(status: os.stat_result, is_above: bool) -> bool:
-    """Whether a folder is this user's or, on the way to it, that of whoever owns the whole system,
-    who may have another number than 0 in a container.
+    """Whether this user owns a folder. Those above it may also belong to root, or to the owner of `/`,
+    whose number is not 0 in some containers.
     """
     owners = {0, Path("/").stat().st_uid} if is_above else set()
     return status.st_uid in owners | {os.geteuid()}

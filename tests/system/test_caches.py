@@ -127,7 +127,10 @@ def test_code_that_another_user_could_exchange_is_not_run(
     provide_caches()
     assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "temporary")
     (line,) = capsys.readouterr().err.splitlines()
-    assert "so compiled code is not kept; remove it, or let nobody but you write there" in line
+    assert (
+        "so compiled code is not kept; remove it, or make it yours and writable by you alone"
+        in line
+    )
     assert "HF_HOME" not in os.environ  # it holds no compiled code, and can be written
 
 
