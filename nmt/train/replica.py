@@ -139,13 +139,15 @@ class Replica:
         self.replays: dict[tuple[bool, bool], Callable[[], Tensor]] = {}
         self.frozen: list[nn.Parameter] = []
         is_cuda = world.device.type == "cuda"
+        # One memory for all recorded graphs, of which only one runs at a time.
+        self.pool = torch.cuda.graph_pool_handle() if is_cuda else None
         self.plain = objective  # what runs where nothing is compiled
-        if world.size > 1:
+        if world.size > 1 or is_cuda:  # a single CPU rank is faster without buffers
             self.shares = Shares(objective, world, is_bf16)
             self.buckets, self.plain = self.shares.buckets, self.shares.objective
-            self.parts = [(first, last) for first in (True, False) for last in (True, False)]
-        elif is_cuda:  # a single CPU rank saves a pass over the gradients by having no buffer
-            self.buckets = [Bucket(dict(objective.model.named_parameters()), world)]
+            self.parts.append((False, True))
+        if world.size > 1:
+            self.parts += [(True, False), (False, False)]
         if shape is not None:
             # The table must have its final address before a graph records it.
             objective.model.reserve_positions(shape.longest)
@@ -163,9 +165,7 @@ class Replica:
         Return the sums of the smoothed and the plain loss, on the device; the next call may
         overwrite them. With the first micro-batch of an update ranks collect new weights, with the
         last they sum gradients."""
-        part = is_first, is_last
-        if part not in self.parts:
-            part = True, True
+        part = is_first or self.shares is None, is_last or (False, False) not in self.parts
         has_shape = self.shape is not None and batch.has_shape(self.shape)
         if has_shape and self.compiled is not None and part not in self.replays:
             self.record(batch, part)
@@ -212,7 +212,7 @@ class Replica:
         try:
             if self.shares is not None:
                 self.compile_on_all_ranks(compiled, self.shares.world)
-            self.replays[part] = capture(work, device)
+            self.replays[part] = capture(work, device, self.pool)
             if device.type == "cpu":
                 work()  # nothing is recorded, but this compiles
         except Exception as error:
@@ -268,9 +268,7 @@ class Replica:
                 parameter.grad.zero_()
 
     def clear_gradients(self) -> None:
-        for bucket in self.buckets:
-            bucket.gradients.zero_()
-        if not self.buckets:
+        if self.shares is None:  # with shares, the next update replaces them
             self.objective.zero_grad()
 
     def gather_weights(self) -> None:

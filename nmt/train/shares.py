@@ -10,6 +10,9 @@ torch's FSDP2 does the same with hooks that end a compiled graph at each layer, 
 be recorded as one CUDA graph; with other graphs, dropout would depend on the number of ranks. Here a
 layer asks for its weights and hands over its gradients by two operations, which the compiler leaves
 where they are. Sums always begin in the same order, so they repeat bit by bit.
+
+A single GPU has no other rank to share with, but uses the same two operations: each copies all tensors of a
+layer by one kernel, where autograd would launch one for each tensor.
 """
 
 import itertools
@@ -21,7 +24,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from nmt.system.ranks import Share, World
+from nmt.system.ranks import Share, World, share_nothing
 from nmt.train.loss import Objective
 
 # Elements; each gradient starts at a multiple of this in its bucket, so that kernels can use wide
@@ -48,6 +51,9 @@ class Bucket:
         self.gradients = torch.zeros(self.size, device=device)
         for p, gradient in zip(parameters.values(), self.cut(self.gradients), strict=True):
             p.grad = gradient
+        self.dtype = torch.bfloat16 if is_bf16 else torch.float32  # of what forward passes use
+        self.gathering: torch.distributed.Work | None = None
+        self.is_complete = False  # the gradients of an update
         if world.size == 1:
             return
         self.weights = torch.zeros(self.size, device=device)
@@ -57,9 +63,7 @@ class Bucket:
         # what ranks collect and forward passes use
         self.used = self.weights
         if is_bf16:
-            self.used = torch.zeros(self.size, dtype=torch.bfloat16, device=device)
-        self.gathering: torch.distributed.Work | None = None
-        self.is_complete = False  # the gradients of an update
+            self.used = torch.zeros(self.size, dtype=self.dtype, device=device)
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """Return each parameter's part of a flat tensor, in the parameter's shape."""
@@ -83,10 +87,14 @@ class Bucket:
             own(self.used).copy_(own(self.weights))
         self.gathering = self.world.start_gathering(self.used)
 
-    def wait_for_weights(self) -> None:
+    def wait_for_weights(self) -> list[Tensor]:
+        """Return what forward passes use, once it is here."""
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
+        if self.world.size == 1:
+            return [p.detach() for p in self.parameters.values()]
+        return self.cut(self.used)
 
     def gather(self, parts: dict[str, Tensor], shares: dict[str, Share]) -> dict[str, Tensor]:
         """Make whole tensors, on the main rank and in its memory, of what each rank has one of for
@@ -103,7 +111,9 @@ class Bucket:
 
 
 class Shares:
-    """This rank's shares of a model, and what ranks do for each other during a micro-batch."""
+    """This rank's shares of a model, and what ranks do for each other during a micro-batch. A single
+    rank has all of it.
+    """
 
     def __init__(self, objective: Objective, world: World, is_bf16: bool) -> None:
         self.world = world
@@ -117,42 +127,64 @@ class Shares:
             layers = nn.ModuleList()
             for number, layer in enumerate(getattr(model, side)):
                 names = [name for name, p in layer.named_parameters() if p.dim() > 1]
-                matrices = {name: rest.pop(f"{side}.{number}.{name}") for name in names}
-                prefixed = {f"{side}.{number}.{name}": p for name, p in matrices.items()}
-                self.layers.append(Bucket(prefixed, world, is_bf16))
+                matrices = {f"{side}.{number}.{name}": layer.get_parameter(name) for name in names}
+                for name in matrices:
+                    del rest[name]
+                self.layers.append(Bucket(matrices, world, is_bf16))
                 layers.append(SharingLayer(layer, names, self, self.layers[-1]))
             model._modules[side] = layers
         # Vectors and embeddings, which are read in fp32 too, so no rank may see them rounded.
         self.rest = Bucket(rest, world)
+        # What no layer hands over, with its part of the flat gradients.
+        self.others = []
+        for (name, p), total in zip(rest.items(), self.rest.cut(self.rest.gradients), strict=True):
+            if not name.startswith(("encoder.", "decoder.")):
+                self.others.append((p, total))
         self.buckets = [self.rest, *self.layers]
-        self.own = {name: share for bucket in self.buckets for name, share in bucket.find_shares()}
-        self.is_last = False  # micro-batch of an update, so that its gradients complete the sums
+        self.own = share_nothing(objective.model)
+        if world.size > 1:
+            self.own = {name: one for bucket in self.buckets for name, one in bucket.find_shares()}
+        # Whether a micro-batch is the first of an update, whose gradients replace those of the last
+        # update, and whether it is the last, whose gradients complete the sums.
+        self.is_first = self.is_last = False
         self.waiting: list[Bucket] = []  # for their gradients to be complete and then summed
         self.sums: list[torch.distributed.Work] = []
 
     def start(self, is_first: bool, is_last: bool) -> None:
         """Before a micro-batch of an update: if it is the first, begin to collect new weights."""
-        self.is_last, self.waiting = is_last, list(self.layers)
+        self.is_first, self.is_last, self.waiting = is_first, is_last, list(self.layers)
         for bucket in self.layers:
             bucket.is_complete = False
         if is_first:
+            for p, _ in self.others:
+                p.grad = None  # so that nothing is added to what is there
+        if is_first and self.world.size > 1:
             for bucket in self.buckets:
                 bucket.start_gathering()
             self.rest.wait_for_weights()
 
-    def add(self, bucket: Bucket, gradients: list[Tensor]) -> None:
+    def add(self, layer: "SharingLayer", matrices: list[Tensor], vectors: list[Tensor]) -> None:
         """Add gradients of a layer to those of the update; begin to sum what is complete."""
-        for total, gradient in zip(bucket.cut(bucket.gradients), gradients, strict=True):
-            total.add_(gradient)
-        if self.is_last:
-            bucket.is_complete = True
+        for parameters, gradients in ((layer.matrices, matrices), (layer.vectors, vectors)):
+            totals = [p.grad for p in parameters if p.grad is not None]
+            if self.is_first:  # one kernel for all of them, because their types are the same
+                torch._foreach_copy_(totals, gradients)
+            else:
+                for total, gradient in zip(totals, gradients, strict=True):
+                    total.add_(gradient)
+        if self.is_last and self.world.size > 1:
+            layer.bucket.is_complete = True
             # always from the last layer to the first, because all ranks must sum in one order
             while self.waiting and self.waiting[-1].is_complete:
                 self.sums.append(self.world.start_sum(self.waiting.pop().gradients))
 
     def finish(self) -> None:
         """After a micro-batch; if it is the last of an update, wait for all sums."""
-        if not self.is_last:
+        if self.is_first:
+            for p, total in self.others:
+                total.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
+                p.grad = total
+        if not self.is_last or self.world.size == 1:
             return
         self.sums.append(self.world.start_sum(self.rest.gradients))
         for work in self.sums:
@@ -167,11 +199,14 @@ class Shares:
 
     def gather_weights(self) -> None:
         """Give all ranks all weights as they are, for whatever reads the model itself."""
-        for bucket in self.buckets:
-            self.world.start_gathering(bucket.weights).wait()
+        if self.world.size > 1:
+            for bucket in self.buckets:
+                self.world.start_gathering(bucket.weights).wait()
 
     def gather(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Make whole tensors of what each rank has one of for each of its shares, such as moments."""
+        if self.world.size == 1:
+            return parts
         whole: dict[str, Tensor] = {}
         for bucket in self.buckets:
             whole |= bucket.gather(parts, self.own)
@@ -190,69 +225,78 @@ class SharingLayer(nn.Module):
 
     def __init__(self, layer: nn.Module, names: list[str], shares: Shares, bucket: Bucket) -> None:
         super().__init__()
-        self.layer, self.names, self.shares, self.bucket = layer, names, shares, bucket
-        self.matrices = list(bucket.parameters.values())
+        self.layer, self.shares, self.bucket = layer, shares, bucket
+        vectors = {name: p for name, p in layer.named_parameters() if name not in names}
+        self.names = [*names, *vectors]
+        self.matrices, self.vectors = list(bucket.parameters.values()), list(vectors.values())
         self.number = next(_numbers)
         _sharing[self.number] = self
         # A compiler drops what has no result, so handing over gradients has one: that of this token.
         self.token = torch.zeros(1, device=self.matrices[0].device, requires_grad=True)
 
     def forward(self, *args: Any) -> Any:
-        weights = _UseWeights.apply(self.token, self.number, *self.matrices)
+        used = _UseWeights.apply(
+            self.token, self.number, len(self.matrices), *self.matrices, *self.vectors
+        )
         return torch.func.functional_call(
-            self.layer, dict(zip(self.names, weights, strict=True)), args
+            self.layer, dict(zip(self.names, used, strict=True)), args
         )
 
 
 class _UseWeights(torch.autograd.Function):
-    """(matrices of a layer) -> the same as forward passes use them."""
+    """(matrices and vectors of a layer) -> the same as forward passes use them."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, number: int, *matrices: Tensor) -> tuple[Tensor, ...]:
-        ctx.number = number
+    def forward(
+        ctx: Any, token: Tensor, number: int, n_matrices: int, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.number, ctx.n_matrices = number, n_matrices
+        vectors = [vector.view_as(vector) for vector in parameters[n_matrices:]]
         if torch.compiler.is_compiling():
-            return tuple(torch.ops.nmt.use_weights(token, number, list(matrices)))
-        return tuple(_find_used_weights(number))
+            matrices = torch.ops.nmt.use_weights(token, number, list(parameters[:n_matrices]))
+        else:
+            bucket = _sharing[number].bucket
+            matrices = [matrix.to(bucket.dtype) for matrix in bucket.wait_for_weights()]
+        return (*matrices, *vectors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        of_matrices, of_vectors = gradients[: ctx.n_matrices], gradients[ctx.n_matrices :]
         for_token = None
         if torch.compiler.is_compiling():
-            for_token = torch.ops.nmt.add_gradients(ctx.number, list(gradients))
+            for_token = torch.ops.nmt.add_gradients(ctx.number, list(of_matrices), list(of_vectors))
         else:
-            _hand_over(ctx.number, list(gradients))
-        return for_token, None, *[None] * len(gradients)
+            _hand_over(ctx.number, list(of_matrices), list(of_vectors))
+        return for_token, None, None, *[None] * len(gradients)
 
 
-def _find_used_weights(number: int) -> list[Tensor]:
-    bucket = _sharing[number].bucket
-    bucket.wait_for_weights()
-    return bucket.cut(bucket.used)
-
-
-def _hand_over(number: int, gradients: list[Tensor]) -> None:
+def _hand_over(number: int, matrices: list[Tensor], vectors: list[Tensor]) -> None:
     layer = _sharing[number]
-    layer.shares.add(layer.bucket, gradients)
+    layer.shares.add(layer, matrices, vectors)
 
 
 @torch.library.custom_op("nmt::use_weights", mutates_args=())
 def _use_weights(token: Tensor, number: int, matrices: list[Tensor]) -> list[Tensor]:
+    bucket = _sharing[number].bucket
+    used = bucket.wait_for_weights()
     # Copies, because compiled code may write into the results of an operation.
-    return [weight.clone() for weight in _find_used_weights(number)]
+    copies = [torch.empty_like(matrix, dtype=bucket.dtype) for matrix in used]
+    torch._foreach_copy_(copies, used)
+    return copies
 
 
 @_use_weights.register_fake
 def _make_empty_weights(token: Tensor, number: int, matrices: list[Tensor]) -> list[Tensor]:
-    dtype = _sharing[number].bucket.used.dtype
+    dtype = _sharing[number].bucket.dtype
     return [torch.empty_like(matrix, dtype=dtype) for matrix in matrices]
 
 
 @torch.library.custom_op("nmt::add_gradients", mutates_args=())
-def _add_gradients(number: int, gradients: list[Tensor]) -> Tensor:
-    _hand_over(number, gradients)
-    return gradients[0].new_zeros(1, dtype=torch.float32)
+def _add_gradients(number: int, matrices: list[Tensor], vectors: list[Tensor]) -> Tensor:
+    _hand_over(number, matrices, vectors)
+    return vectors[0].new_zeros(1)
 
 
 @_add_gradients.register_fake
-def _make_empty_result(number: int, gradients: list[Tensor]) -> Tensor:
-    return gradients[0].new_empty(1, dtype=torch.float32)
+def _make_empty_result(number: int, matrices: list[Tensor], vectors: list[Tensor]) -> Tensor:
+    return vectors[0].new_empty(1)

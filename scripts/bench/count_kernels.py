@@ -46,11 +46,9 @@ class Counts:
     d_model: int
     n_layers: int
     n_parameters: int
-    n_tensors: int  # of parameters
+    n_tensors: int  # of parameters, those of layers aside
     kernels: list[Kernel]
-    # Of several ranks: the parameters that the matrices of each layer have, and how many matrices.
-    layer_sizes: tuple[int, ...] = ()
-    n_matrices: int = 0
+    layer_sizes: tuple[int, ...]  # the parameters that the matrices of each layer have
 
     def launches(self) -> int:
         return sum(kernel.count for kernel in self.kernels)
@@ -89,13 +87,10 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     batch = Batch(side, side, rows, tokens)
 
     objective = Objective(model, config.training.label_smoothing)
-    shares = None
-    if n_ranks > 1:
-        shares = Shares(objective, World(0, n_ranks, torch.device("cpu")), is_bf16=True)
-        objective = shares.objective
+    shares = Shares(objective, World(0, n_ranks, torch.device("cpu")), is_bf16=True)
     found: Counter[Kernel] = Counter()
     with _as_on_gpu(), _counting(found), torch.autocast("cpu", torch.bfloat16):
-        compiled = CompiledObjective(objective, shape, is_one_graph=True)
+        compiled = CompiledObjective(shares.objective, shape, is_one_graph=True)
         try:
             compiled(batch)
         except Exception as error:
@@ -103,8 +98,8 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
                 raise
     torch._dynamo.reset()
     kernels = [Kernel(one.kind, n, one.n_bytes, one.product) for one, n in found.items()]
-    parameters = list(model.parameters())
-    n_parameters = sum(p.numel() for p in parameters)
+    parameters = dict(model.named_parameters())
+    n_parameters = sum(p.numel() for p in parameters.values())
     return Counts(
         config.name,
         n_ranks,
@@ -113,16 +108,10 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
         config.model.d_model,
         config.model.n_layers,
         n_parameters,
-        len(parameters),
+        len([name for name in parameters if not name.startswith(("encoder.", "decoder."))]),
         sorted(kernels, key=lambda one: (one.kind, one.n_bytes)),
-        *(() if shares is None else _describe_layers(shares)),
+        tuple(sum(p.numel() for p in layer.parameters.values()) for layer in shares.layers),
     )
-
-
-def _describe_layers(shares: Any) -> tuple[tuple[int, ...], int]:
-    layers = [list(bucket.parameters.values()) for bucket in shares.layers]
-    sizes = tuple(sum(p.numel() for p in matrices) for matrices in layers)
-    return sizes, sum(map(len, layers))
 
 
 class _as_on_gpu:
@@ -130,6 +119,7 @@ class _as_on_gpu:
 
     def __enter__(self) -> None:
         import torch
+        import torch._inductor.fx_passes.post_grad
         import torch.nn.functional as F
 
         import nmt.model.attention_triton
@@ -160,6 +150,8 @@ class _as_on_gpu:
             (nmt.model.transformer, "look_up", nmt.model.embedding_lookup._LookUp.apply),
             (nmt.train.loss, "supports_fused_loss", lambda hidden: True),
             (nmt.model.attention_triton, "supports_triton", lambda q, v: True),
+            # A GPU adds a bias in the kernel that follows the product, a CPU in the product.
+            (torch._inductor.fx_passes.post_grad, "is_gpu", lambda device: True),
         ]
         self.originals = [getattr(owner, name) for owner, name, _ in self.patches]
         for owner, name, value in self.patches:
@@ -264,7 +256,7 @@ def load(path: Path) -> list[Counts]:
             )
             for one in entry.pop("kernels")
         ]
-        entry["layer_sizes"] = tuple(entry.get("layer_sizes", ()))
+        entry["layer_sizes"] = tuple(entry["layer_sizes"])
         found.append(Counts(**entry, kernels=kernels))
     return found
 

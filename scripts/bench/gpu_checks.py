@@ -793,7 +793,7 @@ def collect_gradients(replica: Replica) -> Tensor:
         parts = {name: share.weight.grad for name, share in replica.own.items()}
         whole = replica.shares.gather({n: grad for n, grad in parts.items() if grad is not None})
         names = [name for name, _ in replica.objective.model.named_parameters() if name in whole]
-        found = {name: whole[name].double() for name in names}
+        found = {name: whole[name].double().cpu() for name in names}
     return torch.cat([torch.empty(0, dtype=torch.float64), *(g.flatten() for g in found.values())])
 
 

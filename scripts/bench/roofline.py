@@ -134,9 +134,7 @@ def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
             seconds = kernel.count * product_s(*kernel.product, gpu)
             parts["products"] += seconds
             loss_s += seconds if max(kernel.product) >= COLUMNS - 64 else 0.0
-        elif "use_weights" in kernel.kind:  # copies in bf16, once for all layers
-            continue
-        elif "add_gradients" in kernel.kind:  # below
+        elif "use_weights" in kernel.kind or "add_gradients" in kernel.kind:  # below
             continue
         elif kernel.kind == "fused":
             parts["fused"] += kernel.count * traffic_s(kernel.n_bytes, gpu)
@@ -146,30 +144,30 @@ def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
             parts["fused"] += kernel.count * traffic_s(kernel.n_bytes, gpu)
     # Read once, written once
     parts["loss rows"] = 2 * 2 * counts.tokens * COLUMNS / gpu.bytes_per_s * 1.15
-    # added in fp32, matrices of several ranks from bf16
-    added = 12 * counts.n_parameters - 2 * n_matrix_weights
-    parts["gradients"] = max(counts.n_tensors * SMALLEST_S, added / gpu.bytes_per_s)
+    # Copied into the flat buffer: those of a layer's matrices from bf16, embeddings in fp32
+    n_small = len(counts.layer_sizes) + counts.n_tensors
+    copied = 8 * counts.n_parameters - 2 * n_matrix_weights
+    parts["gradients"] = copied / gpu.bytes_per_s + n_small * SMALLEST_S
     parts["launches"] = n_launches(counts) * LAUNCH_S
-    # Adam and the norm of a share; the clearing; a share in bf16
-    shared = (28 + 4) * counts.n_parameters + 6 * n_matrix_weights
-    moved = shared / counts.n_ranks + 4 * counts.n_parameters
-    parts["optimizer"] = moved / gpu.bytes_per_s + 1e-4
+    # The matrices that products read, in bf16: one rank rounds them, several have them rounded.
+    read = 6 if counts.n_ranks == 1 else 4
+    parts["fused"] += read * n_matrix_weights / gpu.bytes_per_s
+    # Adam and the norm of a share, which several ranks then round
+    moved = 32 * counts.n_parameters / counts.n_ranks
     if counts.n_ranks > 1:
-        parts["fused"] += max(
-            counts.n_matrices * SMALLEST_S, 4 * n_matrix_weights / gpu.bytes_per_s
-        )
+        moved += 6 * n_matrix_weights / counts.n_ranks
         layers_s = sum(parts[name] for name in ("products", "fused", "attention", "launches"))
         gathering, summing = exchange_s(counts, layers_s - loss_s, gpu)
         parts["weights from ranks"], parts["sum over ranks"] = gathering, summing
+    parts["optimizer"] = moved / gpu.bytes_per_s + 1e-4
     return {part: 1000 * seconds for part, seconds in parts.items()}
 
 
 def n_launches(counts: Counts) -> int:
-    """Kernels of the compiled code, one that adds each gradient, and one that copies each matrix in
-    place of one that is counted for each layer.
+    """Kernels of the compiled code; two copy a layer's gradients, those of its matrices and those of
+    its vectors; one copies each other gradient.
     """
-    n_handed = 2 * len(counts.layer_sizes)
-    return counts.launches() - n_handed + counts.n_tensors + counts.n_matrices
+    return counts.launches() + len(counts.layer_sizes) + counts.n_tensors
 
 
 def exchange_s(counts: Counts, layers_s: float, gpu: Gpu) -> tuple[float, float]:

@@ -26,7 +26,6 @@ from nmt.system.ranks import World
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.replica import Replica
-from nmt.train.shares import Bucket
 from nmt.train.update import Outcomes, run_update
 
 N_VOCAB = 97
@@ -69,13 +68,15 @@ def updates(store: TokenStore, world: World) -> list[Update]:
 class Made(Replica):
     """Its micro-batches give made gradients, which are those of all ranks and micro-batches alike."""
 
-    def run(self, batch: Batch, scale: float, seed: int, *_: bool) -> Tensor:
+    def run(self, batch: Batch, scale: float, seed: int, is_first: bool = True, *_: bool) -> Tensor:
         with torch.no_grad():
             loss, nll = self.objective(batch)
             for p in self.objective.parameters():
                 made = torch.full_like(p, 1e-3 * (seed % 7 + 1))
                 if p.grad is None:
                     p.grad = made
+                elif is_first:
+                    p.grad.copy_(made)
                 else:
                     p.grad.add_(made)
         return torch.stack((loss, nll))
@@ -134,7 +135,6 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(
     shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     alone, model = make_model(), make_model()
     plain = Replica(Objective(alone, 0.1), cpu, False)
-    plain.buckets = [Bucket(dict(alone.named_parameters()), cpu)]
     given = [micro.batch for update in updates(store, cpu)[:4] for micro in update.micros]
     with pretend_device() as device:
         device.to_device(model)
@@ -142,21 +142,25 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(
         batches = [batch.to(GPU) for batch in given]
         for number, (batch, there) in enumerate(zip(given, batches, strict=True)):
             device.forget()
-            expected, found = (
-                plain.run(batch, 0.01, number),
-                replica.run(there, 0.01, number).clone(),
-            )
-            if number > 0:  # the first one is recorded, and the gradients are as if it had not been
+            is_first = number == 0
+            expected = plain.run(batch, 0.01, number, is_first)
+            found = replica.run(there, 0.01, number, is_first).clone()
+            if number > 1:  # one that begins an update and one that does not have been recorded
                 assert (device.replays, device.n_waits) == (1, 0)
                 assert device.n_launches < 20
             assert isinstance(found, DeviceTensor)
             assert torch.allclose(found.on_host, expected, rtol=1e-5)
-        found, expected = replica.buckets[0].gradients, plain.buckets[0].gradients
-        assert isinstance(found, DeviceTensor)
-        assert (found.on_host - expected).norm() <= 1e-5 * expected.norm()
-        assert float(plain.gradient_norm()) > 0
-        replica.clear_gradients()
-        assert not found.on_host.any()
+        check_gradients(model, alone)
+        for one, given_batch in ((plain, batch), (replica, there)):
+            one.clear_gradients()
+            one.run(given_batch, 0.01, number)  # begins another update
+        check_gradients(model, alone)
+
+
+def check_gradients(there: Transformer, here: Transformer) -> None:
+    for p, q in zip(there.parameters(), here.parameters(), strict=True):
+        assert isinstance(p.grad, DeviceTensor) and q.grad is not None
+        assert q.grad.any() and (p.grad.on_host - q.grad).norm() <= 1e-5 * q.grad.norm()
 
 
 class PTXASError(Exception):
@@ -187,7 +191,7 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
-    def fail(work: Any, device: torch.device) -> None:
+    def fail(work: Any, device: torch.device, pool: Any) -> None:
         raise error
 
     monkeypatch.setattr("nmt.train.replica.capture", fail)
