@@ -375,6 +375,7 @@ def translate_input(
     )
     from nmt.translate.protect import Survival
     from nmt.translate.stream import translate_stream
+    from nmt.translate.translator import warn_of_cut
 
     with ExitStack() as stack:
         source = stack.enter_context(open_input(args.input))
@@ -399,17 +400,22 @@ def translate_input(
             chunks = add(chunks, reader, n_done)
         size = find_size(source)
         is_warned = False
+        n_cut = first_cut = 0
         survival = Survival()
         for result in translate_stream(translator, layout, chunks, out, args.workers, load_model):
             if attention is not None:
                 attention.add(translator, result.lines, result.translations)
             progress.advance(result.n_lines)
             survival += result.survival
+            n_cut += len(result.cut)
+            first_cut = first_cut or next(iter(result.cut), 0)
             if not is_warned and len(result.shortened) > MAX_SHORTENED * result.n_lines:
                 is_warned = True
                 warn_of_shortened(source.name, result.shortened)
             if size and result.n_source_bytes:
                 progress.total = round(progress.done * size / result.n_source_bytes)
+    if n_cut:
+        warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done)
     if translator.config.protect:
         say(str(survival))
 
@@ -430,6 +436,7 @@ def translate_document(args: argparse.Namespace, translator: "TextToText") -> No
     from nmt.system.progress import say
     from nmt.translate.lines import open_input
     from nmt.translate.stream import write_uninterrupted
+    from nmt.translate.translator import list_cut, warn_of_cut
 
     with ExitStack() as stack:
         source = stack.enter_context(open_input(args.input))
@@ -440,6 +447,9 @@ def translate_document(args: argparse.Namespace, translator: "TextToText") -> No
         progress.total = len(document.sentences)
         (translated,) = translator.translate_documents([document], progress=progress)
         write_uninterrupted(out, translated.text.encode(errors="replace"))
+    cut = list_cut(translated.candidates)
+    if cut:
+        warn_of_cut(f"{source.name}: sentence {cut[0]}", len(cut), len(translated.candidates))
     if translator.config.protect:
         say(str(translator.survival))
 

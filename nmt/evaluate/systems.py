@@ -16,7 +16,13 @@ from nmt.known_test_sets import KnownSet, find_filtered_set, name_sizes
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
-from nmt.translate.translator import OUR_ENGINE, LoadedModel, warn_if_untagged
+from nmt.translate.translator import (
+    OUR_ENGINE,
+    LoadedModel,
+    list_cut,
+    warn_if_untagged,
+    warn_of_cut,
+)
 
 # Of the translations; a weak model repeats itself in some to the end.
 FEW_CUT = 0.2
@@ -103,13 +109,9 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     started_at = clock()
     with closing(Progress("translating", len(test.src), "sentences")) as progress:
         translations = model.translator.translate(test.src, progress)
-    cut = [number for number, one in enumerate(translations, 1) if one.is_cut]
+    cut = list_cut([[one] for one in translations])
     if len(cut) > FEW_CUT * len(translations):
-        say(
-            f"warning: {choice.name_sides(test)[0]}:{cut[0]}: its translation has as many pieces as "
-            f"decoding.max_ratio and decoding.max_extra allow, so its end may be missing; so have "
-            f"{len(cut):,} of {len(translations):,}"
-        )
+        warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations))
     texts = [translation.text for translation in translations]
     return System(" + ".join(model.paths), config, test, texts, clock() - started_at, model)
 

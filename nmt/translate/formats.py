@@ -84,6 +84,8 @@ class Layout:
             if self.has_alignments:
                 row["pieces"] = translator.vocab.tgt.pieces(one.piece_ids)
                 row["alignment"] = [[s, t] for t, s in enumerate(one.alignment)]
+            if one.is_cut:
+                row["is_cut"] = True
             rows.append(row)
         name = "sentence" if self.is_text else "line"
         fields: dict[str, Any] = {name: number, "source": source, "candidates": rows}

@@ -29,7 +29,13 @@ from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk
 from nmt.translate.protect import Survival
-from nmt.translate.translator import LineTooLong, LoadedModel, TextToText, Translation
+from nmt.translate.translator import (
+    LineTooLong,
+    LoadedModel,
+    TextToText,
+    Translation,
+    list_cut,
+)
 
 Task = Chunk | str  # a chunk, or the error message of an input that ends with an error
 
@@ -43,6 +49,7 @@ class TranslatedChunk:
     lines: Sequence[str] = ()  # and their best translations, if the layout keeps them
     translations: Sequence[Translation] = ()
     shortened: Sequence[int] = ()  # lines of several sentences, with fewer in their translations
+    cut: Sequence[int] = ()  # lines whose translations reach the length limit
     survival: Survival = Survival()  # of its protected strings
 
 
@@ -137,6 +144,7 @@ def _translate_lines(translator: TextToText, layout: Layout, task: Chunk) -> Tra
         task.n_bytes,
         refusal,
         shortened=[task.first + i for i in shortened],
+        cut=list_cut(candidates, task.first),
     )
     if layout.keeps_translations:
         return replace(chunk, lines=lines, translations=best)
@@ -150,7 +158,8 @@ def _translate_paragraphs(translator: TextToText, layout: Layout, task: Chunk) -
     rows = []
     for number, (line, one) in enumerate(zip(task.lines, translated, strict=True), task.first):
         rows.append(layout.paragraph(number, line, one, translator))
-    chunk = TranslatedChunk(_encode(rows), len(task.lines), task.n_bytes)
+    cut = [n for n, one in enumerate(translated, task.first) if list_cut(one.candidates)]
+    chunk = TranslatedChunk(_encode(rows), len(task.lines), task.n_bytes, cut=cut)
     if layout.keeps_translations:
         sentences = [one.text for text in translated for one in text.sentences]
         best = [candidates[0] for text in translated for candidates in text.candidates]

@@ -465,6 +465,20 @@ class TextToText(ABC):
         return ids[: self.longest]
 
 
+def list_cut(candidates: Sequence[Candidates], first: int = 1) -> list[int]:
+    """Return the numbers of the lines whose translations reach the length limit."""
+    return [number for number, (best, *_) in enumerate(candidates, first) if best.is_cut]
+
+
+def warn_of_cut(place: str, n_cut: int, n: int) -> None:
+    """Say that the translation at `place` is the first of `n_cut` that reach the length limit."""
+    say(
+        f"warning: {place}: its translation has as many pieces as decoding.max_ratio and "
+        f"decoding.max_extra allow, so its end may be missing; so have {n_cut:,} of {n:,}; raise "
+        "decoding.max_extra"
+    )
+
+
 def report_parts(sentences: Sequence[Sentence]) -> None:
     """Say which sentences are too long to be translated whole."""
     parts = [one for one in sentences if one.is_part]

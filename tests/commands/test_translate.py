@@ -175,7 +175,8 @@ def test_invalid_utf8_is_reported_at_most_four_times(
 ) -> None:
     text = b"red\n\xff\xff\xff\nblue \xc3\n" + b"\xfe\n" * 9 + b"red dog\n" * 20
     assert run_translate(tmp_path, text, place).count(b"\n") == 32
-    *told, last = capsys.readouterr().err.splitlines()
+    *told, last, cut = capsys.readouterr().err.splitlines()
+    assert "raise decoding.max_extra" in cut
     places = [line.split(": ")[1].removeprefix(f"{tmp_path}/") for line in told]
     assert places == ["in:2:1", "in:3:6", "in:4:1"] and "11 lines" in last
 
@@ -202,6 +203,35 @@ def test_long_lines_are_cut_with_a_warning(
     assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_translations_that_reach_the_length_limit_are_counted_at_the_end(
+    workers: int, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("--json", "--workers", str(workers), "--n-best", "2")
+    rows = run_translate(tmp_path, "\n\n" + TEXT, place, *command).splitlines()
+    best = [json.loads(row)["candidates"][0] for row in rows]
+    cut = [number for number, one in enumerate(best, 1) if one.get("is_cut")]
+    assert 3 <= cut[0] and len(cut) < len(rows)
+    *_, told = capsys.readouterr().err.splitlines()
+    assert told == (
+        f"warning: {tmp_path}/in:{cut[0]}: its translation has as many pieces as decoding.max_ratio "
+        f"and decoding.max_extra allow, so its end may be missing; so have {len(cut)} of {len(rows)}; "
+        "raise decoding.max_extra"
+    )
+
+
+def test_the_length_limit_is_named_for_the_lines_that_resume_and_for_documents(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_text(TEXT)
+    (tmp_path / "out").write_text("hund\n" * 30)
+    files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    assert nmt_translate([str(place), *files, "--resume"]) == 0
+    assert " of 10; raise decoding.max_extra" in capsys.readouterr().err
+    assert nmt_translate([str(place), *files, "--html"]) == 0
+    assert f"{tmp_path}/in: sentence 1: its translation has" in capsys.readouterr().err
+
+
 def find_in_text(translator: Translator, sentences: list[str], n_best: int = 1) -> list[Candidates]:
     """What is found for sentences of running text, of which none comes out empty."""
     config = replace(translator.config, min_length=1)
@@ -217,7 +247,8 @@ def test_a_line_of_text_is_a_paragraph(
     best = [candidates[0].text for candidates in found]
     paragraphs = "{}  {}\n\n{}\n".format(*best)
     assert run_translate(tmp_path, text, place, "--text").decode() == paragraphs
-    assert "warning" not in capsys.readouterr().err
+    (cut,) = capsys.readouterr().err.splitlines()
+    assert "in:1: its translation has as many pieces" in cut and "so have 2 of 3" in cut
 
     rows = run_translate(tmp_path, text, place, "--text", "--json", "--n-best", "2").splitlines()
     first, empty, last = map(json.loads, rows)
@@ -415,6 +446,7 @@ def test_a_device_can_be_written_but_not_resumed(
     with open("/dev/null", "ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)  # as another command that writes there
         assert nmt_translate(command) == 0
+    assert "/dev/null" not in capsys.readouterr().err
     assert nmt_translate([*command, "--resume"]) == 2
     message = capsys.readouterr().err
     assert "/dev/null: is not a regular file" in message and len(message.splitlines()) == 1
