@@ -13,9 +13,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 import torch
 
@@ -225,6 +226,21 @@ def _delay_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+class OutputFile(FileIO):
+    """A file that is emptied by its first write, so that an input refused before costs no result."""
+
+    is_kept = False
+
+    def write(self, data: Any) -> int:
+        self.empty()
+        return super().write(data)
+
+    def empty(self) -> None:
+        if self.is_kept:
+            self.is_kept = False
+            self.truncate(0)
+
+
 @contextmanager
 def open_output(
     path: str, is_resumed: bool, input_handles: Sequence[int]
@@ -235,7 +251,7 @@ def open_output(
     """
     refuse_run_file(Path(path))
     try:
-        file = open(path, "ab", buffering=0)
+        file = OutputFile(path, "ab")
     except OSError as error:
         raise UserError(
             f"{path}: cannot be written ({error.strerror}); choose another -o FILE"
@@ -260,8 +276,9 @@ def open_output(
         if is_resumed:
             yield file, keep_whole_lines(path)
         else:
-            file.truncate(0)
+            file.is_kept = True
             yield file, 0
+            file.empty()  # where there was nothing to write
 
 
 def check_not_input(output: int, name: str, input_handles: Sequence[int]) -> None:

@@ -199,12 +199,17 @@ def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
     command, *words = line.split()
     if command == "train":
         words = [*name_config(ground), *words]
+    if command in ("score", "translate"):
+        Path("result").write_text("of yesterday")
+        words += ["-o", "result"]
     capsys.readouterr()
     with breaking_numba() if what == "engine" else nullcontext():
         assert COMMANDS[command](words) == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert ": error: " in message
     assert [word for word in CELLS[what][line].split() if word not in message] == []
+    if "result" in words:
+        assert Path("result").read_text() == "of yesterday"
 
 
 @pytest.mark.parametrize("line", NAMED)
@@ -218,10 +223,12 @@ def test_a_text_that_is_not_what_it_seems_is_named_once(
     say_once.cache_clear()
     capsys.readouterr()
     code, expected = NAMED[line]
+    Path("o").write_text("of yesterday")
     assert COMMANDS[command](words) == code
     messages = capsys.readouterr().err.splitlines()
     fitting = [one for one in messages if all(word in one for word in expected.split())]
     assert len(fitting) == 1
+    assert code == 0 or Path("o").read_text() == "of yesterday"
 
 
 def test_the_attention_of_a_report_is_that_of_the_evaluated_translation(ground: Path) -> None:
