@@ -2,7 +2,7 @@
 
 Clients take turns, and so do the requests of each: a line waits for about one line of every other
 request, however many that has. A batch that has begun is not interrupted, so while short requests come,
-long ones leave a thread to them.
+long ones leave a thread to them, and have small batches with a pause after each.
 
 Batches are never delayed to fill up: a free thread takes what waits, at most a batch and, beside
 other threads, at most its share, so that one does not take all and leave the others idle. Lines with
@@ -32,6 +32,7 @@ from nmt.translate.translator import LineTooLong, Translator
 
 SMALLEST_SHARE = 4  # lines: together they take little longer than one
 MOST_LONG = 64  # lines of long requests in a batch: on a CPU, more are hardly any faster
+MOST_BESIDE_SHORT = 16  # the same while short requests come
 SHORT_S = 5.0  # after a short request, in which another one is expected
 # Of usual text; a batch that is larger after all is split by the search.
 PIECES_PER_LINE, CHARACTERS_PER_PIECE = 4, 4
@@ -82,7 +83,8 @@ class Batcher:
         self._n_requests: Counter[str] = Counter()  # that have lines waiting, by client
         self._short_until = 0.0
         self._n_translating = 0  # lines
-        self._n_long_batches = 0  # that are translated
+        # Until when threads are taken by long requests: by a batch, and by the pause after it.
+        self._long_until: dict[threading.Thread, float] = {}
         self._is_closed = False
         self._changed = threading.Condition()
         self._threads = [
@@ -162,10 +164,12 @@ class Batcher:
         # The threads share the cores, as those of nmt-translate do (nmt/translate/batching.py).
         torch.set_num_threads(self.n_cores_each)
         while batch := self._take_batch():
+            began_at = clock()
             answers = answer_batch(batch)
             with self._changed:
                 self._n_translating -= len(batch)
-                self._n_long_batches -= batch[0].is_long
+                if batch[0].is_long:  # a pause that is as long as the batch
+                    self._long_until[threading.current_thread()] = 2 * clock() - began_at
             loop = batch[0].answered.get_loop()
             try:
                 loop.call_soon_threadsafe(_resolve, batch, answers)
@@ -178,15 +182,18 @@ class Batcher:
             while not (waiting := self._list_lines_to_take()):
                 if self._is_closed:
                     return []
-                # lines of long requests may be translated then
-                pause = self._short_until - clock() if self._waiting else None
-                self._changed.wait(None if pause is None else max(0.0, pause))
+                # lines of long requests may be translated at the first of these times
+                now = clock()
+                times = [max(now, self._short_until), *self._long_until.values()]
+                pause = min(time for time in times if time >= now) - now
+                self._changed.wait(pause if self._waiting else None)
             first = waiting[0]
             n_characters = find_budget(first.options)
             share = math.ceil((len(self._waiting) + self._n_translating) / self.n_threads)
             n_lines = max(SMALLEST_SHARE, share)
             if first.is_long and self.n_threads > 1:
-                n_lines = min(MOST_LONG, n_lines)
+                has_short = clock() < self._short_until
+                n_lines = min(MOST_BESIDE_SHORT if has_short else MOST_LONG, n_lines)
             batch: list[WaitingLine] = []
             longest = 0
             for line in waiting:
@@ -201,13 +208,16 @@ class Batcher:
             self._turn = max(self._turn, first.turn)
             self._remove(batch)
             self._n_translating += len(batch)
-            self._n_long_batches += first.is_long
+            if first.is_long:
+                self._long_until[threading.current_thread()] = math.inf
         self.observe_batch(len(batch))
         return batch
 
     def _list_lines_to_take(self) -> list[WaitingLine]:
         """List the lines that wait, by their turns. While short requests come, one thread is theirs."""
-        is_theirs = clock() < self._short_until and self._n_long_batches >= self.n_threads - 1
+        now = clock()
+        n_long = sum(until > now for until in self._long_until.values())
+        is_theirs = now < self._short_until and n_long >= self.n_threads - 1
         if self.n_threads == 1 or self._is_closed or not is_theirs:
             return self._waiting
         return [line for line in self._waiting if not line.is_long]

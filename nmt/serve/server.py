@@ -6,6 +6,7 @@ are answered, for at most ten seconds.
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 from collections.abc import Sequence
@@ -136,4 +137,6 @@ def run_server(server: TranslationServer, listener: socket.socket, names: Sequen
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     say(f"http://{host}:{address[1]}  {', '.join(names)}")
+    # A collection of everything that was imported would stop all threads for a third of a second.
+    gc.freeze()
     server.run(listener)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,19 @@ from support.waiting import until
 
 from nmt.serve import batcher
 from nmt.serve.answers import LineOptions
-from nmt.serve.batcher import MOST_LONG, SHORT_S, Asker, Batcher, QueueFull, WaitingLine
+from nmt.serve.batcher import (
+    MOST_BESIDE_SHORT,
+    MOST_LONG,
+    SHORT_S,
+    Asker,
+    Batcher,
+    QueueFull,
+    WaitingLine,
+)
 from nmt.serve.limits import MAX_AT_ONCE, MOST_CHARACTERS_AT_ONCE, ServeLimits
 from nmt.serve.messages import LineCandidate
 from nmt.serve.models import ServedModels
+from nmt.system.progress import clock
 
 LIMITS = ServeLimits(max_waiting=4, timeout_s=0.5)
 
@@ -233,12 +243,35 @@ def test_a_thread_is_left_to_short_requests_while_they_come(models: ServedModels
         patch.setattr(batcher, "clock", lambda: now)
         put_lines(queue, models, Asker("small"), 1, "short")
         first, second = queue._take_batch(), queue._take_batch()
-        assert sorted(map(len, (first, second))) == [1, MOST_LONG]
+        assert sorted(map(len, (first, second))) == [1, MOST_BESIDE_SHORT]
         assert queue._list_lines_to_take() == []  # one thread translates lines of long requests
         put_lines(queue, models, Asker("small"), 2, "short")
         assert [line.text for line in queue._take_batch()] == ["short", "short"]
         now += SHORT_S
         assert len(queue._take_batch()) == MOST_LONG
+
+
+@in_loop
+def test_while_short_requests_come_long_ones_pause_after_each_batch(models: ServedModels) -> None:
+    queue = fill_queue(models)
+    times = []
+
+    def answer(lines: Sequence[WaitingLine]) -> list[Exception]:
+        began_at = clock()
+        time.sleep(0.02)
+        if lines[0].is_long:
+            times.append((began_at, clock()))
+        return [ZeroDivisionError()] * len(lines)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batcher, "answer_batch", answer)
+        put_lines(queue, models, Asker("small"), 1, "short")
+        queue.start()
+        until(lambda: len(times) >= 4)
+        queue.stop()
+        until(lambda: not any(thread.is_alive() for thread in queue._threads))
+    for (began_at, ended_at), (next_at, _) in pairwise(times[:4]):
+        assert next_at - ended_at >= ended_at - began_at
 
 
 @in_loop
