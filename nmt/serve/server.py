@@ -24,9 +24,10 @@ from nmt.serve.limits import ServeLimits
 from nmt.serve.metrics import ServerMetrics
 from nmt.serve.models import ServedModels
 from nmt.system.errors import UserError
-from nmt.system.progress import say, say_once
+from nmt.system.progress import clock, say, say_once
 
 DRAIN_S = 10
+LAST_CALL_S = 0.5  # for requests that are on their way
 LONGEST_HEAD = 64 << 10  # bytes: clients of LibreTranslate put texts into the query
 BACKLOG = 1_024
 
@@ -49,12 +50,25 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 class PatientServer(uvicorn.Server):
     """uvicorn, which says once that no more files can be opened; asyncio tells of each try to accept a
-    connection, a thousand a second.
+    connection, a thousand a second. At its end it answers requests that are on their way on idle connections.
     """
+
+    is_closed = (
+        False  # to new connections; only then are open ones given up, or clients would open others
+    )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(say_trouble)
         await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        self.is_closed = True
+        ends_at = clock() + LAST_CALL_S
+        while self.server_state.connections and clock() < ends_at:
+            await asyncio.sleep(0.02)  # each answer closes its connection
+        await super().shutdown(sockets)
 
 
 def say_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -106,7 +120,7 @@ def make_server(
         timeout_graceful_shutdown=DRAIN_S,
     )
     server = PatientServer(config)
-    app.is_stopping = lambda: server.should_exit
+    app.is_stopping = lambda: server.is_closed
     metrics.watch("nmt_waiting_lines", "Lines in the queue", lambda: batcher.n_waiting)
     metrics.watch(
         "nmt_connections", "Open connections", lambda: len(server.server_state.connections)

@@ -19,6 +19,7 @@ from nmt.system.errors import UserError
 from nmt.system.progress import say_once
 
 IMPATIENT = ServeLimits(timeout_s=0.4, max_connections=4)
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HEAD = b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -94,15 +95,34 @@ def test_a_body_that_is_no_http_is_no_failure_of_what_answers_without_it(
     assert log.records == []
 
 
+def stop_listening(server: RunningServer) -> None:
+    stopped = server.server.uvicorn
+    stopped.should_exit = True
+    until(lambda: not stopped.servers[0].is_serving())
+
+
 def test_a_stopping_server_says_that_no_more_requests_may_come(models: ServedModels) -> None:
     with run_in_thread(models) as server:
         connection = connect(server, HEAD + b"Content-Length: 2\r\n\r\n{")
         app: Any = server.server.uvicorn.config.app
         until(lambda: app.n_unanswered == 1)
-        server.server.uvicorn.should_exit = True
+        stop_listening(server)
         connection.sendall(b"}")
         answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 4") and b"connection: close" in answer
+
+
+def test_a_request_that_comes_on_an_idle_connection_at_the_end_is_answered(
+    models: ServedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.serve.server.LAST_CALL_S", 20)
+    with run_in_thread(models) as server:
+        connection = connect(server, HEALTH)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        stop_listening(server)
+        connection.sendall(HEALTH)
+        answer = read_all(connection)
+    assert b"HTTP/1.1 200 OK" in answer and b"connection: close" in answer
 
 
 @pytest.mark.parametrize(
