@@ -53,9 +53,9 @@ class PatientServer(uvicorn.Server):
     connection, a thousand a second. At its end it answers requests that are on their way on idle connections.
     """
 
-    is_closed = (
-        False  # to new connections; only then are open ones given up, or clients would open others
-    )
+    # Whether it accepts no new connections. Only then does it close open ones, because clients would open
+    # others in their place.
+    is_closed = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(say_trouble)
