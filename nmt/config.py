@@ -420,6 +420,10 @@ class OptimizerConfig:
     beta1: float = default(0.9, FRACTION)
     beta2: float = default(0.98, FRACTION)
     eps: float = default(1e-9, POSITIVE)
+    # What updates the matrices of layers: Adam, or Muon (Jordan et al. 2024), whose steps have about
+    # equal singular values. Embeddings, the projection, biases and LayerNorms stay with Adam. What it
+    # gains: docs/learning.md#which-recipe-is-best-for-an-hour-a-first-screening-2026-11-26.
+    matrices: Literal["adam", "muon"] = "adam"
     # AdamW: each update first multiplies the matrices, embeddings included, by
     # 1 - rate * weight_decay. Biases, the weights of LayerNorm and frozen parts stay, as with Hugging
     # Face's trainer; fairseq's AdamW lets all weights decay.
