@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from nmt.evaluate.evaluation import Evaluation
     from nmt.score.score import Score
+    from nmt.system.pool import Executor
     from nmt.translate.pair_scores import PairScore
     from nmt.translate.translator import LoadedModel, TextToText
 
@@ -106,14 +107,16 @@ def open_model(
     return model
 
 
-def prepare(config: RunConfig) -> bool:
-    """Prepare the token store of a config, if it does not exist yet; returns whether it is new."""
+def prepare(config: RunConfig, executor: "Executor | None" = None) -> bool:
+    """Prepare the token store of a config, if it does not exist yet; returns whether it is new. The
+    work is done by data.workers processes of this machine, or on `executor`.
+    """
     from nmt.corpus import prepare as preparation
     from nmt.data.store import open_store, warn_of_unknown
     from nmt.system.caches import provide_caches
 
     provide_caches()  # before `datasets` or sacreBLEU is imported
-    is_new = preparation.prepare(config.data, config.vocab, config.seed)
+    is_new = preparation.prepare(config.data, config.vocab, config.seed, executor)
     warn_of_unknown(open_store(Path(config.data.store), "train"))
     return is_new
 

@@ -45,6 +45,7 @@ FORESEEN_ERRORS = (
     errno.EISDIR,
     errno.ENOTDIR,
 )
+MAX_WORKERS = 4_096
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 # What to do when memory has run out, where the work itself has nothing better to say.
@@ -225,6 +226,35 @@ def parse_checkpoints(
     return args
 
 
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Which processes do the work, here or elsewhere."""
+    parser.add_argument(
+        "--workers",
+        type=parse_workers,
+        default=1,
+        metavar="N",
+        help="processes, each with a copy of the model and its share of the cores",
+    )
+    add_on(parser)
+
+
+def add_on(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--on",
+        metavar="CLUSTER",
+        help="where the workers are, if not on this machine: 'ray', or 'slurm' with options of sbatch, "
+        "as in --on 'slurm --gpus=1 --time=8:00:00'; see docs/clusters.md",
+    )
+
+
+def parse_workers(text: str) -> int:
+    """The type of --workers."""
+    value = parse_positive(text)
+    if value > MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"{value:,} is more than {MAX_WORKERS:,}")
+    return value
+
+
 def is_setting(text: str) -> bool:
     """Whether a word is a setting; a path may hold a "=" too, but does not begin like this."""
     return re.match(r"([a-z_0-9]+(\.[a-z_0-9]+)+|device)=", text) is not None
@@ -266,17 +296,22 @@ def check_options(
 
 
 def open_lines_output(
-    args: argparse.Namespace, inputs: Sequence[int], stack: ExitStack, task: str, unit: str
+    args: argparse.Namespace,
+    inputs: Sequence[int],
+    stack: ExitStack,
+    task: str,
+    unit: str,
+    at_a_time: int = 1,
 ) -> "tuple[IO[bytes], int, Progress]":
     """Open -o FILE or standard output, which must not be one of the inputs, and a progress bar.
-    Returns in the middle how many lines of FILE --resume keeps.
+    Returns in the middle how many lines of FILE --resume keeps, a multiple of `at_a_time`.
     """
     from nmt.system.progress import Progress, is_terminal, say
     from nmt.translate.stream import check_not_input, open_output
 
     n_done = 0
     if args.output:
-        out, n_done = stack.enter_context(open_output(args.output, args.resume, inputs))
+        out, n_done = stack.enter_context(open_output(args.output, args.resume, inputs, at_a_time))
     else:
         check_not_input(STDOUT, "standard output", inputs)
         out = sys.stdout.buffer

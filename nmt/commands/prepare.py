@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from nmt.commands.cli import (
     add_config_arguments,
     add_offline,
+    add_on,
     go_offline,
     make_parser,
     start_command,
@@ -29,6 +30,7 @@ EXAMPLES = """\
   nmt-prepare --config demo.yaml
   nmt-prepare --config multi30k.yaml data.root=corpora/multi30k data.store=stores/multi30k
   nmt-prepare --config base.yaml 'data.train=[{src: europarl.en.gz, tgt: europarl.de.gz}]' data.workers=16
+  nmt-prepare --config base.yaml data.workers=64 --on ray
   nmt-prepare --config base.yaml --offline
   nmt-prepare --inspect data/wmt14-ende
   nmt-prepare --inspect data/wmt14-ende --json > store.json"""
@@ -43,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="instead of --config: show what this prepared store holds",
     )
     parser.add_argument("--json", action="store_true", help="with --inspect: as one JSON object")
+    add_on(parser)
     add_offline(parser)
     return parser
 
@@ -67,13 +70,15 @@ def prepare_corpus(args: argparse.Namespace) -> int:
         raise UserError("--json needs --inspect STORE")
 
     from nmt import api
+    from nmt.system.cluster import open_executor
     from nmt.system.progress import say
 
     config = api.load_config(args.config, args.overrides)
     # A batch system sends SIGTERM: it ends the work as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
-        is_new = api.prepare(config)
+        with open_executor(args.on, config.data.workers, uses_gpu=False) as executor:
+            is_new = api.prepare(config, executor)
     except KeyboardInterrupt:
         say("stopped; what is finished is kept, and the same command continues with it")
         raise

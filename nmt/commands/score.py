@@ -7,11 +7,13 @@ corpus. Whatever can be wrong with the options is reported before torch is impor
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from nmt.commands.cli import (
+    add_workers,
     check_options,
     make_parser,
     open_lines_output,
@@ -42,8 +44,8 @@ Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it
 
 CONFLICTS = {
     "--n-best": "--tgt --dual --resume",
-    "--tune": "--json --score --rerank",
-    "--rerank": "--json --score",
+    "--tune": "--json --score --rerank --workers --on",
+    "--rerank": "--json --score --workers --on",
     "--dual": "--json --score",
 }
 NEEDS = {"--reverse": "--n-best", "--rerank": "--n-best", "--tune": "--n-best", "--resume": "-o"}
@@ -109,8 +111,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on after the last whole line of the output file, if there is one",
+        help="go on after what the output file has of whole chunks, 4,096 pairs each",
     )
+    add_workers(parser)
     return parser
 
 
@@ -151,18 +154,27 @@ def score_files(args: argparse.Namespace) -> int:
     tune_process()  # before torch is imported
 
     from nmt.agreement import check_agreement, check_sides, turn_round
+    from nmt.system.cluster import open_executor
+    from nmt.system.pool import map_with_workers
     from nmt.system.progress import say
-    from nmt.translate.dual_scores import dual_score_stream
-    from nmt.translate.pair_scores import open_pair_scorer
-    from nmt.translate.score_stream import ScoreTotals, score_stream
+    from nmt.translate.score_stream import PAIRS_AT_ONCE, ScoreTotals, start_scoring
+    from nmt.translate.stream import write_chunk
 
     if args.output is None and sys.stdout is None:
         raise UserError("standard output is closed; give -o FILE")
     # open the models, and see that the files are in their languages
-    scorer = open_pair_scorer(args.checkpoints, args.overrides)
-    reverse = None
-    if args.dual:
-        reverse = open_pair_scorer([args.dual], args.overrides)
+    start = partial(
+        start_scoring,
+        args.checkpoints,
+        args.dual,
+        args.overrides,
+        args.score or "sum",
+        args.json,
+        1 if args.on else args.workers,
+    )
+    here = start()
+    scorer, reverse = here.scorer, here.reverse
+    if reverse is not None:
         back = f"the reverse of {args.checkpoints[0]}", turn_round(scorer.translator.direction)
         remedy = "give a model of the other direction after --dual"
         check_agreement("direction", args.dual, reverse.translator.direction, *back, remedy)
@@ -171,17 +183,20 @@ def score_files(args: argparse.Namespace) -> int:
     totals = ScoreTotals()
     with ExitStack() as stack:
         inputs = open_inputs([args.src, args.tgt, args.n_best, args.tune], stack)
-        out, n_done, progress = open_lines_output(args, inputs, stack, "scoring", "pairs")
+        out, n_done, progress = open_lines_output(
+            args, inputs, stack, "scoring", "pairs", PAIRS_AT_ONCE
+        )
         if args.tune or args.rerank is not None:
             rerank_candidates(args, scorer, out, progress)
             return 0
         chunks = read_chunks(args, scorer, n_done)
-        if reverse is not None:
-            scored = dual_score_stream(scorer, reverse, chunks, out, totals)
-        else:
-            scored = score_stream(scorer, chunks, out, args.score or "sum", args.json, totals)
+        uses_gpu = "device=cpu" not in args.overrides
+        executor = stack.enter_context(open_executor(args.on, args.workers, uses_gpu))
+        scored = stack.enter_context(closing(map_with_workers(start, chunks, executor, here)))
         for chunk in scored:
-            progress.advance(len(chunk.sources))
+            write_chunk(out, chunk.data)
+            totals.extend(chunk.totals)
+            progress.advance(chunk.totals.pairs)
             if chunk.share:
                 progress.total = round(progress.done / chunk.share)
     say(totals.describe())

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
+    add_workers,
     check_options,
     make_parser,
     open_lines_output,
@@ -50,19 +51,18 @@ Each line gives one line, in order; an empty one stays empty; what is not UTF-8 
 A line is a sentence, or what the model was trained on; with --text, it is a paragraph of sentences.
 Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/decoding.md"""
 
-MAX_WORKERS = 4_096
 # Lines of a chunk in which the splitter may find a sentence too many. On news, captions and everyday
 # sentences it finds one in 1 to 4 % of all lines.
 MAX_SHORTENED = 0.05
 ATTENTION_SUFFIXES = (".html", ".json")
 OF_LINES = (
     "--text --prefix --must --n-best --scores --alignments --json --attention --resume --workers "
-    "--interactive --long-lines"
+    "--on --interactive --long-lines"
 )
 CONFLICTS = {
-    "--attention": "--resume --workers --interactive",  # maps of lines that are done are unknown
+    "--attention": "--resume --workers --on --interactive",  # maps of lines that are done are unknown
     "--engine": "--attention --n-best --alignments --sample --prefix --forbid --glossary --must --protect",
-    "--interactive": "-i -o --prefix --must --workers",
+    "--interactive": "-i -o --prefix --must --workers --on",
     "--text": "--prefix --must --long-lines",
     "--html": f"--srt {OF_LINES}",
     "--srt": OF_LINES,
@@ -92,8 +92,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parse_checkpoints(parser, argv)
     check_options(parser, args, CONFLICTS, NEEDS)
-    if args.workers > MAX_WORKERS:
-        parser.error(f"--workers {args.workers:,} is more than {MAX_WORKERS:,}")
     if args.resume and args.n_best and not args.json:
         parser.error("--resume cannot count --n-best lines; give --json too, one line for each")
     if args.text and not args.json and (args.n_best or args.scores or args.alignments):
@@ -234,13 +232,7 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
         default="nmt",
         help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote",
     )
-    parser.add_argument(
-        "--workers",
-        type=parse_positive,
-        default=1,
-        metavar="N",
-        help="processes, each with a copy of the model and its share of the cores",
-    )
+    add_workers(parser)
     parser.add_argument(
         "--interactive",
         action="store_true",
@@ -296,7 +288,7 @@ def translate_text(args: argparse.Namespace) -> int:
         args.forbid,
         args.glossary,
     )
-    share_cores(args.workers)
+    share_cores(1 if args.on else args.workers)
     model = load_model()
     decoding = model.config.decoding
     warn_if_untagged(model.config.data, decoding.tag)
@@ -317,7 +309,7 @@ def translate_text(args: argparse.Namespace) -> int:
         model.translator.check_phrases("--must")
     names_files = args.input or args.output or args.prefix or args.must or args.attention
     is_prompt = args.interactive
-    if not names_files and args.workers == 1 and sys.stdin.isatty():
+    if not names_files and args.workers == 1 and not args.on and sys.stdin.isatty():
         is_prompt = True  # a person who gave no input would wait for nothing
     if args.html or args.srt:
         translate_document(args, model.translator)
@@ -365,6 +357,7 @@ def translate_input(
     load_model: "Callable[[], LoadedModel]",
 ) -> None:
     """Translate a file or standard input."""
+    from nmt.system.cluster import open_executor
     from nmt.system.progress import say
     from nmt.translate.lines import (
         LARGEST_CHUNK,
@@ -402,7 +395,9 @@ def translate_input(
         is_warned = False
         n_cut = first_cut = 0
         survival = Survival()
-        for result in translate_stream(translator, layout, chunks, out, args.workers, load_model):
+        uses_gpu = "device=cpu" not in args.overrides
+        executor = stack.enter_context(open_executor(args.on, args.workers, uses_gpu))
+        for result in translate_stream(translator, layout, chunks, out, executor, load_model):
             if attention is not None:
                 attention.add(translator, result.lines, result.translations)
             progress.advance(result.n_lines)

@@ -62,6 +62,7 @@ from nmt.system.files import (
     seal,
     write_json,
 )
+from nmt.system.pool import Executor, use_processes
 from nmt.system.progress import say
 from nmt.system.run_folder import (
     LEDGER_FILE,
@@ -76,7 +77,9 @@ WORK_FOLDER = ".nmt-prepare"  # in the folder of the store
 COMPRESSED_SUFFIXES = (*COMPRESSED, ".tgz", ".parquet")
 
 
-def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
+def prepare(
+    data: DataConfig, vocab: VocabConfig, seed: int, executor: Executor | None = None
+) -> bool:
     """Make `data.store` and return True, or return False if it is there; `UserError` if it has
     other settings.
     """
@@ -114,7 +117,8 @@ def prepare(data: DataConfig, vocab: VocabConfig, seed: int) -> bool:
                 n_written = sum(file.stat().st_size for file in work.rglob("*.*"))
                 if shutil.disk_usage(store).free + n_written < n_bytes:
                     raise UserError(_describe_full_disk(store, n_bytes))
-                _build(store, parts, Preparation(work, data, vocab, seed))
+                job = Preparation(work, data, vocab, seed, executor or use_processes(data.workers))
+                _build(store, parts, job)
             finally:
                 # only under the lock: without it, the work is another process's
                 _remove_what_is_not_needed(store, work)

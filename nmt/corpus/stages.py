@@ -49,13 +49,14 @@ from nmt.system.files import (
     write_bytes,
     write_json,
 )
-from nmt.system.pool import map_in_order, map_with_workers, run_in_process
+from nmt.system.pool import Executor, map_in_order, map_with_workers, run_in_process
 from nmt.system.progress import Progress, clock, say
 from nmt.system.records import Record, RecordReader, read_record
 from nmt.system.run_folder import VOCAB_FILE
 
-FEW_LINES = 200_000  # whose words need not be counted in a process of their own
+FEW_LINES = 200_000  # from whose words a BPE need not be learned in a process of its own
 DONE_FILE = "done.json"
+WORDS_FILE = "words.tsv"
 LAYOUT = 6  # of the files in the work folder: what another layout left is not continued
 NOTHING_LEFT = "data.train: no pairs are left after cleaning; check data.clean and the corpora"
 
@@ -76,6 +77,7 @@ class Preparation:
     data: DataConfig
     vocab: VocabConfig
     seed: int
+    executor: Executor
 
     def run_stage(
         self,
@@ -214,7 +216,7 @@ def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder:
                 yield number, block
 
         start = partial(ShardCollector, folder, part.rules, held_out, part.corpus.min_score)
-        for shard_report in map_with_workers(start, number_blocks(), job.data.workers):
+        for shard_report in map_with_workers(start, number_blocks(), job.executor):
             report.extend(shard_report)
             progress.advance(shard_report.lines)
     return report
@@ -287,7 +289,7 @@ def mark_duplicates(
                 shard_file(each.folder, number, "digests")
                 for number in range(len(each.report.kept))
             ]
-        is_duplicate = find_duplicates(digests)
+        is_duplicate = find_duplicates(digests, job.executor)
         counts = {}
         first = 0
         for each in train:
@@ -314,6 +316,12 @@ class BpePart:
     sides: tuple[int, ...]  # 0: the source, 1: the target
     key: str  # how its keys begin
     vocab: VocabConfig  # with its own size and model
+
+    @property
+    def kind(self) -> str:
+        if self.vocab.joint:
+            return "joint BPE"
+        return f"BPE of the {('source', 'target')[self.sides[0]]}"
 
     @property
     def has_source(self) -> bool:
@@ -384,11 +392,15 @@ def learn_bpe(
             WordSample(shard, part.sides, quota, (job.seed, number))
             for number, (shard, quota) in enumerate(zip(shards, quotas, strict=True))
         ]
-        learn_from = partial(_learn_from_samples, folder, samples, job.data.workers, tags)
+        n_words = _count_sample_words(folder / WORDS_FILE, samples, job.executor)
+        say(
+            f"learning a {part.kind} of {part.vocab.size:,} pieces from {n_words:,} words of {n_sampled:,} lines"
+        )
+        learn = partial(_learn_from_words, folder, tags)
         if n_sampled <= FEW_LINES:
-            n_words = learn_from(part)
+            learn(part)
         else:  # its memory goes when its process ends
-            n_words = run_in_process(learn_from, part)
+            run_in_process(learn, part)
         seed = job.seed if n_sampled < sum(n_lines) else None
         sha256 = digest_file(folder / VOCAB_FILE)
         return BpeAccount(sha256, part.vocab.size, n_sampled, n_words, seed)
@@ -404,27 +416,21 @@ def learn_bpe(
     return LearnedBpe(folder, account)
 
 
-def _learn_from_samples(
-    folder: Path, samples: list[WordSample], workers: int, tags: Sequence[str], part: BpePart
-) -> int:
-    """Count the words of the samples and learn the BPE from them; returns the number of different
-    words.
-    """
+def _count_sample_words(path: Path, samples: list[WordSample], executor: Executor) -> int:
+    """Write the words of the samples with their counts; returns the number of different words."""
     n_lines = sum(sample.n_lines for sample in samples)
     counts: Counter[bytes] = Counter()
     with closing(Progress("count words", n_lines, "lines")) as progress:
-        counted = map_in_order(count_words, samples, workers)
+        counted = map_in_order(count_words, samples, executor)
         for sample, sample_counts in zip(samples, counted, strict=True):
             counts.update(sample_counts)
             progress.advance(sample.n_lines)
-    words = folder / "words.tsv"
-    n_words = write_word_counts(words, counts)
-    del counts  # before SentencePiece needs the memory
-    kind = "joint BPE" if part.vocab.joint else f"BPE of the {('source', 'target')[part.sides[0]]}"
-    vocab = part.vocab
-    say(f"learning a {kind} of {vocab.size:,} pieces from {n_words:,} words of {n_lines:,} lines")
-    write_bytes(folder / VOCAB_FILE, train_bpe(words, vocab, tags, f"{part.key}size"))
-    return n_words
+    return write_word_counts(path, counts)
+
+
+def _learn_from_words(folder: Path, tags: Sequence[str], part: BpePart) -> None:
+    model = train_bpe(folder / WORDS_FILE, part.vocab, tags, f"{part.key}size")
+    write_bytes(folder / VOCAB_FILE, model)
 
 
 @dataclass(frozen=True)
@@ -456,7 +462,7 @@ def encode_part(
         name = f"encode {describe_corpus(part.corpus)}"
         shards = collected.list_shards(duplicates)
         with closing(Progress(name, collected.report.n_kept, "pairs")) as progress:
-            for shard_report in map_with_workers(start, shards, job.data.workers):
+            for shard_report in map_with_workers(start, shards, job.executor):
                 report.extend(shard_report)
                 progress.advance(shard_report.lines)
         return report

@@ -38,7 +38,7 @@ from nmt.system.files import (
     write_bytes,
     write_folder,
 )
-from nmt.system.pool import map_in_order
+from nmt.system.pool import map_in_order, use_processes
 from nmt.system.progress import Progress
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files
 
@@ -214,7 +214,7 @@ class EpochStores:
         """Write the whole epoch into `folder`."""
         for name in find_vocab_files(read_manifest(self.folder)):
             write_bytes(folder / name, read_bytes(self.folder / name))
-        drawn = map_in_order(partial(draw_block, draw), self._blocks(), self.workers)
+        drawn = map_in_order(partial(draw_block, draw), self._blocks(), use_processes(self.workers))
         with (
             closing(drawn),  # after an error too, the processes end here
             closing(SideWriter(folder, "train", "src")) as src,

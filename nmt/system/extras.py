@@ -24,6 +24,7 @@ EXTRAS = {
     "python_multipart": "serve",
     "uvicorn": "serve",
     "shtab": "completion",
+    "ray": "ray",
 }
 
 

@@ -1,10 +1,10 @@
-"""One function over many tasks in several processes: results in the order of the tasks, few tasks
-in flight.
+"""One function over many tasks, by workers in processes of this machine or of a cluster: results in
+the order of the tasks, few tasks in flight.
 
-Tasks are drawn only as fast as results are taken, so that neither side can fill the memory. The
-processes are spawned, not forked, because the caller may have threads; they end when the caller
-ends, however it ends. Quick tasks are done in the caller: processes are worth their start only
-after a slow one.
+Tasks are drawn only as fast as results are taken, so that neither side can fill the memory. A
+worker that is lost, with its process or its machine, is replaced, and others do its tasks again:
+each task has one result, whatever happened to it before. Quick tasks are done in the caller: workers
+are worth their start only after a slow one.
 """
 
 import errno
@@ -15,36 +15,66 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import islice
 from multiprocessing import connection, get_context, parent_process
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
 
 from nmt.system.errors import UserError
-from nmt.system.progress import clock
+from nmt.system.progress import clock, say
 from nmt.system.streams import secure_standard_streams
 
 Given = TypeVar("Given")
 Returned = TypeVar("Returned")
-WAITING_TASKS = 2  # beyond those that are worked on, so that no process waits for its next task
+TASKS_AHEAD = 2  # of each worker: the one that it works on, and its next
 QUICK_S = 0.1
+CLUSTER_LOOK_S = 30.0  # between two looks at a cluster
+MAX_LOSSES = 4  # of workers, by the same task
 KILLED = (
-    "a worker process was killed, perhaps because memory ran out; finished work is kept: "
-    "run the command again, and if it happens again, with one worker "
-    "(data.workers=1, or nmt-translate --workers 1)"
+    f"{MAX_LOSSES + 1} workers were killed over the same lines, perhaps because memory ran out; "
+    "finished work is kept: run the command again with fewer workers (data.workers=1, or --workers 1)"
 )
-# A semaphore, which all processes of a pool share, is a file below /dev/shm.
+# A semaphore, which a process shares with its caller, is a file below /dev/shm.
 SHARED_MEMORY_ERRORS = (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.ENOENT)
 
 
+class Worker(Protocol):
+    """A process, here or elsewhere, that does one thing after another."""
+
+    def submit(self, work: Callable[[Any], Any], task: Any) -> "Future[Any]": ...
+
+    def kill(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Where workers come from, and what becomes of them."""
+
+    n_workers: int
+    n_here: int  # of them that share this machine's cores
+    start_worker: Callable[[], Worker]
+    losses: tuple[type[Exception], ...]  # what the tasks of a lost worker raise
+    # called now and then, with the number of workers that have started: see to the others
+    look_after: Callable[[int], None] = lambda _: None
+
+
+def use_processes(n_workers: int) -> Executor:
+    """Have workers in processes of this machine. They are spawned, not forked, because the caller may
+    have threads; they end when the caller ends, however it ends.
+    """
+    return Executor(n_workers, n_workers, _ProcessWorker, (BrokenProcessPool,))
+
+
 def map_in_order(
-    work: Callable[[Given], Returned], tasks: Iterable[Given], workers: int
+    work: Callable[[Given], Returned], tasks: Iterable[Given], executor: Executor
 ) -> Generator[Returned]:
     """Do `map(work, tasks)` on several processes. `work` must be a top-level function of a module,
     or a partial of one.
     """
-    return map_with_workers(partial(_return_it, work), tasks, workers)
+    return map_with_workers(partial(_return_it, work), tasks, executor)
 
 
 def _return_it(work: Callable[[Given], Returned]) -> Callable[[Given], Returned]:
@@ -54,7 +84,7 @@ def _return_it(work: Callable[[Given], Returned]) -> Callable[[Given], Returned]
 def map_with_workers(
     make_worker: Callable[[], Callable[[Given], Returned]],
     tasks: Iterable[Given],
-    workers: int,
+    executor: Executor,
     worker: Callable[[Given], Returned] | None = None,
 ) -> Generator[Returned]:
     """Do `map_in_order` for work that must load something first: each process makes its worker
@@ -68,66 +98,163 @@ def map_with_workers(
         worker = worker or make_worker()
         started_at = clock()
         yield worker(task)
-        if workers > 1 and clock() - started_at > QUICK_S:
+        if executor.n_workers > 1 and clock() - started_at > QUICK_S:
             break
     worker = None  # its memory is not needed any more
-    next_task = next(tasks, None)
-    if next_task is None:
-        return
-    # in processes
-    in_flight: deque[Future[Returned]] = deque()
-    with _start_processes(workers) as pool:
-        for task in chain([next_task], tasks):
-            in_flight.append(pool.submit(_work_in_process, make_worker, task))
-            if len(in_flight) == workers + WAITING_TASKS:
-                yield in_flight.popleft().result()
-        while in_flight:
-            yield in_flight.popleft().result()
+    with closing(_Crew(executor, make_worker)) as crew:
+        yield from crew.do_all(tasks)
 
 
-_worker: list[Callable[[Any], Any]] = []  # in a process of a pool: the one that it made
+@dataclass(eq=False)
+class _Job(Generic[Given, Returned]):
+    task: Given
+    n_losses: int = 0
+    results: list[Returned] = field(default_factory=list)  # one, once it is done
 
 
-def _work_in_process(
-    make_worker: Callable[[], Callable[[Given], Returned]], task: Given
-) -> Returned:
-    if not _worker:
-        _worker.append(make_worker())
-    returned: Returned = _worker[0](task)
-    return returned
+class _Crew(Generic[Given, Returned]):
+    """The workers of one map."""
+
+    def __init__(
+        self, executor: Executor, make_worker: Callable[[], Callable[[Given], Returned]]
+    ) -> None:
+        self.executor, self.make_worker = executor, make_worker
+        self.workers: dict[Worker, bool] = {}  # whether it has made what it works with
+        self.free: deque[Worker] = deque()  # each as often as it may get another task
+        self.jobs: deque[_Job[Given, Returned]] = deque()  # in the order of their tasks
+        self.waiting: deque[_Job[Given, Returned]] = deque()  # those that no worker has
+        self.ended: SimpleQueue[tuple[Future[Any], Worker, _Job[Given, Returned] | None]] = (
+            SimpleQueue()
+        )
+        self.n_failed_starts = 0
+        self.looked_at = clock()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+
+    def do_all(self, tasks: Iterator[Given]) -> Iterator[Returned]:
+        n_most = TASKS_AHEAD * self.executor.n_workers
+        mistake = None  # in the tasks: it is raised once those before it are done
+        while True:
+            while self.jobs and self.jobs[0].results:
+                yield self.jobs.popleft().results[0]
+            try:
+                for task in islice(tasks, n_most - len(self.jobs)):
+                    self.jobs.append(_Job(task))
+                    self.waiting.append(self.jobs[-1])
+            except UserError as error:
+                mistake, tasks = error, iter(())
+            if not self.jobs:
+                break
+            self.hand_out()
+            self.wait()
+        if mistake is not None:
+            raise mistake
+
+    def hand_out(self) -> None:
+        while len(self.workers) < min(self.executor.n_workers, len(self.jobs)):
+            worker = self.executor.start_worker()
+            self.workers[worker] = False
+            self.submit(worker, None)
+        while self.waiting and self.free:
+            worker = self.free.popleft()
+            if worker in self.workers:  # it is not lost
+                self.submit(worker, self.waiting.popleft())
+
+    def submit(self, worker: Worker, job: _Job[Given, Returned] | None) -> None:
+        """Give a worker a job, or have it prepare for the first."""
+        try:
+            if job is None:
+                future = worker.submit(_make_worker, self.make_worker)
+            else:
+                future = worker.submit(_do_task, job.task)
+        except self.executor.losses as error:  # it was lost meanwhile
+            future = Future()
+            future.set_exception(error)
+        future.add_done_callback(lambda ended: self.ended.put((ended, worker, job)))
+
+    def wait(self) -> None:
+        """Wait for the end of a job, and take its result."""
+        if clock() - self.looked_at > CLUSTER_LOOK_S:
+            self.executor.look_after(sum(self.workers.values()))
+            self.looked_at = clock()
+        try:
+            future, worker, job = self.ended.get(timeout=CLUSTER_LOOK_S)
+        except Empty:
+            return
+        try:
+            result = future.result()
+        except self.executor.losses:
+            self.replace(worker, job)
+            return
+        if job is None:
+            self.n_failed_starts, self.workers[worker] = 0, True
+            self.free.extend([worker] * TASKS_AHEAD)
+        else:
+            job.results.append(result)
+            self.free.append(worker)
+
+    def replace(self, worker: Worker, job: _Job[Given, Returned] | None) -> None:
+        """Have another worker do what a lost one was given."""
+        if worker in self.workers:
+            say("a worker was lost; another does its work again")
+            del self.workers[worker]
+            worker.kill()
+        if job is None:
+            self.n_failed_starts += 1
+        else:
+            job.n_losses += 1
+            self.waiting.appendleft(job)
+        if self.n_failed_starts > MAX_LOSSES or (job and job.n_losses > MAX_LOSSES):
+            raise UserError(KILLED)
+
+
+_worker: list[Callable[[Any], Any]] = []  # in the process of a worker: the one that it made
+
+
+def _make_worker(make_worker: Callable[[], Callable[[Any], Any]]) -> None:
+    _worker[:] = [make_worker()]
+
+
+def _do_task(task: Any) -> Any:
+    return _worker[0](task)
+
+
+# ---- processes of this machine ----------------------------------------------------------------------------------
+
+
+class _ProcessWorker:
+    def __init__(self) -> None:
+        try:
+            self._pool = ProcessPoolExecutor(1, get_context("spawn"), _init_process)
+        except OSError as error:
+            if error.errno not in SHARED_MEMORY_ERRORS:
+                raise
+            raise UserError(
+                f"/dev/shm: cannot be written ({error.strerror}), and several processes need it to work "
+                "together; make it writable"
+            ) from None
+
+    def submit(self, work: Callable[[Any], Any], task: Any) -> "Future[Any]":
+        return self._pool.submit(work, task)
+
+    def kill(self) -> None:
+        for process in list((self._pool._processes or {}).values()):  # Python 3.14 has a method
+            process.kill()
+        self._pool.shutdown(cancel_futures=True)
 
 
 def run_in_process(work: Callable[[Given], Returned], task: Given) -> Returned:
     """Run `work(task)` in a process of its own, so that its memory is freed with it."""
-    with _start_processes(1) as pool:
-        return pool.submit(work, task).result()
-
-
-@contextmanager
-def _start_processes(n: int) -> Iterator[ProcessPoolExecutor]:
-    """Start `n` processes. They are killed if the caller does not wait for them: on an error, on
-    Ctrl-C, or when a loop is left early.
-    """
+    worker = _ProcessWorker()
     try:
-        pool = ProcessPoolExecutor(n, get_context("spawn"), _init_process)
-    except OSError as error:
-        if error.errno not in SHARED_MEMORY_ERRORS:
-            raise
-        raise UserError(
-            f"/dev/shm: cannot be written ({error.strerror}), and several processes need it to work "
-            "together; make it writable"
-        ) from None
-    try:
-        yield pool
-    except BaseException as error:
-        # Also where one of them was killed: the others may wait for a lock that it held.
-        for process in list((pool._processes or {}).values()):  # Python 3.14 has a method for it
-            process.kill()
-        if isinstance(error, BrokenProcessPool):
-            raise UserError(KILLED) from None
-        raise
+        returned: Returned = worker.submit(work, task).result()
+        return returned
+    except BrokenProcessPool:
+        raise UserError(KILLED) from None
     finally:
-        pool.shutdown(cancel_futures=True)
+        worker.kill()
 
 
 def _init_process() -> None:

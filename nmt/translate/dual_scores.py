@@ -7,29 +7,8 @@ impossible in either direction.
 """
 
 import math
-from collections.abc import Generator, Iterator
-from typing import IO
 
-from nmt.translate.pair_scores import PairScore, PairScorer
-from nmt.translate.score_stream import PairChunk, ScoreTotals, write_scores
-
-
-def dual_score_stream(
-    forward: PairScorer,
-    reverse: PairScorer,
-    chunks: Iterator[PairChunk],
-    out: IO[bytes],
-    totals: ScoreTotals,
-) -> Generator[PairChunk]:
-    """Write the score of each pair. The totals are the forward model's."""
-
-    def score_chunk(chunk: PairChunk) -> Iterator[tuple[PairScore, str]]:
-        there = forward.score_pairs(chunk.sources, chunk.targets)
-        back = reverse.score_pairs(chunk.targets, chunk.sources)
-        for scores in zip(there, back, strict=True):
-            yield scores[0], f"{compute_dual_score(*scores):.6g}\n"
-
-    return write_scores(chunks, out, score_chunk, totals)
+from nmt.translate.pair_scores import PairScore
 
 
 def compute_dual_score(forward: PairScore, reverse: PairScore) -> float:

@@ -7,18 +7,19 @@ would be infinite with it.
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.reader import PAIRS_AT_ONCE, read_blocks
 from nmt.system.errors import UserError
 from nmt.system.progress import say
+from nmt.translate.dual_scores import compute_dual_score
 from nmt.translate.n_best import NBest
-from nmt.translate.pair_scores import PairScore, PairScorer, ScoreKind
-from nmt.translate.stream import write_uninterrupted
+from nmt.translate.pair_scores import PairScore, PairScorer, ScoreKind, open_pair_scorer
+from nmt.translate.stream import share_cores
 
 MAX_NAMED = 3  # impossible pairs that are named one by one
 
@@ -40,16 +41,26 @@ class ScoreTotals:
     impossible: int = 0
     tokens: int = 0  # of the possible ones, end marks included
     nll: float = 0.0
+    warnings: list[str] = field(default_factory=list)  # the first few
 
     def add(self, score: PairScore, number: int) -> None:
         self.pairs += 1
         if score.problem is not None:
             self.impossible += 1
             if self.impossible <= MAX_NAMED:
-                say(f"warning: pair {number:,} is impossible: {score.problem}")
+                self.warnings.append(f"warning: pair {number:,} is impossible: {score.problem}")
         else:
             self.tokens += len(score.piece_ids)
             self.nll -= score.log_prob
+
+    def extend(self, later: "ScoreTotals") -> None:
+        """Add the totals of the pairs that follow, and say what is wrong with the first few."""
+        for warning in later.warnings[: max(0, MAX_NAMED - self.impossible)]:
+            say(warning)
+        self.pairs += later.pairs
+        self.impossible += later.impossible
+        self.tokens += later.tokens
+        self.nll += later.nll
 
     def describe(self) -> str:
         text = f"{self.pairs:,} pairs, {self.tokens:,} tokens"
@@ -62,15 +73,15 @@ class ScoreTotals:
 
 
 def read_pair_chunks(src: str, tgt: str, skip: int = 0) -> Iterator[PairChunk]:
-    """Read two files of one sentence per line, but for the first `skip` pairs."""
+    """Read two files of one sentence per line, but for the first `skip` pairs, which are whole chunks:
+    so the scores do not depend on where an earlier run was stopped.
+    """
     n = 0
     corpus = CorpusConfig(src=src, tgt=tgt)
     for block in read_blocks(corpus, DataConfig(), PAIRS_AT_ONCE):
         n = block.first - 1 + len(block.src)
-        n_skipped = max(0, skip + 1 - block.first)
         if n > skip:
-            sources, targets = block.src[n_skipped:], block.tgt[n_skipped:]
-            yield PairChunk(block.first + n_skipped, sources, targets, block.share)
+            yield PairChunk(block.first, block.src, block.tgt, block.share)
     if n < skip:
         raise UserError(
             f"{src}: has {n:,} lines, fewer than the {skip:,} already scored; give the files that the "
@@ -88,38 +99,50 @@ def pair_candidates(lists: Iterator[NBest], is_reverse: bool) -> Iterator[PairCh
         first += len(texts)
 
 
-def write_scores(
-    chunks: Iterator[PairChunk],
-    out: IO[bytes],
-    score_chunk: Callable[[PairChunk], Iterator[tuple[PairScore, str]]],
-    totals: ScoreTotals,
-) -> Generator[PairChunk]:
-    """Write a line for each pair; yields each chunk once it is written."""
-    for chunk in chunks:
-        rows = []
-        for number, (score, row) in enumerate(score_chunk(chunk), chunk.first):
+@dataclass(frozen=True)
+class ScoredChunk:
+    data: bytes
+    totals: ScoreTotals
+    share: float | None
+
+
+@dataclass(frozen=True)
+class ChunkScorer:
+    """Scores pairs with a model or, with a reverse one, by how well the two agree."""
+
+    scorer: PairScorer
+    reverse: PairScorer | None
+    kind: ScoreKind
+    is_json: bool
+
+    def __call__(self, chunk: PairChunk) -> ScoredChunk:
+        totals = ScoreTotals()
+        scores = self.scorer.score_pairs(chunk.sources, chunk.targets)
+        for number, score in enumerate(scores, chunk.first):
             totals.add(score, number)
-            rows.append(row)
-        write_uninterrupted(out, "".join(rows).encode())
-        yield chunk
+        if self.reverse is not None:
+            back = self.reverse.score_pairs(chunk.targets, chunk.sources)
+            rows = [f"{compute_dual_score(*both):.6g}\n" for both in zip(scores, back, strict=True)]
+        else:
+            rows = [
+                _format_score(self.scorer, score, number, self.kind, self.is_json)
+                for number, score in enumerate(scores, chunk.first)
+            ]
+        return ScoredChunk("".join(rows).encode(), totals, chunk.share)
 
 
-def score_stream(
-    scorer: PairScorer,
-    chunks: Iterator[PairChunk],
-    out: IO[bytes],
+def start_scoring(
+    checkpoints: Sequence[str],
+    reverse: str | None,
+    overrides: Sequence[str],
     kind: ScoreKind,
     is_json: bool,
-    totals: ScoreTotals,
-) -> Generator[PairChunk]:
-    """Write the score of each pair."""
-
-    def score_chunk(chunk: PairChunk) -> Iterator[tuple[PairScore, str]]:
-        scores = scorer.score_pairs(chunk.sources, chunk.targets)
-        for number, score in enumerate(scores, chunk.first):
-            yield score, _format_score(scorer, score, number, kind, is_json)
-
-    return write_scores(chunks, out, score_chunk, totals)
+    n_here: int = 1,
+) -> ChunkScorer:
+    share_cores(n_here)
+    scorer = open_pair_scorer(checkpoints, overrides)
+    back = open_pair_scorer([reverse], overrides) if reverse else None
+    return ChunkScorer(scorer, back, kind, is_json)
 
 
 def _format_score(

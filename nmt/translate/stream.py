@@ -1,6 +1,7 @@
-"""Translates a stream chunk by chunk, in one process or several, and writes whole lines in the order of the input.
+"""Translates a stream chunk by chunk, by this process or several workers, and writes whole lines in the order of the
+input.
 
-Each worker process opens the model for itself, once, by the function that the command chose. Output that precedes an
+Each worker opens the model for itself, once, by the function that the command chose. Output that precedes an
 error is written before the error is raised. Only the death of the process can tear a chunk that is being written, and
 `--resume` goes on after the last whole line of such an output.
 """
@@ -24,7 +25,7 @@ from nmt.documents.document import PlainText
 from nmt.documents.sentences import Splitter
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import refuse_run_file
-from nmt.system.pool import map_with_workers
+from nmt.system.pool import Executor, map_with_workers
 from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
@@ -37,8 +38,6 @@ from nmt.translate.translator import (
     Translation,
     list_cut,
 )
-
-Task = Chunk | str  # a chunk, or the error message of an input that ends with an error
 
 
 @dataclass(frozen=True)
@@ -59,61 +58,39 @@ def translate_stream(
     layout: Layout,
     chunks: Iterator[Chunk],
     out: IO[bytes],
-    n_workers: int,
+    executor: Executor,
     load_model: Callable[[], LoadedModel],
 ) -> Generator[TranslatedChunk]:
     """Write the translation of each chunk; yields it once it is written.
 
-    `load_model` must be picklable: it is called once in each worker process.
+    `load_model` must be picklable: it is called once by each worker.
     """
-    translated = map_with_workers(
-        partial(_start_worker, load_model, layout, n_workers),
-        _end_with_error(chunks),
-        n_workers,
-        partial(translate_chunk, translator, layout),
-    )
-    with closing(translated) as results:
+    start = partial(start_translating, load_model, layout, executor.n_here)
+    here = partial(translate_chunk, translator, layout)
+    with closing(map_with_workers(start, chunks, executor, here)) as results:
         for result in results:
-            try:
-                write_uninterrupted(out, result.data)
-            except ReaderLeft:
-                raise
-            except OSError as error:
-                raise Failure(
-                    f"{out.name}: cannot be written ({error.strerror}); --resume continues a file after "
-                    "its last complete line"
-                ) from None
+            write_chunk(out, result.data)
             yield result
             if result.error is not None:
                 raise UserError(result.error)
 
 
-def _end_with_error(chunks: Iterator[Chunk]) -> Iterator[Task]:
-    """The chunks, and the message of the error that ended them: it takes its turn behind their translations."""
-    try:
-        yield from chunks
-    except UserError as error:
-        yield str(error)
-
-
 def share_cores(n_workers: int) -> None:
     """Leave each of `n_workers` processes its share of torch's threads."""
+    tune_process()
     if n_workers > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // n_workers))
 
 
-def _start_worker(
-    load_model: Callable[[], LoadedModel], layout: Layout, n_workers: int
-) -> Callable[[Task], TranslatedChunk]:
-    tune_process()
-    share_cores(n_workers)
+def start_translating(
+    load_model: Callable[[], LoadedModel], layout: Layout, n_here: int
+) -> Callable[[Chunk], TranslatedChunk]:
+    share_cores(n_here)
     return partial(translate_chunk, load_model().translator, layout)
 
 
-def translate_chunk(translator: TextToText, layout: Layout, task: Task) -> TranslatedChunk:
+def translate_chunk(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
     """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
-    if isinstance(task, str):
-        return TranslatedChunk(b"", 0, 0, task)
     translator.survival = Survival()
     translate = _translate_paragraphs if layout.is_text else _translate_lines
     chunk = translate(translator, layout, task)
@@ -190,6 +167,18 @@ def find_shortened(
 # ---- output -------------------------------------------------------------------------------------------------------
 
 
+def write_chunk(out: IO[bytes], data: bytes) -> None:
+    try:
+        write_uninterrupted(out, data)
+    except ReaderLeft:
+        raise
+    except OSError as error:
+        raise Failure(
+            f"{out.name}: cannot be written ({error.strerror}); --resume continues a file after "
+            "its last complete line"
+        ) from None
+
+
 def write_uninterrupted(out: IO[bytes], data: bytes) -> None:
     with _delay_interrupt():
         left = memoryview(data)
@@ -243,9 +232,9 @@ class OutputFile(FileIO):
 
 @contextmanager
 def open_output(
-    path: str, is_resumed: bool, input_handles: Sequence[int]
+    path: str, is_resumed: bool, input_handles: Sequence[int], at_a_time: int = 1
 ) -> Iterator[tuple[IO[bytes], int]]:
-    """The file `path`, open at its end, and the number of whole lines that it keeps, which is 0 unless resumed.
+    """The file `path`, open at its end, and the number of lines that it keeps, which is 0 unless resumed.
 
     It must not be one of the open input files.
     """
@@ -274,7 +263,7 @@ def open_output(
                 f"{path}: another command is writing to it; wait for it or choose another -o FILE"
             ) from None
         if is_resumed:
-            yield file, keep_whole_lines(path)
+            yield file, keep_whole_lines(path, at_a_time)
         else:
             file.is_kept = True
             yield file, 0
@@ -288,13 +277,16 @@ def check_not_input(output: int, name: str, input_handles: Sequence[int]) -> Non
         raise UserError(f"{name}: is also the input; give another file as output")
 
 
-def keep_whole_lines(path: str) -> int:
-    """Cut off what follows the last line end of a file; returns how many lines it has."""
-    n_lines = end = 0
+def keep_whole_lines(path: str, at_a_time: int = 1) -> int:
+    """Cut off what follows the last whole line of a file, and lines that are no multiple of `at_a_time`;
+    returns how many lines are left.
+    """
+    n_lines = end = n_bytes = 0
     with open(path, "rb+") as file:
-        while block := file.read(1 << 20):
-            if b"\n" in block:
-                n_lines += block.count(b"\n")
-                end = file.tell() - len(block) + block.rindex(b"\n") + 1
+        for line in file:
+            n_bytes += len(line)
+            n_lines += line.endswith(b"\n")
+            if line.endswith(b"\n") and n_lines % at_a_time == 0:
+                end = n_bytes
         file.truncate(end)
-    return n_lines
+    return n_lines - n_lines % at_a_time

@@ -151,13 +151,30 @@ def test_dual_scores_are_those_of_the_paper_and_drop_what_is_impossible(
     assert rest == ["0", "0", "0"]
 
 
-def test_resume_goes_on_after_the_last_whole_line(place: Path) -> None:
+def test_workers_write_the_same_scores(
+    place: Path, back: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nmt.system.pool.QUICK_S", -1.0)
+    monkeypatch.setattr("nmt.translate.score_stream.PAIRS_AT_ONCE", 7)
+    Path("src").write_text(Path("src").read_text().replace("\n", "\n\n", 5))
+    Path("tgt").write_text(Path("tgt").read_text().replace("\n", "\nx\n", 5))
+    for options in ((), ("--dual", str(back))):
+        whole = score(place, "--src", "src", "--tgt", "tgt", *options)
+        said = capsys.readouterr().err
+        shared = score(place, "--src", "src", "--tgt", "tgt", *options, "--workers", "2")
+        assert shared == whole and len(whole) == 45
+        assert capsys.readouterr().err == said and said.count("is impossible") == 3
+
+
+def test_resume_goes_on_after_the_last_whole_chunk(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.translate.score_stream.PAIRS_AT_ONCE", 7)
     whole = score(place, "--src", "src", "--tgt", "tgt")
     Path("out").write_text("\n".join([*whole[:17], whole[17][:3]]))
     resumed = score(place, "--src", "src", "--tgt", "tgt", "--resume")
-    assert resumed[:17] == whole[:17]
-    assert [float(x) for x in resumed] == pytest.approx([float(x) for x in whole], abs=1e-5)
-    Path("out").write_text("-1\n" * 41)
+    assert resumed == whole
+    Path("out").write_text("-1\n" * 49)
     score(place, "--src", "src", "--tgt", "tgt", "--resume", code=2)
 
 

@@ -13,6 +13,7 @@ from nmt.config import CleanConfig, RunConfig, load_config, override_config
 from nmt.corpus.cleaning import clean_block, digest_pairs, find_duplicates, make_held_out_set
 from nmt.corpus.reader import Block, Pair
 from nmt.system.errors import UserError
+from nmt.system.pool import use_processes
 
 WORDS = st.lists(st.sampled_from(["a", "b", "\u3000", "c\u2028d", "\u00a0e", ""]), max_size=6).map(
     " ".join
@@ -90,7 +91,9 @@ def test_repeats_are_those_of_a_set(parts: list[list[int]]) -> None:
         for file, part in zip(files, parts, strict=True):
             np.array(part, "<u8").tofile(file)
         whole = [n for part in parts for n in part]
-        assert find_duplicates(files).tolist() == [n in whole[:i] for i, n in enumerate(whole)]
+        assert find_duplicates(files, use_processes(1)).tolist() == [
+            n in whole[:i] for i, n in enumerate(whole)
+        ]
 
 
 def test_a_preset_fills_in_what_is_not_given(tmp_path: Path) -> None:

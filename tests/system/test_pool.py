@@ -1,4 +1,4 @@
-"""Processes for many tasks: the results of a plain map, in order, few tasks ahead, and no process
+"""use_processes for many tasks: the results of a plain map, in order, few tasks ahead, and no process
 left behind.
 """
 
@@ -10,13 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.waiting import is_alive, until
 
 from nmt.system.errors import UserError
-from nmt.system.pool import WAITING_TASKS, map_in_order, map_with_workers, run_in_process
+from nmt.system.pool import (
+    MAX_LOSSES,
+    TASKS_AHEAD,
+    map_in_order,
+    map_with_workers,
+    run_in_process,
+    use_processes,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +51,7 @@ def die(n: int) -> int:
 
 @pytest.mark.parametrize(("workers", "n"), [(1, 12), (2, 0), (2, 1), (2, 2), (3, 12)])
 def test_is_map_in_order(workers: int, n: int) -> None:
-    results = list(map_in_order(square_late, range(n), workers))
+    results = list(map_in_order(square_late, range(n), use_processes(workers)))
     assert [result for result, _ in results] == [i * i for i in range(n)]
     assert len({pid for _, pid in results} - {os.getpid()}) <= (workers if workers > 1 else 0)
 
@@ -56,14 +64,16 @@ def test_draws_no_more_tasks_than_it_can_work_on() -> None:
             drawn.append(i)
             yield i
 
-    for taken, _ in enumerate(map_in_order(square_late, tasks(), 2), 1):
-        assert len(drawn) <= taken + 2 + WAITING_TASKS
+    for taken, _ in enumerate(map_in_order(square_late, tasks(), use_processes(2)), 1):
+        assert len(drawn) <= taken + 2 * TASKS_AHEAD
     assert len(drawn) == 50
 
 
 def test_quick_tasks_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.system.pool.QUICK_S", 60.0)
-    assert {pid for _, pid in map_in_order(square_late, range(6), 2)} == {os.getpid()}
+    assert {pid for _, pid in map_in_order(square_late, range(6), use_processes(2))} == {
+        os.getpid()
+    }
 
 
 class CountingWorker:
@@ -79,7 +89,7 @@ class CountingWorker:
 
 
 def test_a_worker_is_made_once_in_each_process() -> None:
-    results = list(map_with_workers(CountingWorker, range(7), 2))
+    results = list(map_with_workers(CountingWorker, range(7), use_processes(2)))
     assert [n for n, _, _ in results] == list(range(7))
     for process in {pid for _, pid, _ in results}:
         counts = [n_done for _, pid, n_done in results if pid == process]
@@ -87,14 +97,73 @@ def test_a_worker_is_made_once_in_each_process() -> None:
 
 
 def test_a_user_error_in_a_task_is_raised_as_one() -> None:
-    results = map_in_order(refuse, range(9), 2)
+    results = map_in_order(refuse, range(9), use_processes(2))
     with pytest.raises(UserError, match="three is too many"):
         list(results)
 
 
-def test_a_killed_worker_is_a_message() -> None:
-    with pytest.raises(UserError, match=r"worker process was killed.*data\.workers=1"):
-        list(map_in_order(die, range(9), 2))
+def test_a_task_that_kills_every_worker_is_a_message() -> None:
+    with pytest.raises(UserError, match=rf"{MAX_LOSSES + 1} workers were killed.*data\.workers=1"):
+        list(map_in_order(die, range(9), use_processes(2)))
+
+
+class FrailWorker:
+    """Each process dies by its third task, in the middle of it or at its very beginning; each task says
+    in which attempt it was done.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.n_done = folder, 0
+
+    def __call__(self, n: int) -> int:
+        self.n_done += 1
+        if self.n_done == 3 and multiprocessing.parent_process():
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01 * (n % 3))
+        with open(self.folder / "done", "a") as file:
+            file.write(f"{n}\n")
+        return n * n
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_killed_workers_lose_no_task_and_double_none(
+    workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frail = partial(FrailWorker, tmp_path)
+    results = list(map_with_workers(frail, range(40), use_processes(workers)))
+    assert results == [n * n for n in range(40)]
+    n_lost = capsys.readouterr().err.count("a worker was lost")
+    assert n_lost >= 40 // 3 - workers
+    done = list(map(int, (tmp_path / "done").read_text().split()))
+    assert set(done) == set(range(40))
+
+
+class StillbornWorker:
+    """The first processes die while they prepare."""
+
+    def __init__(self, folder: Path) -> None:
+        if multiprocessing.parent_process() and len(list(folder.iterdir())) < 3:
+            (folder / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def __call__(self, n: int) -> int:
+        return n
+
+
+def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    start = partial(StillbornWorker, tmp_path)
+    assert list(map_with_workers(start, range(9), use_processes(2))) == list(range(9))
+
+
+def test_what_precedes_a_mistake_in_the_input_is_done() -> None:
+    def tasks() -> Iterator[int]:
+        yield from range(6)
+        raise UserError("line 7 is too long")
+
+    results = map_in_order(square_late, tasks(), use_processes(2))
+    assert [next(results)[0] for _ in range(6)] == [n * n for n in range(6)]
+    with pytest.raises(UserError, match="line 7"):
+        next(results)
 
 
 PARENT = """
@@ -103,7 +172,7 @@ sys.path[:0] = [{folder!r}, {tests!r}, {root!r}]
 import nmt.system.pool
 from test_pool import square_late
 nmt.system.pool.QUICK_S = -1.0
-for n, pid in nmt.system.pool.map_in_order(square_late, iter(int, 1), 2):
+for n, pid in nmt.system.pool.map_in_order(square_late, iter(int, 1), nmt.system.pool.use_processes(2)):
     print(pid, flush=True)
 """
 
@@ -132,7 +201,7 @@ def test_whoever_leaves_waits_for_nobody(is_alone: bool) -> None:
         if is_alone:
             run_in_process(sleep_long, 0)
         else:
-            list(map_in_order(sleep_long, range(5), 2))
+            list(map_in_order(sleep_long, range(5), use_processes(2)))
     assert time.monotonic() - started_at < 30
     assert not [child for child in multiprocessing.active_children() if child.is_alive()]
 
@@ -155,4 +224,4 @@ def test_shared_memory_that_cannot_be_written_is_named(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("nmt.system.pool.ProcessPoolExecutor", refuse)
     with pytest.raises(UserError, match=r"^/dev/shm: cannot be written \(Read-only file system\)"):
-        list(map_in_order(square_late, range(4), 2))
+        list(map_in_order(square_late, range(4), use_processes(2)))

@@ -15,3 +15,11 @@ def test_a_torn_line_is_cut_off(text: bytes, tmp_path: Path) -> None:
     path.write_bytes(text)
     assert keep_whole_lines(str(path)) == text.count(b"\n")
     assert path.read_bytes() == text[: text.rfind(b"\n") + 1]
+
+
+def test_lines_are_kept_by_whole_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    for text, kept in ((b"1\n2\n3\n4\n5\n6\n7", b"1\n2\n3\n4\n5\n6\n"), (b"1\n2\n", b"")):
+        path.write_bytes(text)
+        assert keep_whole_lines(str(path), 3) == kept.count(b"\n")
+        assert path.read_bytes() == kept
