@@ -9,6 +9,7 @@ names.
 import os
 import secrets
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -69,7 +70,7 @@ def open_executor(on: str | None, n_workers: int, uses_gpu: bool) -> Iterator[Ex
                 needs = share_cluster(ray, n_workers, uses_gpu)
                 look_after = partial(_wait_for_place, needs)
             start_worker = partial(_RayWorker, ray, needs)
-            yield Executor(n_workers, 1, start_worker, list_losses(ray), look_after)
+            yield Executor(n_workers, 0, start_worker, list_losses(ray), look_after)
     except ray.exceptions.RayError as error:
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         if not isinstance(cause, ray.exceptions.RayError):
@@ -103,12 +104,12 @@ def _wait_for_place(needs: dict[str, Any], n_started: int) -> None:
 
 class _RayWorker:
     def __init__(self, ray: Any, needs: dict[str, Any]) -> None:
-        self._ray = ray
+        self._ray, self._folder = ray, os.getcwd()
         # An actor that Ray started again would wait for a machine with the tasks that it had.
-        self._actor = ray.remote(_Actor).options(max_restarts=0, **needs).remote(os.getcwd())
+        self._actor = ray.remote(_Actor).options(max_restarts=0, **needs).remote()
 
     def submit(self, work: Callable[[Any], Any], task: Any) -> "Future[Any]":
-        future: Future[Any] = self._actor.run.remote(work, task).future()
+        future: Future[Any] = self._actor.run.remote(self._folder, work, task).future()
         return future
 
     def kill(self) -> None:
@@ -116,10 +117,14 @@ class _RayWorker:
 
 
 class _Actor:
-    def __init__(self, folder: str) -> None:
-        os.chdir(folder)  # relative names mean the same there
-
-    def run(self, work: Callable[[Any], Any], task: Any) -> Any:
+    def run(self, folder: str, work: Callable[[Any], Any], task: Any) -> Any:
+        try:
+            os.chdir(folder)  # so that relative names mean the same there
+        except OSError as error:
+            raise UserError(
+                f"{folder}: cannot be entered on {socket.gethostname()} ({error.strerror}); all machines "
+                "need the same files"
+            ) from None
         return work(task)
 
 

@@ -54,11 +54,16 @@ class Executor:
     """Where workers come from, and what becomes of them."""
 
     n_workers: int
-    n_here: int  # of them that share this machine's cores
+    n_here: int  # of them that share this machine's cores; 0: all are elsewhere
     start_worker: Callable[[], Worker]
     losses: tuple[type[Exception], ...]  # what the tasks of a lost worker raise
     # called now and then, with the number of workers that have started: see to the others
     look_after: Callable[[int], None] = lambda _: None
+
+    @property
+    def has_others(self) -> bool:
+        """Whether a worker has what this process lacks: other cores, or company."""
+        return self.n_workers > 1 or not self.n_here
 
 
 def use_processes(n_workers: int) -> Executor:
@@ -98,7 +103,7 @@ def map_with_workers(
         worker = worker or make_worker()
         started_at = clock()
         yield worker(task)
-        if executor.n_workers > 1 and clock() - started_at > QUICK_S:
+        if executor.has_others and clock() - started_at > QUICK_S:
             break
     worker = None  # its memory is not needed any more
     with closing(_Crew(executor, make_worker)) as crew:

@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.needs import needs_package
 
-from nmt.system.cluster import open_executor
+from nmt.system.cluster import MAX_JOBS, SlurmJobs, open_executor
 from nmt.system.errors import UserError
 from nmt.system.pool import map_in_order, map_with_workers, use_processes
 
@@ -36,6 +37,28 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_a_cluster_it_is_this_machine() -> None:
     with open_executor(None, 3, uses_gpu=False) as executor:
         assert executor == use_processes(3)
+
+
+def test_jobs_that_end_too_often_are_not_submitted_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = []
+
+    def answer(program: str, *words: str) -> str:
+        if program == "squeue":
+            return "one is left\n"
+        sizes.append(next(word for word in words if word.startswith("--array")))
+        return ""
+
+    monkeypatch.setattr("nmt.system.cluster.run_slurm", answer)
+    jobs = SlurmJobs(["--time=9"], 3, "host:1")
+    jobs.submit(3)
+    for _ in range(9):  # as often as you like, while others work
+        jobs.replace_ended(1)
+    assert sizes == ["--array=1-3", *["--array=1-2"] * 9]
+    with pytest.raises(UserError, match=r"jobs end too often; see .*nmt-\w+\.log"):
+        for _ in range(MAX_JOBS * 3):
+            jobs.replace_ended(0)
 
 
 @pytest.fixture
@@ -68,7 +91,7 @@ class MortalWorker:
         return n * n, "x" * 200_000  # too large for the message: it is fetched from its node
 
 
-def slowly(folder: Path, n: int) -> tuple[int, int, str]:
+def slowly(n: int) -> tuple[int, int, str]:
     time.sleep(0.2)
     return n * n, os.getpid(), os.getcwd()
 
@@ -93,15 +116,33 @@ class TestOnRay:
         captured = capfd.readouterr()
         assert captured.out == "" and captured.err.count("a worker was lost") >= 2
 
-    def test_a_lost_node_loses_no_task(self, nodes: Any, tmp_path: Path) -> None:
+    def test_a_lost_node_loses_no_task(self, nodes: Any) -> None:
         with open_executor("ray", 2, uses_gpu=False) as executor:
-            results = map_in_order(partial(slowly, tmp_path), range(60), executor)
-            found = [next(results) for _ in range(20)]
+            results = map_in_order(slowly, count(), executor)
+            found = list(islice(results, 2))
+            while len({pid for _, pid, _ in found} - {os.getpid()}) < 2:
+                found += islice(results, 1)
             nodes.remove_node(nodes.list_all_nodes()[1], allow_graceful=False)
-            found += results
-        assert [one[0] for one in found] == [n * n for n in range(60)]
+            found += islice(results, 30)
+            results.close()
+        assert [one[0] for one in found] == [n * n for n in range(len(found))]
         assert {one[2] for one in found} == {os.getcwd()}
-        assert len({one[1] for one in found} - {os.getpid()}) == 2
+
+    def test_even_one_worker_is_elsewhere(self) -> None:
+        with open_executor("ray", 1, uses_gpu=False) as executor:
+            results = list(map_in_order(slowly, range(4), executor))
+        assert len({pid for _, pid, _ in results[1:]} - {os.getpid()}) == 1
+
+    def test_a_folder_that_others_lack_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        with pytest.raises(UserError, match=r"here: cannot be entered on .* need the same files"):
+            with open_executor("ray", 2, uses_gpu=False) as executor:
+                (tmp_path / "here").rename(tmp_path / "gone")
+                monkeypatch.setattr("os.getcwd", lambda: str(tmp_path / "here"))
+                list(map_in_order(slowly, range(9), executor))
 
     def test_a_mistake_of_the_user_is_one_line(self) -> None:
         with pytest.raises(UserError, match="^three is too many$") as caught:
