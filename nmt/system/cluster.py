@@ -25,6 +25,9 @@ from nmt.system.pool import Executor, use_processes
 from nmt.system.progress import say, say_once
 
 MAX_JOBS = 5  # for each worker: that Slurm gets before one of them is at work
+# In a simulation of 1,000 workers whose tasks take 1 +- 0.3 s, results in order keep 75 % of them busy with 2 tasks
+# each, and 96 % with 8.
+TASKS_AHEAD_OF_SLOW = 8
 NODE = "nmt_worker"  # what a node of ours offers to Ray, once
 # Whoever reaches Ray's ports could otherwise run programs as this user.
 NODE_SCRIPT = """\
@@ -70,7 +73,9 @@ def open_executor(on: str | None, n_workers: int, uses_gpu: bool) -> Iterator[Ex
                 needs = share_cluster(ray, n_workers, uses_gpu)
                 look_after = partial(_wait_for_place, needs)
             start_worker = partial(_RayWorker, ray, needs)
-            yield Executor(n_workers, 0, start_worker, list_losses(ray), look_after)
+            yield Executor(
+                n_workers, 0, start_worker, list_losses(ray), TASKS_AHEAD_OF_SLOW, look_after
+            )
     except ray.exceptions.RayError as error:
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         if not isinstance(cause, ray.exceptions.RayError):

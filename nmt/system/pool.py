@@ -9,6 +9,7 @@ are worth their start only after a slow one.
 
 import errno
 import os
+import select
 import signal
 import threading
 from collections import deque
@@ -57,6 +58,7 @@ class Executor:
     n_here: int  # of them that share this machine's cores; 0: all are elsewhere
     start_worker: Callable[[], Worker]
     losses: tuple[type[Exception], ...]  # what the tasks of a lost worker raise
+    ahead: int = TASKS_AHEAD  # how many tasks for each worker are drawn and not yet taken
     # called now and then, with the number of workers that have started: see to the others
     look_after: Callable[[int], None] = lambda _: None
 
@@ -139,7 +141,7 @@ class _Crew(Generic[Given, Returned]):
             worker.kill()
 
     def do_all(self, tasks: Iterator[Given]) -> Iterator[Returned]:
-        n_most = TASKS_AHEAD * self.executor.n_workers
+        n_most = self.executor.ahead * self.executor.n_workers
         mistake = None  # in the tasks: it is raised once those before it are done
         while True:
             while self.jobs and self.jobs[0].results:
@@ -240,6 +242,8 @@ class _ProcessWorker:
                 f"/dev/shm: cannot be written ({error.strerror}), and several processes need it to work "
                 "together; make it writable"
             ) from None
+        # of our own, because the pool closes its own in another thread
+        self._tasks = os.dup(self._pool._call_queue._reader.fileno())  # type: ignore[attr-defined]
 
     def submit(self, work: Callable[[Any], Any], task: Any) -> "Future[Any]":
         return self._pool.submit(work, task)
@@ -247,7 +251,13 @@ class _ProcessWorker:
     def kill(self) -> None:
         for process in list((self._pool._processes or {}).values()):  # Python 3.14 has a method
             process.kill()
-        self._pool.shutdown(cancel_futures=True)
+        threads = self._pool._executor_manager_thread  # type: ignore[attr-defined]
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        # Python before 3.11.5 waits forever for a large task to go into the pipe that the process read.
+        while threads is not None and threads.is_alive():
+            if select.select([self._tasks], [], [], 0.01)[0] and not os.read(self._tasks, 1 << 20):
+                threads.join()
+        os.close(self._tasks)
 
 
 def run_in_process(work: Callable[[Given], Returned], task: Given) -> Returned:

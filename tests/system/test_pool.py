@@ -138,6 +138,19 @@ def test_killed_workers_lose_no_task_and_double_none(
     assert set(done) == set(range(40))
 
 
+def weigh_and_die(task: bytes) -> int:
+    if multiprocessing.parent_process() and task[0] == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(task)
+
+
+def test_a_large_task_on_its_way_to_a_killed_worker_holds_nothing_up() -> None:
+    """The pipe to a worker is full when it dies."""
+    tasks = [bytes([i == 3]) * 3_000_000 for i in range(12)]
+    with pytest.raises(UserError, match="workers were killed"):
+        list(map_in_order(weigh_and_die, tasks, use_processes(2)))
+
+
 class StillbornWorker:
     """The first processes die while they prepare."""
 
