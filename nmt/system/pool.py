@@ -249,14 +249,15 @@ class _ProcessWorker:
         return self._pool.submit(work, task)
 
     def kill(self) -> None:
-        for process in list((self._pool._processes or {}).values()):  # Python 3.14 has a method
+        pool: Any = self._pool  # Python 3.14 has a method for some of this
+        for process in list((pool._processes or {}).values()):
             process.kill()
-        threads = self._pool._executor_manager_thread  # type: ignore[attr-defined]
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        thread = pool._executor_manager_thread
+        pool.shutdown(wait=False, cancel_futures=True)
         # Python before 3.11.5 waits forever for a large task to go into the pipe that the process read.
-        while threads is not None and threads.is_alive():
+        while thread is not None and thread.is_alive():
             if select.select([self._tasks], [], [], 0.01)[0] and not os.read(self._tasks, 1 << 20):
-                threads.join()
+                thread.join()
         os.close(self._tasks)
 
 
