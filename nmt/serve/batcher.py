@@ -47,7 +47,6 @@ class Asker:
     def __init__(self, client: str) -> None:
         self.client = client
         self.is_long = False  # has more than SMALLEST_SHARE lines, or texts
-        self.n_waiting = 0  # lines in the queue
         self.turn = 0  # of its last line
 
 
@@ -79,8 +78,6 @@ class Batcher:
         self.n_cores_each = max(1, torch.get_num_threads() // n_threads)
         self._waiting: list[WaitingLine] = []  # by their turns
         self._turn = 0  # of the first line of the last batch
-        self._n_lines: Counter[str] = Counter()  # waiting, by client; without zeros
-        self._n_requests: Counter[str] = Counter()  # that have lines waiting, by client
         self._short_until = 0.0
         self._n_translating = 0  # lines
         # Until when threads are taken by long requests: by a batch, and by the pause after it.
@@ -112,10 +109,11 @@ class Batcher:
 
     def has_room(self, client: str, n: int = 1) -> bool:
         """Whether `n` more lines of a client fit; once the queue is full, only up to its equal share."""
-        n_clients = len(self._n_lines.keys() | {client})
-        share = self.max_waiting // n_clients if n_clients > 1 else 0
-        is_full = len(self._waiting) + n > self.max_waiting
-        return not is_full or self._n_lines[client] + n <= share
+        if len(self._waiting) + n <= self.max_waiting:
+            return True
+        n_lines = Counter(line.asker.client for line in self._waiting)
+        n_clients = len(n_lines.keys() | {client})
+        return n_clients > 1 and n_lines[client] + n <= self.max_waiting // n_clients
 
     def put(self, lines: Sequence[WaitingLine]) -> None:
         """Queue all of these lines of a request that are not answered, or raise QueueFull and queue none."""
@@ -128,13 +126,12 @@ class Batcher:
                 raise QueueFull
             if not asker.is_long:
                 self._short_until = clock() + SHORT_S
-            self._n_requests[asker.client] += asker.n_waiting == 0
-            asker.n_waiting += len(unanswered)
-            self._n_lines[asker.client] += len(unanswered)
+            # The requests of a client share its turns.
+            waiting = {line.asker for line in self._waiting if line.asker.client == asker.client}
+            n_requests = len(waiting | {asker})
             asker.turn = max(asker.turn, self._turn)
             for line in unanswered:
-                # The requests of a client share its turns.
-                asker.turn += self._n_requests[asker.client]
+                asker.turn += n_requests
                 line.turn, line.is_long = asker.turn, asker.is_long
                 insort(self._waiting, line, key=lambda other: other.turn)
             self._changed.notify(len(unanswered))
@@ -142,13 +139,6 @@ class Batcher:
     def _remove(self, lines: Collection[WaitingLine]) -> None:
         left = set(lines)
         self._waiting = [line for line in self._waiting if line not in left]
-        for line in left:
-            asker = line.asker
-            asker.n_waiting -= 1
-            self._n_requests[asker.client] -= asker.n_waiting == 0
-            self._n_lines[asker.client] -= 1
-            if not self._n_lines[asker.client]:
-                del self._n_lines[asker.client], self._n_requests[asker.client]
 
     def drop(self, lines: Sequence[WaitingLine]) -> None:
         """Forget lines that are no longer wanted; a batch that has begun is completed."""
@@ -156,7 +146,7 @@ class Batcher:
         if not abandoned:
             return
         with self._changed:
-            self._remove(abandoned.intersection(self._waiting))
+            self._remove(abandoned)
         for line in abandoned:
             line.answered.cancel()
 
