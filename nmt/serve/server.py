@@ -10,7 +10,6 @@ import gc
 import signal
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -48,14 +47,27 @@ def open_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-class PatientServer(uvicorn.Server):
-    """uvicorn, which says once that no more files can be opened; asyncio tells of each try to accept a
-    connection, a thousand a second. At its end it answers requests that are on their way on idle connections.
+class TranslationServer(uvicorn.Server):
+    """uvicorn, and the threads that translate for it. It says once that no more files can be opened;
+    asyncio tells of each try to accept a connection, a thousand a second. At its end it answers requests
+    that are on their way on idle connections.
     """
 
     # Whether it accepts no new connections. Only then does it close open ones, because clients would open
     # others in their place.
     is_closed = False
+
+    def __init__(self, config: uvicorn.Config, batcher: Batcher) -> None:
+        super().__init__(config)
+        self.batcher = batcher
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer requests until the server is asked to stop."""
+        self.batcher.start()
+        try:
+            super().run(sockets)
+        finally:
+            self.batcher.stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(say_trouble)
@@ -82,22 +94,6 @@ def say_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
         loop.default_exception_handler(context)
 
 
-@dataclass(frozen=True)
-class TranslationServer:
-    """A server and the threads that translate for it."""
-
-    uvicorn: uvicorn.Server
-    batcher: Batcher
-
-    def run(self, listener: socket.socket) -> None:
-        """Answer requests until the server is asked to stop."""
-        self.batcher.start()
-        try:
-            self.uvicorn.run([listener])
-        finally:
-            self.batcher.stop()
-
-
 def make_server(
     models: ServedModels, limits: ServeLimits, keys: frozenset[str], callers: Callers
 ) -> TranslationServer:
@@ -119,13 +115,13 @@ def make_server(
         h11_max_incomplete_event_size=LONGEST_HEAD,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    server = PatientServer(config)
+    server = TranslationServer(config, batcher)
     app.is_stopping = lambda: server.is_closed
     metrics.watch("nmt_waiting_lines", "Lines in the queue", lambda: batcher.n_waiting)
     metrics.watch(
         "nmt_connections", "Open connections", lambda: len(server.server_state.connections)
     )
-    return TranslationServer(server, batcher)
+    return server
 
 
 def share_with_origins(app: Guard, callers: Callers) -> App:
@@ -147,10 +143,10 @@ def run_server(server: TranslationServer, listener: socket.socket, names: Sequen
     # A closed terminal or a batch system ends it in the same way; nohup has SIGHUP ignored.
     for number in (signal.SIGHUP, signal.SIGUSR1):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, server.uvicorn.handle_exit)
+            signal.signal(number, server.handle_exit)
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     say(f"http://{host}:{address[1]}  {', '.join(names)}")
     # A collection of everything that was imported would stop all threads for a third of a second.
     gc.freeze()
-    server.run(listener)
+    server.run([listener])

@@ -96,7 +96,7 @@ def test_a_body_that_is_no_http_is_no_failure_of_what_answers_without_it(
 
 
 def stop_listening(server: RunningServer) -> None:
-    stopped = server.server.uvicorn
+    stopped = server.server
     stopped.should_exit = True
     until(lambda: not stopped.servers[0].is_serving())
 
@@ -104,7 +104,7 @@ def stop_listening(server: RunningServer) -> None:
 def test_a_stopping_server_says_that_no_more_requests_may_come(models: ServedModels) -> None:
     with run_in_thread(models) as server:
         connection = connect(server, HEAD + b"Content-Length: 2\r\n\r\n{")
-        app: Any = server.server.uvicorn.config.app
+        app: Any = server.server.config.app
         until(lambda: app.n_unanswered == 1)
         stop_listening(server)
         connection.sendall(b"}")
@@ -177,7 +177,7 @@ def test_connections_beyond_the_limit_of_files_take_one_line(
     server: RunningServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     say_once.cache_clear()
-    loop = server.server.uvicorn.servers[0].get_loop()
+    loop = server.server.servers[0].get_loop()
     for _ in range(1_000):  # as asyncio does in a second
         error = OSError(errno.EMFILE, "Too many open files")
         context = {"message": "socket.accept() out of system resource", "exception": error}
@@ -244,8 +244,8 @@ def test_what_was_asked_is_answered_before_the_end(models: ServedModels, gate: G
         idle = connect(server)
         begun = [send(server, {"q": [line]}) for line in LINES[1:10]]
         wait_in_queue(server, 9)
-        server.server.uvicorn.should_exit = True
-        until(lambda: not server.server.uvicorn.servers[0].is_serving())
+        server.server.should_exit = True
+        until(lambda: not server.server.servers[0].is_serving())
         with pytest.raises(OSError):
             connect(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         gate.is_open.set()

@@ -84,13 +84,13 @@ def run_in_thread(
     callers = Callers(frozenset({"127.0.0.1", "localhost"}), origins)
     server = make_server(models, limits, keys, callers)
     with open_socket("127.0.0.1", 0) as listener:
-        thread = threading.Thread(target=server.run, args=[listener])
+        thread = threading.Thread(target=server.run, args=[[listener]])
         thread.start()
-        until(lambda: server.uvicorn.started)
+        until(lambda: server.started)
         try:
             yield RunningServer(server, models, listener.getsockname()[1])
         finally:
-            server.uvicorn.should_exit = True
+            server.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
 
