@@ -56,7 +56,6 @@ class WaitingLine:
     def __init__(self, asker: Asker, options: LineOptions, text: str, prefix: str = "") -> None:
         self.asker, self.options, self.text, self.prefix = asker, options, text, prefix
         self.turn = 0
-        self.is_long = False  # like its request
         self.answered: asyncio.Future[LineAnswer] = asyncio.get_running_loop().create_future()
 
 
@@ -132,7 +131,7 @@ class Batcher:
             asker.turn = max(asker.turn, self._turn)
             for line in unanswered:
                 asker.turn += n_requests
-                line.turn, line.is_long = asker.turn, asker.is_long
+                line.turn = asker.turn
                 insort(self._waiting, line, key=lambda other: other.turn)
             self._changed.notify(len(unanswered))
 
@@ -158,7 +157,7 @@ class Batcher:
             answers = answer_batch(batch)
             with self._changed:
                 self._n_translating -= len(batch)
-                if batch[0].is_long:  # a pause that is as long as the batch
+                if batch[0].asker.is_long:  # a pause that is as long as the batch
                     self._long_until[threading.current_thread()] = 2 * clock() - began_at
             loop = batch[0].answered.get_loop()
             try:
@@ -181,7 +180,7 @@ class Batcher:
             n_characters = find_budget(first.options)
             share = math.ceil((len(self._waiting) + self._n_translating) / self.n_threads)
             n_lines = max(SMALLEST_SHARE, share)
-            if first.is_long and self.n_threads > 1:
+            if first.asker.is_long and self.n_threads > 1:
                 has_short = clock() < self._short_until
                 n_lines = min(MOST_BESIDE_SHORT if has_short else MOST_LONG, n_lines)
             batch: list[WaitingLine] = []
@@ -190,7 +189,9 @@ class Batcher:
                 is_too_much = len(batch) == n_lines or (
                     (len(batch) + 1) * max(longest, len(line.text)) > n_characters
                 )
-                is_like_first = line.options == first.options and line.is_long == first.is_long
+                is_like_first = (
+                    line.options == first.options and line.asker.is_long == first.asker.is_long
+                )
                 if not is_like_first or (batch and is_too_much):
                     continue
                 longest = max(longest, len(line.text))
@@ -198,7 +199,7 @@ class Batcher:
             self._turn = max(self._turn, first.turn)
             self._remove(batch)
             self._n_translating += len(batch)
-            if first.is_long:
+            if first.asker.is_long:
                 self._long_until[threading.current_thread()] = math.inf
         self.observe_batch(len(batch))
         return batch
@@ -210,7 +211,7 @@ class Batcher:
         is_theirs = now < self._short_until and n_long >= self.n_threads - 1
         if self.n_threads == 1 or self._is_closed or not is_theirs:
             return self._waiting
-        return [line for line in self._waiting if not line.is_long]
+        return [line for line in self._waiting if not line.asker.is_long]
 
 
 def count_search_threads(models: ServedModels) -> int:

@@ -259,7 +259,7 @@ def test_while_short_requests_come_long_ones_pause_after_each_batch(models: Serv
     def answer(lines: Sequence[WaitingLine]) -> list[Exception]:
         began_at = clock()
         time.sleep(0.02)
-        if lines[0].is_long:
+        if lines[0].asker.is_long:
             times.append((began_at, clock()))
         return [ZeroDivisionError()] * len(lines)
 
