@@ -23,7 +23,7 @@ from torch import Tensor
 
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
-from nmt.engines.known_values import ANY_VALUE, KnownValues
+from nmt.engines.known_values import ANY_VALUE, NUMBERS_OF_RULES, KnownValues
 from nmt.model.cache import Buffers, round_up_source_width, round_up_to_class
 from nmt.system.cuda_graph import capture
 from nmt.translate.sampling import draw_uniforms, sample_step
@@ -60,22 +60,8 @@ STEP_STATE = ("tokens", "ids", "scores", "finished_ids", "finished_scores", "n_f
 
 # The rules of which a step can be recorded. One that is not here is left to torch's own search.
 RECORDED_RULES: KnownValues = {
-    **dict.fromkeys(
-        (
-            "n_best",
-            "beam",
-            "length_penalty",
-            "max_ratio",
-            "max_extra",
-            "min_length",
-            "no_repeat_ngram",
-            "temperature",
-            "top_k",
-            "top_p",
-            "seed",
-        ),
-        ANY_VALUE,
-    ),
+    **dict.fromkeys(NUMBERS_OF_RULES, ANY_VALUE),
+    "no_repeat_ngram": ANY_VALUE,
     "is_sampling": (True, False),
     "penalty": ("gnmt", "length", "none"),
     "finishing": ("any", "top", "shrink"),
