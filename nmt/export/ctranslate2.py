@@ -39,12 +39,11 @@ from nmt.system.files import has_plain_file, read_json, read_manifest, verify
 from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, find_vocab_files
 from nmt.translate.batching import (
     DEFAULT_BATCH_TOKENS,
+    Requests,
     SearchedBatch,
-    Sentences,
     split_by_budget,
 )
 from nmt.translate.length_penalty import compute_penalty
-from nmt.translate.phrases import LinePhrases
 from nmt.translate.search_rules import make_rules
 from nmt.translate.search_state import Hypothesis
 from nmt.translate.translator import LoadedModel, TextToText
@@ -318,20 +317,14 @@ class CTranslate2Translator(TextToText):
         changed = replace(self.run_config, decoding=config)
         return CTranslate2Translator(self.exported, changed, self.quantization)
 
-    def search_batches(
-        self,
-        sources: Sentences,
-        prefixes: Sentences | None,
-        n_best: int,
-        phrases: Sequence[LinePhrases] | None = None,
-    ) -> Iterator[SearchedBatch]:
-        if n_best > 1 or prefixes is not None or self.config.sample:
+    def search_batches(self, requests: Requests, n_best: int) -> Iterator[SearchedBatch]:
+        if n_best > 1 or requests.prefixes is not None or self.config.sample:
             raise UserError(
                 "--engine ctranslate2 does not support --n-best, --sample or --prefix; leave them out"
             )
         n_tokens = self.config.batch_tokens or DEFAULT_BATCH_TOKENS
-        for batch in split_by_budget(sources, self.config.beam, n_tokens):
-            found = self.exported.translate([sources[i] for i in batch], self.config)
+        for batch in split_by_budget(requests.sources, self.config.beam, n_tokens):
+            found = self.exported.translate([requests.sources[i] for i in batch], self.config)
             yield batch, [[one] for one in found]
 
 

@@ -29,7 +29,9 @@ SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
 
 @dataclass(frozen=True)
 class Requests:
-    """Sentences to search, which end with eos, and what each translation must begin with or contain."""
+    """Sentences to search, and what each translation must begin with or contain. What torch searches ends
+    with eos.
+    """
 
     sources: Sentences
     prefixes: Sentences | None = None

@@ -43,7 +43,7 @@ from nmt.translate.capitals import is_in_capitals, lower_capitals
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.links import link_characters
-from nmt.translate.phrases import LinePhrases, PhraseRules
+from nmt.translate.phrases import PhraseRules
 from nmt.translate.protect import Survival, find_lost, find_protected
 from nmt.translate.search_state import Decodable, Hypothesis
 
@@ -157,15 +157,9 @@ class TextToText(ABC):
         """Make a translator of the same models, which are shared, with other settings of the search."""
 
     @abstractmethod
-    def search_batches(
-        self,
-        sources: Sentences,
-        prefixes: Sentences | None,
-        n_best: int,
-        phrases: Sequence[LinePhrases] | None = None,
-    ) -> Iterator[SearchedBatch]:
-        """Search sentences, of which none is empty, batch by batch: the best hypotheses of each,
-        best first.
+    def search_batches(self, requests: Requests, n_best: int) -> Iterator[SearchedBatch]:
+        """Search sentences without eos, of which none is empty, batch by batch: the best hypotheses of
+        each, best first.
         """
 
     def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
@@ -396,10 +390,8 @@ class TextToText(ABC):
             ]
             if self.config.beam == 1 and any(one.required for one in phrases):
                 raise UserError(GREEDY_MESSAGE)
-        searched = self.search_batches(
-            sources, None if prefixes is None else forced, request.n_best, phrases
-        )
-        for batch, hypotheses in searched:
+        requests = Requests(sources, None if prefixes is None else forced, phrases)
+        for batch, hypotheses in self.search_batches(requests, request.n_best):
             translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
             yield dict(zip([places[i] for i in batch], translations, strict=True))
 
@@ -545,14 +537,8 @@ class Translator(TextToText):
     def chunk_lines(self) -> int:
         return (self.config.batch_tokens or self.search_engine.batch_tokens) // 4
 
-    def search_batches(
-        self,
-        sources: Sentences,
-        prefixes: Sentences | None,
-        n_best: int,
-        phrases: Sequence[LinePhrases] | None = None,
-    ) -> Iterator[SearchedBatch]:
-        requests = Requests([[*ids, EOS] for ids in sources], prefixes, phrases)
+    def search_batches(self, requests: Requests, n_best: int) -> Iterator[SearchedBatch]:
+        requests = replace(requests, sources=[[*ids, EOS] for ids in requests.sources])
         with suspend_dropout(self.model):
             try:
                 yield from self.search_engine.search_batches(
@@ -584,9 +570,9 @@ def make_translator(
 ) -> Translator:
     """Make the translator of a loaded checkpoint, or of several with one vocabulary."""
     vocab, data = checkpoint.vocab, checkpoint.config.data
-    path, direction = str(checkpoint.path), find_direction(data)
+    path, direction = checkpoint.path, find_direction(data)
     for other in others:
-        name, remedy = str(other.path), "the models of an ensemble must share it"
+        name, remedy = other.path, "the models of an ensemble must share it"
         own_direction = find_direction(other.config.data)
         check_agreement("direction", name, own_direction, path, direction, remedy)
         check_agreement("BPE model", name, other.vocab.digest, path, vocab.digest, remedy)
