@@ -7,7 +7,6 @@ same in a run, a checkpoint and an export.
 """
 
 from collections.abc import Container
-from dataclasses import dataclass
 from pathlib import Path
 
 # In every sealed folder: the sha256 and the size of each of its files.
@@ -68,60 +67,24 @@ def dev_text_file(side: str) -> str:
     return f"valid.{side}.txt"
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Where everything lies in the folder of a run."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / CONFIG_FILE
-
-    @property
-    def vocabs(self) -> list[Path]:
-        """The files of its vocabulary: it has the first or the others."""
-        return [self.path / name for name in (VOCAB_FILE, *SIDE_VOCAB_FILES)]
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / METRICS_FILE
-
-    @property
-    def status(self) -> Path:
-        return self.path / STATUS_FILE
-
-    @property
-    def report(self) -> Path:
-        return self.path / REPORT_FILE
-
-    @property
-    def results(self) -> Path:
-        return self.path / RESULTS_FILE
-
-    @property
-    def translations(self) -> Path:
-        return self.path / TRANSLATIONS_FILE
-
-    @property
-    def curve(self) -> Path:
-        return self.path / CURVE_FILE
-
-    @property
-    def sweep(self) -> Path:
-        return self.path / SWEEP_FILE
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def average(self) -> Path:
-        return self.path / "average"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / CONFIG_FILE
+        # The files of its vocabulary: it has the first or the others.
+        self.vocabs = [path / name for name in (VOCAB_FILE, *SIDE_VOCAB_FILES)]
+        self.metrics = path / METRICS_FILE
+        self.status = path / STATUS_FILE
+        self.report = path / REPORT_FILE
+        self.results = path / RESULTS_FILE
+        self.translations = path / TRANSLATIONS_FILE
+        self.curve = path / CURVE_FILE
+        self.sweep = path / SWEEP_FILE
+        self.tensorboard = path / "tensorboard"
+        self.checkpoints = path / "checkpoints"
+        self.average = path / "average"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:07d}"
