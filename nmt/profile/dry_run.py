@@ -62,12 +62,8 @@ class DryRun:
 
     def run(self, updates: Loader | Iterator[Update], n: int, what: str = "warming up") -> Timing:
         """Do `n` updates; all ranks must call this."""
-        setup, world, timing, timer = (
-            self.setup,
-            self.world,
-            Timing(),
-            DeviceTimer(self.world.device),
-        )
+        setup, world = self.setup, self.world
+        timing, timer = Timing(), DeviceTimer(world.device)
         progress = Progress(what, n, "updates", is_shown=world.is_main)
         reset_peak_memory(world.device)
         timer.mark()

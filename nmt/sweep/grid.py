@@ -38,7 +38,6 @@ from nmt.system.strict_yaml import YamlTree, parse_yaml
 from nmt.train.sinks import check_sinks_installed
 
 ScoredSet = Literal["dev", "test"]
-SCORED_SETS: tuple[ScoredSet, ...] = ("dev", "test")
 COUNT_OF_AVERAGED = Rule(lambda n: n >= 1, "be at least 1; null scores the last checkpoint alone")
 MAX_GRID_RUNS = 1_000
 LONGEST_FOLDER_NAME = 150

@@ -109,7 +109,8 @@ def wait_for_lock(work: Callable[[], object], seconds: float, place: str) -> Non
 
 def train_run(sweep: Sweep, run: PlannedRun) -> None:
     """Train with plain nmt-train, in a process of its own."""
-    wait_for_lock(lambda: check_unlocked(run), SAVING_S, run.label)
+    # A training that must stop may still be saving.
+    wait_for_lock(lambda: check_free(run.folder.path), SAVING_S, run.label)
     config = str(sweep.config_path(run))
     command = [sys.executable, "-m", "nmt.commands.train", "--gpus", "1", "--config", config]
     children = Children()
@@ -122,11 +123,6 @@ def train_run(sweep: Sweep, run: PlannedRun) -> None:
         raise Failure(f"nmt-train was killed by {name}; run the same command again to continue")
     if code:
         sys.exit(code)  # nmt-train has said why
-
-
-def check_unlocked(run: PlannedRun) -> None:
-    """Raise FolderInUse while a training that must stop is still saving."""
-    check_free(run.folder.path)
 
 
 # ---- average and scores --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.run_folder import RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
-from nmt.train.events import SkippedEvent
+from nmt.train.events import SkippedEvent, WarningEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
 from nmt.train.norms_by_layer import NormsByLayer
@@ -395,7 +395,8 @@ class Trainer:
         """On the main rank: find out how the last save went, and log what the mirror warns of."""
         self.writer.poll()
         for message in self.writer.take_mirror_warnings():
-            self.log.warn_of_mirror(self.writer.saved_step, message)
+            step = self.writer.saved_step
+            self.log.write(WarningEvent(step=step, problem="mirror", message=message))
 
     # ---- the end, on the main rank -------------------------------------------------------------------------
 

@@ -212,10 +212,8 @@ def _fetch_checkpoints(
     if config is not None and not steps_here:
         write_bytes(run.config, config)
     for step in sorted(there, reverse=True):
-        has_moments = OPTIMIZER_FILE in _read_text(
-            remote, f"{name_checkpoint(step)}/{MANIFEST_FILE}"
-        )
-        if not has_moments:
+        manifest = remote.read(f"{name_checkpoint(step)}/{MANIFEST_FILE}") or b""
+        if OPTIMIZER_FILE.encode() not in manifest:
             continue
         if step in steps_here:
             return
@@ -231,10 +229,6 @@ def _fetch_checkpoints(
             f"{remote.url}: none of its {len(there)} checkpoints is whole; "
             "give another training.mirror to begin anew"
         )
-
-
-def _read_text(remote: Remote, name: str) -> str:
-    return (remote.read(name) or b"").decode(errors="replace")
 
 
 def _fetch_whole(remote: Remote, name: str, path: Path) -> bool:

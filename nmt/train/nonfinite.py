@@ -41,7 +41,8 @@ def report_nonfinite(
     pending, stats = outcome.pending, outcome.stats
     path = run.nonfinite(pending.step)
     losses = _micro_losses(pending, world)
-    weights = _nonfinite_weights(model)
+    named = model.named_parameters()
+    weights = [name for name, weight in named if not weight.detach().norm().isfinite()]
     if world.is_main:
         _write_file(path, outcome, losses, weights, store, vocab)
     mean_loss = stats.loss / pending.update.n_tgt
@@ -64,11 +65,6 @@ def advise_after_failure(saved_step: int, is_sound: bool, optimizer: OptimizerCo
     if is_sound:
         return f"the last checkpoint is intact: {skip}, or {start_over}"
     return f"the last checkpoint may be no better: {skip} or, if that fails too, {start_over}"
-
-
-def _nonfinite_weights(model: nn.Module) -> list[str]:
-    weights = model.named_parameters()
-    return [name for name, weight in weights if not weight.detach().norm().isfinite()]
 
 
 def _micro_losses(pending: PendingOutcome, world: World) -> list[float]:

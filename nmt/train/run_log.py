@@ -12,7 +12,7 @@ from nmt.checkpoint import TrainState
 from nmt.system.device import read_peak_memory
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
-from nmt.train.events import Event, LayerEvent, TrainEvent, ValidEvent, WarningEvent
+from nmt.train.events import Event, LayerEvent, TrainEvent, ValidEvent
 from nmt.train.metrics_log import MetricsLog, read_events
 from nmt.train.on_track import LearningCheck
 from nmt.train.reference_curve import find_reference
@@ -122,9 +122,6 @@ class RunLog:
             f"update {state.step}: dev NLL {result.nll.value:.4f}, perplexity {result.perplexity:.2f}"
             f"{bleu}{mark}{beside}"
         )
-
-    def warn_of_mirror(self, step: int, message: str) -> None:
-        self.write(WarningEvent(step=step, problem="mirror", message=message))
 
 
 def round_digits(value: float) -> float:
