@@ -19,9 +19,9 @@ VALUE_SHOWN = 16  # characters of a digest
 
 def check_agreement(
     what: Property,
-    name: str,
+    name: Path | str,
     value: str | None,
-    other_name: str,
+    other_name: Path | str,
     other_value: str | None,
     remedy: str,
 ) -> None:

@@ -298,7 +298,7 @@ def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = 
         if out.is_dir():
             return out
     else:
-        check_replaceable(out, "a converted model", _is_without_optimizer, is_forced, [path])
+        check_replaceable(out, "a converted model", is_without_optimizer, is_forced, [path])
     say(f"converting {path} to {out}")
     found = published.read_published(path)
     make_folder(out.parent)
@@ -312,7 +312,8 @@ def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = 
     return out
 
 
-def _is_without_optimizer(names: Set[str]) -> bool:
+def is_without_optimizer(names: Set[str]) -> bool:
+    """Whether these are the files of an average or a converted model, not of a training checkpoint."""
     return names == {*COMMON_FILES, *find_vocab_files(names)}
 
 

@@ -7,7 +7,7 @@ made from, oldest first.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from nmt.agreement import check_agreement
 from nmt.checkpoint import (
-    COMMON_FILES,
     Average,
     Checkpoint,
     TrainState,
+    is_without_optimizer,
     list_steps,
     open_checkpoint,
     open_tensors,
@@ -30,7 +30,7 @@ from nmt.system.errors import UserError
 from nmt.system.files import make_workplace, write_folder
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import track
-from nmt.system.run_folder import MODEL_FILE, RunFolder, find_vocab_files
+from nmt.system.run_folder import MODEL_FILE, RunFolder
 from nmt.system.tensor_files import write_tensors
 
 
@@ -103,7 +103,7 @@ def average_checkpoints(
     """
     out = out.resolve()
     _check_place(out)
-    _check_output(out, is_forced, paths)
+    check_replaceable(out, "an average", is_without_optimizer, is_forced, paths)
     make_workplace(out)
     mean = combine(open_all(paths), weights)
     newest, origin = mean.checkpoints[-1], mean.describe()
@@ -112,18 +112,11 @@ def average_checkpoints(
         tensors = dict(track(mean.tensors(), "averaging", "tensors"))
         write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
         write_small_files(folder, origin, newest.config, newest.vocab)
-        _check_output(out, is_forced, paths)  # somebody may have edited the card meanwhile
+        # again, because somebody may have edited the card meanwhile
+        check_replaceable(out, "an average", is_without_optimizer, is_forced, paths)
 
     write_folder(out, fill)
     return origin.averaged
-
-
-def _check_output(out: Path, is_forced: bool, inputs: Sequence[Path]) -> None:
-    def is_average(names: Set[str]) -> bool:
-        # a training checkpoint also contains the optimizer
-        return names == {*COMMON_FILES, *find_vocab_files(names)}
-
-    check_replaceable(out, "an average", is_average, is_forced, inputs)
 
 
 def _check_place(out: Path) -> None:
@@ -177,12 +170,10 @@ def combine(
             raise UserError(
                 f"{other.path}: belongs to another run than {first.path} ({what}); {remedy}"
             )
-        name, first_name = str(other.path), str(first.path)
-        check_agreement(
-            "BPE model", name, other.vocab.digest, first_name, first.vocab.digest, remedy
-        )
-        data, first_data = other.origin.store_sha256, first.origin.store_sha256
-        check_agreement("training data", name, data, first_name, first_data, remedy)
+        digest, data = other.vocab.digest, other.origin.store_sha256
+        check_agreement("BPE model", other.path, digest, first.path, first.vocab.digest, remedy)
+        first_data = first.origin.store_sha256
+        check_agreement("training data", other.path, data, first.path, first_data, remedy)
     return CheckpointMean(
         checkpoints=[checkpoint for checkpoint, _ in pairs],
         weights=[weight for _, weight in pairs],
