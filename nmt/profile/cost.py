@@ -90,6 +90,7 @@ def reset_peak_memory(device: torch.device) -> None:
     whole life.
     """
     if device.type == "cuda":
+        torch.cuda.init()  # without it, torch calls the device invalid
         torch.cuda.reset_peak_memory_stats(device)
 
 

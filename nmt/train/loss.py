@@ -67,6 +67,7 @@ def chunked_loss_forward(
     counted = hidden * counts
     counted_fast = counted.to(fast)
 
+    # Not summed in place: code compiled by torch 2.11 would then return gradients of zero.
     smoothed, nll = weight.new_zeros(()), weight.new_zeros(())
     grad_hidden = torch.empty_like(hidden) if needs_grad else None
     grad_weight = torch.zeros_like(weight) if needs_grad and not n_rows else None
@@ -87,9 +88,9 @@ def chunked_loss_forward(
                 part = slice(start, min(start + block, rows.stop))
                 block_shares = shares[start - first : part.stop - first]
                 log_total, gold_logit = _softmax_in_place(block_shares, label[part], exact)
-                nll += ((log_total - gold_logit) * counts[part]).sum()
+                nll = nll + ((log_total - gold_logit) * counts[part]).sum()
                 loss = log_total - gold * gold_logit - others * all_logits[part]
-                smoothed += (loss * counts[part]).sum()
+                smoothed = smoothed + (loss * counts[part]).sum()
 
             # what the softmax adds to the gradients
             if grad_hidden is not None:

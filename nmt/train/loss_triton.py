@@ -239,6 +239,7 @@ def fused_loss_forward(
     fast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     hidden = hidden.to(fast)
     weight_fast = F.pad(weight.to(fast), (0, 0, 0, -n_weights % 64))  # which is faster
+    # Not summed in place: code compiled by torch 2.11 would then return gradients of zero.
     smoothed = hidden.new_zeros((), dtype=torch.float32)
     nll = hidden.new_zeros((), dtype=torch.float32)
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_grad else None
@@ -254,8 +255,8 @@ def fused_loss_forward(
             losses = rows_in_place(
                 logits, label, 1.0 - smoothing - others, others, n_vocab, needs_grad
             )
-            smoothed += losses[0].sum()
-            nll += losses[1].sum()
+            smoothed = smoothed + losses[0].sum()
+            nll = nll + losses[1].sum()
             if grad_hidden is not None and grad_weight is not None:
                 grad_hidden[first : first + rows] = logits @ weight_fast
                 # Not addmm, which wants the sum in the precision of the factors.
