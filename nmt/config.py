@@ -324,6 +324,10 @@ class ModelConfig:
     # is slower; how much was not measured.
     attention_dropout: float = default(0.0, FRACTION)
     ffn_dropout: float = default(0.0, FRACTION)
+    # Applied to whole pieces of source and target, whose embeddings become zero and leave the position
+    # alone (Gal and Ghahramani 2016). What it gains on little text:
+    # docs/learning.md#which-recipe-is-best-for-an-hour-2026-11-26.
+    word_dropout: float = default(0.0, FRACTION)
     # The function between the two products of the feed-forward network. gelu is the exact one, swish
     # is also called SiLU.
     activation: Literal["relu", "gelu", "swish"] = "relu"
@@ -420,10 +424,6 @@ class OptimizerConfig:
     beta1: float = default(0.9, FRACTION)
     beta2: float = default(0.98, FRACTION)
     eps: float = default(1e-9, POSITIVE)
-    # What updates the matrices of layers: Adam, or Muon (Jordan et al. 2024), whose steps have about
-    # equal singular values. Embeddings, the projection, biases and LayerNorms stay with Adam. What it
-    # gains: docs/learning.md#which-recipe-is-best-for-an-hour-a-first-screening-2026-11-26.
-    matrices: Literal["adam", "muon"] = "adam"
     # AdamW: each update first multiplies the matrices, embeddings included, by
     # 1 - rate * weight_decay. Biases, the weights of LayerNorm and frozen parts stay, as with Hugging
     # Face's trainer; fairseq's AdamW lets all weights decay.

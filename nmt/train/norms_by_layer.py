@@ -54,20 +54,14 @@ class NormsByLayer:
     @torch.no_grad()
     def measure_steps(self) -> Tensor:
         """Return the sum of squares of what the last step added to each layer's weights, (layers,)."""
-        muon = self.optimizer.muon
-        muons = {} if muon is None else muon.find_steps(self.optimizer.state)
         sums = [
-            self._add_squares(
-                step for p in parameters for step in self._find_steps(p, muons.get(p))
-            )
+            self._add_squares(step for p in parameters for step in self._find_steps(p))
             for parameters in self.layers.values()
         ]
         return torch.stack(sums)
 
-    def _find_steps(self, parameter: nn.Parameter, muons: Tensor | None) -> Iterable[Tensor]:
-        """Yield what the last step added to a parameter, chunk by chunk and without its sign; `muons` is
-        Muon's at a rate of 1, if it is Muon's parameter.
-        """
+    def _find_steps(self, parameter: nn.Parameter) -> Iterable[Tensor]:
+        """Yield what the last step added to a parameter, chunk by chunk and without its sign."""
         group, state = self.groups[parameter], self.optimizer.state[parameter]
         if not state:
             return  # it has no gradient
@@ -76,13 +70,10 @@ class NormsByLayer:
         rate = group["lr"] / (1 - beta1**n_steps)
         scale = (1 - beta2**n_steps).sqrt()
         decay = group["lr"] * group["weight_decay"]
-        tensors = (parameter, state["exp_avg"] if muons is None else muons, state["exp_avg_sq"])
+        tensors = (parameter, state["exp_avg"], state["exp_avg_sq"])
         chunks = [tensor.flatten().split(STEP_CHUNK) for tensor in tensors]
         for weights, mean, square in zip(*chunks, strict=True):
-            if muons is None:
-                step = mean / (square.sqrt() / scale + group["eps"]) * rate
-            else:
-                step = mean * group["lr"]
+            step = mean / (square.sqrt() / scale + group["eps"]) * rate
             if decay:  # The weights before the step lost this share: w' = (1 - decay) w - step.
                 step = (step + decay * weights) / (1 - decay)
             yield step

@@ -1,5 +1,4 @@
-"""Adam or AdamW, for matrices of layers also Muon, and the learning rate: that of section 5.3, or one
-of the usual others.
+"""Adam or AdamW, and its learning rate: that of section 5.3, or one of the usual others.
 
 The rate is a pure function of the update's number, so it need not be saved. The update itself is that
 of torch's Adam. To skip an update, set its `found_inf` to 1: then Adam changes nothing, and does not
@@ -17,8 +16,6 @@ from torch import Tensor, nn
 from nmt.config import OptimizerConfig
 from nmt.system.ranks import Share, share_nothing
 from nmt.train.moving_average import MovingAverage
-from nmt.train.muon import MOMENTUM, Muon
-from nmt.train.shares import Bucket
 
 
 class Adam(torch.optim.Adam):
@@ -26,26 +23,11 @@ class Adam(torch.optim.Adam):
     grad_scale: Tensor | None = None
     average: MovingAverage | None = None  # of the weights, if the run keeps one
     shares: dict[str, Share]  # of the parameters that it updates, by name
-    muon: Muon | None = None
 
     # To keep its methods from being traced, torch imports what takes a second. Nothing traces them here.
     add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
-    step_adam = inspect.unwrap(torch.optim.Adam.step)
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        if self.muon is None:
-            self.step_adam()
-            return
-        *_, matrices = self.param_groups
-        rate, matrices["lr"] = matrices["lr"], 0.0  # Adam then updates their moments alone
-        self.step_adam()
-        matrices["lr"] = rate
-        if self.found_inf is not None:
-            rate = rate * (1.0 - self.found_inf)
-        for weight, step in self.muon.find_steps(self.state).items():
-            weight.mul_(1.0 - rate * matrices["weight_decay"]).sub_(rate * step)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
 
 
 def learning_rate(step: int, d_model: int, n_steps: int, config: OptimizerConfig) -> float:
@@ -69,16 +51,16 @@ def make_optimizer(
     frozen: Sequence[nn.Parameter] = (),
     ema: float | None = None,
     shares: dict[str, Share] | None = None,
-    layers: Sequence[Bucket] = (),
-    dtype: torch.dtype = torch.float32,
 ) -> Adam:
-    """Make the optimizer of a model, or of this rank's `shares` of it, whose matrices are in the buckets
-    `layers`. Weight decay leaves `frozen` parameters as they are. Muon computes in `dtype`.
+    """Make the optimizer of a model, or of this rank's `shares` of it. Weight decay leaves `frozen`
+    parameters as they are.
     """
     shares = share_nothing(model) if shares is None else shares
-    groups = _group_by_settings(model, shares, frozen, config)
+    groups: list[dict[str, Any]] = [{"params": [share.weight for share in shares.values()]}]
+    if config.weight_decay:
+        groups = _group_by_decay(model, shares, frozen, config.weight_decay)
     optimizer = Adam(
-        [{**group, "params": [shares[name].weight for name in group["names"]]} for group in groups],
+        groups,
         lr=0.0,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
@@ -86,36 +68,24 @@ def make_optimizer(
         decoupled_weight_decay=config.weight_decay > 0,
     )
     optimizer.shares = shares
-    if config.matrices == "muon":
-        optimizer.muon = Muon({name: shares[name] for name in groups[-1]["names"]}, layers, dtype)
     if ema is not None:
         weights = {name: share.weight for name, share in shares.items()}
         optimizer.average = MovingAverage(weights, ema)
     return optimizer
 
 
-def _group_by_settings(
-    model: nn.Module,
-    shares: dict[str, Share],
-    frozen: Sequence[nn.Parameter],
-    config: OptimizerConfig,
+def _group_by_decay(
+    model: nn.Module, shares: dict[str, Share], frozen: Sequence[nn.Parameter], decay: float
 ) -> list[dict[str, Any]]:
-    """Divide the parameters: matrices decay, but vectors do not, which are biases and LayerNorms. Muon's
-    matrices come last.
-    """
+    """Divide the parameters: matrices decay, but vectors do not, which are biases and LayerNorms."""
     frozen_ids = {id(parameter) for parameter in frozen}
-    decay = config.weight_decay
-    decaying: dict[str, Any] = {"names": [], "weight_decay": decay}
-    constant: dict[str, Any] = {"names": []}
-    muons = {"names": [], "weight_decay": decay, "betas": (MOMENTUM, config.beta2)}
-    for name in shares:
-        parameter, group = model.get_parameter(name), decaying
-        if parameter.dim() < 2 or id(parameter) in frozen_ids:
-            group = constant
-        elif config.matrices == "muon" and name.startswith(("encoder.", "decoder.")):
-            group = muons
-        group["names"].append(name)
-    return [decaying, constant, muons]
+    decaying: list[nn.Parameter] = []
+    constant: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_constant = parameter.dim() < 2 or id(parameter) in frozen_ids
+        if name in shares:
+            (constant if is_constant else decaying).append(shares[name].weight)
+    return [{"params": decaying, "weight_decay": decay}, {"params": constant}]
 
 
 def set_learning_rate(optimizer: torch.optim.Adam, rate: float) -> None:

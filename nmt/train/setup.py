@@ -120,8 +120,6 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
             replica.frozen,
             training.ema,
             replica.own,
-            replica.shares.layers if replica.shares and world.size > 1 else (),
-            torch.bfloat16 if replica.is_bf16 else torch.float32,
         ),
     )
 

@@ -90,6 +90,7 @@ COMPILED_MODELS: KnownValues = {
             "dropout",
             "attention_dropout",
             "ffn_dropout",
+            "word_dropout",
             "max_positions",
             "window",
             "vocab_rows",
