@@ -98,18 +98,22 @@ build/audit/.installed:
 gpu: $(INSTALLED)  ## check what this machine's GPUs compute and time it: ten minutes, no data
 	$(BIN)/python scripts/bench/first_gpu.py
 
-gpu-dry: $(INSTALLED) build/cuda/.installed  ## all that can be checked of the GPU path without a GPU; 15 minutes, 7 GB
+gpu-dry: $(INSTALLED) build/cuda/.installed build/oldest/.installed  ## all that can be checked of the GPU path without a GPU; 20 minutes, 12 GB
 	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP --timeout 600 tests/scripts/test_gpu_dry.py tests/scripts/test_kernel_counts.py \
 		tests/scripts/test_first_gpu.py
 	build/cuda/bin/python -m pytest -p no:cacheprovider tests/scripts/test_fake_cuda.py
+	build/oldest/bin/python -m pytest -p no:cacheprovider tests/train/test_shares.py tests/train/test_fast_paths.py \
+		tests/train/test_update_gpu.py
 	$(BIN)/python scripts/bench/roofline.py
 	$(BIN)/python scripts/bench/count_decoding.py
 
-build/cuda/.installed:
-	@echo "making build/cuda with the CUDA build of torch: some gigabytes" >&2
-	$(PYTHON) -m venv build/cuda
-	build/cuda/bin/python -m pip install --quiet --disable-pip-version-check \
-		torch numpy pyyaml tqdm safetensors sentencepiece pytest pytest-timeout
+build/cuda/.installed: TORCH = torch
+build/oldest/.installed: TORCH = torch==2.11.0  # the oldest that setup.cfg allows; it compiles otherwise than newer ones
+build/cuda/.installed build/oldest/.installed:
+	@echo "making $(@D) with the CUDA build of $(TORCH): some gigabytes" >&2
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+		$(TORCH) numpy pyyaml tqdm safetensors sentencepiece sacrebleu sacremoses sentencex numba pytest pytest-timeout hypothesis
 	@touch $@
 
 bench-floors: $(INSTALLED)  ## has a speed been lost? ratios to yardsticks, six minutes on a quiet machine, no data

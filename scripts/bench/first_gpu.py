@@ -170,32 +170,23 @@ def run_checks(
 # ---- the page ----------------------------------------------------------------------------------------------------
 
 
-def page(found: dict[str, Any]) -> str:
-    """All that was found, as Markdown."""
+def head(found: dict[str, Any]) -> str:
     lines = [f"## {found['machine']['name']}", ""]
     if found["is_rehearsal"]:
         lines += [f"**{REHEARSED}**", ""]
-    lines += [
-        f"    {found['command']}",
-        "",
-        f"{found['date']}; {found['machine']['versions']}.",
-        "",
-        "### Verdicts",
-        "",
-    ]
-    verdicts = []
-    for check in found["checks"]:
-        verdicts.append(
-            [check["name"], check["verdict"], f"{check['seconds']:.1f}", check["reason"]]
-        )
-    lines.append(Table(["check", "verdict", "seconds", "why"], verdicts).to_markdown())
-    for check in found["checks"]:
-        lines += section(check)
-    return "\n".join(lines) + "\n"
+    lines += [f"    {found['command']}", "", f"{found['date']}; {found['machine']['versions']}."]
+    return "\n".join(lines)
 
 
-def section(check: dict[str, Any]) -> list[str]:
-    """What one check has found; nothing if it has found nothing."""
+def verdicts(checks: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for check in checks:
+        rows.append([check["name"], check["verdict"], f"{check['seconds']:.1f}", check["reason"]])
+    return "\n### Verdicts\n\n" + Table(["check", "verdict", "seconds", "why"], rows).to_markdown()
+
+
+def section(check: dict[str, Any]) -> str:
+    """What one check has found."""
     lines = []
     if check["rows"]:
         rows = []
@@ -206,7 +197,7 @@ def section(check: dict[str, Any]) -> list[str]:
         lines += ["", Table(one["header"], one["rows"]).to_markdown()]
     for note in check["notes"]:
         lines += ["", note]
-    return ["", f"### {check['title']}", *lines] if lines else []
+    return "\n".join(["", f"### {check['title']}", *lines])
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
@@ -261,22 +252,27 @@ def main(argv: Sequence[str] | None = None, perform: Perform = perform_apart) ->
         )
         return 2
 
-    # all checks
+    # all checks; a run that is cut short leaves what it has found
     checks = [check for check in CHECKS if args.only is None or check.name in args.only]
-    results = list(run_checks(checks, perform, args.rehearse))
-    bad = [result["name"] for result in results if result["verdict"] in (FAILED, CRASHED)]
     given = sys.argv[1:] if argv is None else argv
     found = {
         "is_rehearsal": args.rehearse,
-        "is_good": not bad,
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["python scripts/bench/first_gpu.py", *given]),
         "machine": machine,
-        "checks": results,
     }
-    print(page(found), end="", flush=True)
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(head(found), flush=True)
+    results: list[dict[str, Any]] = []
+    bad: list[str] = []
+    for result in run_checks(checks, perform, args.rehearse):
+        results.append(result)
+        if result["verdict"] in (FAILED, CRASHED):
+            bad.append(result["name"])
+        print(section(result), flush=True)
+        if args.json is not None:
+            so_far = {**found, "is_good": not bad, "checks": results}
+            args.json.write_text(json.dumps(so_far, indent=1) + "\n", encoding="utf-8")
+    print(verdicts(results), flush=True)
     say(f"failed: {', '.join(bad)}" if bad else "nothing failed")
     return 1 if bad else 0
 

@@ -584,6 +584,8 @@ def check_graph(bench: Bench, sheet: Sheet) -> None:
 
     replica = make_replica(bench, "bf16", 0.0, shape)
     replayed = run_pass(replica, batch)
+    zeros = [name for name, gradient in replayed.gradients.items() if not gradient.any()]
+    sheet.require("gradients that are zero", len(zeros), 0)  # which would equal whatever is below
     compare_runs(sheet, "no dropout, a replay and a call", replayed, called_pass(replica, batch, 0))
     replica.clear_gradients()
     for _ in range(2):
@@ -852,12 +854,16 @@ def check_continuation(bench: Bench, sheet: Sheet) -> None:
     """
     folder = Path(tempfile.mkdtemp())
     try:
-        train_demo(bench, folder, "parts", 10)
-        train_demo(bench, folder, "parts", 20)
-        train_demo(bench, folder, "whole", 20)
         parts, whole = (
             RunFolder(folder / name).checkpoints / "last" for name in ("parts", "whole")
         )
+        train_demo(bench, folder, "parts", 10)
+        before = load_file(parts / "model.safetensors")
+        train_demo(bench, folder, "parts", 20)
+        train_demo(bench, folder, "whole", 20)
+        after = load_file(whole / "model.safetensors")
+        n_moved = sum(not torch.equal(before[name], after[name]) for name in before)
+        sheet.require("tensors of the model that updates 11 to 20 moved", n_moved, len(before))
         n_tensors = 0
         unequal = []
         for file in ("model.safetensors", "optimizer.safetensors"):
