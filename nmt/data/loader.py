@@ -106,16 +106,19 @@ def make_micro_batches(
     return mine
 
 
-def _make_updates(
+def make_updates(
     stores: Stores,
     config: TrainingConfig,
     micro_tokens: int,
     seed: int,
     cursor: Cursor,
     world: World,
-    shape: BatchShape | None,
-    mixture: Mixture | None,
+    shape: BatchShape | None = None,
+    mixture: Mixture | None = None,
 ) -> Iterator[Update]:
+    """Yield this rank's share of each update from `cursor` on, without end; with `shape`, all batches
+    have it.
+    """
     epoch, first = cursor.epoch, cursor.update
     while True:
         store = stores(epoch)
@@ -133,26 +136,12 @@ def _make_updates(
 
 
 class Loader:
-    """An endless stream of updates from `cursor` on; with `shape`, all batches have it.
+    """Makes updates in a thread, a few ahead. Close it, or use it in a `with`, to end the thread."""
 
-    Close it, or use it in a `with`, to end its thread.
-    """
-
-    def __init__(
-        self,
-        stores: Stores,
-        config: TrainingConfig,
-        micro_tokens: int,
-        seed: int,
-        cursor: Cursor,
-        world: World,
-        shape: BatchShape | None = None,
-        mixture: Mixture | None = None,
-    ) -> None:
+    def __init__(self, updates: Iterator[Update]) -> None:
         self._ready: queue.Queue[Update | BaseException] = queue.Queue(UPDATES_AHEAD)
         self._closed = threading.Event()
-        source = _make_updates(stores, config, micro_tokens, seed, cursor, world, shape, mixture)
-        self._thread = threading.Thread(target=self._fill, args=(source,), daemon=True)
+        self._thread = threading.Thread(target=self._fill, args=(updates,), daemon=True)
         self._thread.start()
 
     def _fill(self, source: Iterator[Update]) -> None:

@@ -225,6 +225,8 @@ class Trainer:
         """Add an update's results to the running totals, and act on the ranks' votes."""
         state, update, stats = self.state, outcome.pending.update, outcome.stats
         if outcome.is_applied:
+            if stats.grad_norm == 0.0:
+                self.world.on_main(_refuse_zero_gradients)
             self.grad_norm = stats.grad_norm
             self.layer_norms = outcome.pending.layer_norms
             # A loss above a uniform guess means the weights have diverged, long before they are
@@ -442,3 +444,11 @@ class Trainer:
         if self.world.is_main:
             self.log.trackers.finish()
             self.writer.close()
+
+
+def _refuse_zero_gradients() -> None:
+    """Some releases of torch compile code whose losses are right and whose gradients are zero."""
+    raise Failure(
+        "all gradients are zero, so the model learns nothing: try training.compile=off, or another "
+        "version of torch"
+    )

@@ -19,7 +19,7 @@ from nmt.config import RunConfig, list_differences
 from nmt.corpus.ledger import read_ledger, read_mixture
 from nmt.data.batch import BatchShape
 from nmt.data.epoch_stores import EpochStores
-from nmt.data.loader import Loader
+from nmt.data.loader import Loader, make_updates
 from nmt.data.mixture import Mixture
 from nmt.data.plan import choose_shape
 from nmt.data.store import TokenStore, open_store
@@ -77,14 +77,16 @@ class Setup:
 
     def make_loader(self, open_epoch: Callable[[int], TokenStore]) -> Loader:
         return Loader(
-            open_epoch,
-            self.config.training,
-            self.micro_tokens,
-            self.config.seed,
-            self.state.cursor,
-            self.world,
-            self.shape,
-            self.mixture,
+            make_updates(
+                open_epoch,
+                self.config.training,
+                self.micro_tokens,
+                self.config.seed,
+                self.state.cursor,
+                self.world,
+                self.shape,
+                self.mixture,
+            )
         )
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from nmt.commands import train as train_command
 from nmt.config import ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape
-from nmt.data.loader import Loader, make_batch, make_micro_batches
+from nmt.data.loader import Loader, make_batch, make_micro_batches, make_updates
 from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
 from nmt.model.transformer import Transformer
@@ -547,7 +547,15 @@ def train_losses(
     world = World(0, 1, device)
     losses = []
     with Loader(
-        lambda _: store, config.training, bench.micro_tokens, config.seed, Cursor(), world, shape
+        make_updates(
+            lambda _: store,
+            config.training,
+            bench.micro_tokens,
+            config.seed,
+            Cursor(),
+            world,
+            shape,
+        )
     ) as updates:
         for step in range(1, bench.n_updates + 1):
             update = next(updates)

@@ -28,7 +28,7 @@ from gpu_checks import (
 from roofline import predict
 
 from nmt.config import DecodingConfig, RunConfig, load_config
-from nmt.data.loader import Loader
+from nmt.data.loader import Loader, make_updates
 from nmt.data.plan import Cursor, divide_tokens
 from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
@@ -145,13 +145,15 @@ def try_out(recipe: Recipe, micro_tokens: int, store: TokenStore, world: World) 
         optimizer = make_optimizer(model, config.optimizer, shares=replica.own)
         began = clock()
         with Loader(
-            lambda _: store,
-            config.training,
-            micro_tokens,
-            config.seed,
-            Cursor(),
-            World(0, 1, world.device),
-            shape,
+            make_updates(
+                lambda _: store,
+                config.training,
+                micro_tokens,
+                config.seed,
+                Cursor(),
+                World(0, 1, world.device),
+                shape,
+            )
         ) as some:
             batch = next(some).micros[0].batch
         replica.run(batch, 0.0, 0).sum().item()
@@ -176,13 +178,15 @@ def time_training(bench: Bench, size: str, world: World) -> Speed:
     ticks = DeviceTimer(world.device)
     sent, n_src, n_tgt, n_micros = [], [], [], 0
     with Loader(
-        lambda _: store,
-        config.training,
-        trial.micro_tokens,
-        config.seed,
-        Cursor(),
-        world,
-        replica.shape,
+        make_updates(
+            lambda _: store,
+            config.training,
+            trial.micro_tokens,
+            config.seed,
+            Cursor(),
+            world,
+            replica.shape,
+        )
     ) as updates:
         for step in range(1, WARM_UPS + recipe.n_timed + 1):
             update = next(updates)

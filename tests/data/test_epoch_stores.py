@@ -21,7 +21,7 @@ from nmt.config import AugmentConfig, TrainingConfig
 from nmt.data import epoch_stores
 from nmt.data.epoch_stores import EpochStores, TokenRow
 from nmt.data.letter_case import capitalise_words
-from nmt.data.loader import Loader, Update
+from nmt.data.loader import Loader, Update, make_updates
 from nmt.data.plan import Cursor
 from nmt.data.store import Side, SideWriter, open_store
 from nmt.data.vocab import UNK, Vocab
@@ -258,7 +258,10 @@ def take(
     config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000)
     rate, augment = way
     stores = EpochStores(store, rate, 7, None, 1, augment=augment)
-    with Loader(stores, config, 500, 7, cursor, World(rank, size, CPU)) as updates, stores:
+    with (
+        Loader(make_updates(stores, config, 500, 7, cursor, World(rank, size, CPU))) as updates,
+        stores,
+    ):
         return [next(updates) for _ in range(n)]
 
 
@@ -337,9 +340,12 @@ def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(epoch_stores, "map_in_order", endless)
     config, world = TrainingConfig(), World(0, 1, CPU)
     stores, waiting = (EpochStores(store, 0.1, 1, None, 1) for _ in range(2))
-    with Loader(stores, config, 3_200, 1, Cursor(), world), stores:
+    with Loader(make_updates(stores, config, 3_200, 1, Cursor(), world)), stores:
         assert has_begun.wait(10)
-        with Loader(waiting, config, 3_200, 1, Cursor(), world), waiting:  # another rank
+        with (
+            Loader(make_updates(waiting, config, 3_200, 1, Cursor(), world)),
+            waiting,
+        ):  # another rank
             time.sleep(0.1)
     (folder,) = store.with_name("store.epochs").iterdir()
     assert [path.name for path in folder.iterdir()] == [".lock"]

@@ -10,7 +10,7 @@ import torch
 
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import Batch
-from nmt.data.loader import Loader, Update, make_batch
+from nmt.data.loader import Loader, Update, make_batch, make_updates
 from nmt.data.mixture import CorpusShare, Mixture
 from nmt.data.plan import Cursor, choose_shape
 from nmt.data.store import Side, TokenStore
@@ -50,7 +50,9 @@ def take(
 ) -> list[Update]:
     config = replace(CONFIG, grouping=grouping)
     world = World(rank, size, CPU)
-    loader = Loader(lambda epoch: store, config, MICRO_TOKENS, 7, cursor, world, mixture=mixture)
+    loader = Loader(
+        make_updates(lambda epoch: store, config, MICRO_TOKENS, 7, cursor, world, mixture=mixture)
+    )
     with loader as updates:
         return [next(updates) for _ in range(n)]
 
@@ -102,7 +104,9 @@ def test_each_epoch_is_read_from_its_own_store() -> None:
     stores = {epoch: make_store(100 + 50 * epoch) for epoch in range(2, 5)}
     seen: list[Update] = []
     with Loader(
-        lambda epoch: stores[epoch], CONFIG, MICRO_TOKENS, 7, Cursor(2, 3), World(0, 1, CPU)
+        make_updates(
+            lambda epoch: stores[epoch], CONFIG, MICRO_TOKENS, 7, Cursor(2, 3), World(0, 1, CPU)
+        )
     ) as updates:
         while not seen or seen[-1].next_cursor.epoch < 4:
             seen.append(next(updates))
@@ -141,7 +145,7 @@ def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
     broken = TokenStore(Side(store.src.ids[:10], store.src.offsets), store.tgt)
     with (
         Loader(
-            lambda epoch: broken, CONFIG, MICRO_TOKENS, 7, Cursor(), World(0, 1, CPU)
+            make_updates(lambda epoch: broken, CONFIG, MICRO_TOKENS, 7, Cursor(), World(0, 1, CPU))
         ) as updates,
         pytest.raises(UserError, match="the token store: is damaged"),
     ):
@@ -153,10 +157,12 @@ def test_constant_shapes_hold_the_same_sentences() -> None:
     store = make_store()
     shape = choose_shape(store.src.lengths, store.tgt.lengths, MICRO_TOKENS)
     with Loader(
-        lambda epoch: store, CONFIG, MICRO_TOKENS, 7, START, World(0, 1, CPU), shape
+        make_updates(lambda epoch: store, CONFIG, MICRO_TOKENS, 7, START, World(0, 1, CPU), shape)
     ) as updates:
         taken = [next(updates) for _ in range(10)]
-    with Loader(lambda epoch: store, CONFIG, shape.tokens, 7, START, World(0, 1, CPU)) as updates:
+    with Loader(
+        make_updates(lambda epoch: store, CONFIG, shape.tokens, 7, START, World(0, 1, CPU))
+    ) as updates:
         plainly = [next(updates) for _ in range(10)]
     for update, plain in zip(taken, plainly, strict=True):
         for micro, expected in zip(update.micros, plain.micros, strict=True):

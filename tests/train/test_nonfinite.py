@@ -16,7 +16,7 @@ from support.two_ranks import run_on_two_ranks
 
 import nmt.train.update
 from nmt.commands.train import main
-from nmt.train.replica import Replica
+from nmt.train.replica import Replica, forward_backward
 
 Poison = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
@@ -122,6 +122,18 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     assert main([*options, f"out={tmp_path}/straight"]) == 0
     runs = [read_tensors(tmp_path / name, 20) for name in ("run", "straight")]
     assert list_differing(*runs) == []
+
+
+def test_gradients_of_zero_end_the_run(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As code did that torch 2.11 compiled, while its losses were right."""
+    monkeypatch.setattr(
+        "nmt.train.replica.forward_backward",
+        lambda objective, batch, _, is_bf16: forward_backward(objective, batch, 0.0, is_bf16),
+    )
+    assert main(["--config", str(toy)]) == 1
+    assert "all gradients are zero" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
