@@ -324,10 +324,6 @@ class ModelConfig:
     # is slower; how much was not measured.
     attention_dropout: float = default(0.0, FRACTION)
     ffn_dropout: float = default(0.0, FRACTION)
-    # Applied to whole pieces of source and target, whose embeddings become zero and leave the position
-    # alone (Gal and Ghahramani 2016). What it gains on little text:
-    # docs/learning.md#which-recipe-is-best-for-an-hour-2026-11-26.
-    word_dropout: float = default(0.0, FRACTION)
     # The function between the two products of the feed-forward network. gelu is the exact one, swish
     # is also called SiLU.
     activation: Literal["relu", "gelu", "swish"] = "relu"

@@ -203,7 +203,6 @@ FLIPS = [
     ("base", "model.decoder_layers=2", "layers N"),
     ("base", "model.attention_dropout=0.1", "dropout in attention"),
     ("base", "model.ffn_dropout=0.1", "dropout after ReLU"),
-    ("base", "model.word_dropout=0.1", "dropout of whole pieces"),
     ("base", "model.activation=gelu", "feed-forward"),
     ("base", "model.scale_embeddings=projection", "embeddings multiplied by"),
     ("base", "model.embedding_norm=before_dropout", "LayerNorm of embeddings"),

@@ -78,8 +78,6 @@ def describe_training(config: RunConfig) -> dict[str, str]:
         regularisation.append(f"{model.attention_dropout:g} in attention")
     if model.ffn_dropout:
         regularisation.append(f"{model.ffn_dropout:g} in the feed-forward layers")
-    if model.word_dropout:
-        regularisation.append(f"{model.word_dropout:g} of whole pieces")
     regularisation.append(f"label smoothing {training.label_smoothing:g}")
 
     rows = {

@@ -73,12 +73,6 @@ class Dropout(nn.Module):
             return _CheapDropout.apply(x, self.rate)
         return F.dropout(x, self.rate, True)
 
-    def drop_rows(self, x: Tensor) -> Tensor:
-        """Zero or scale whole rows of (T, D)."""
-        if not self.training or self.rate == 0.0:
-            return x
-        return x * self(x.new_ones(len(x), 1))
-
 
 @contextmanager
 def suspend_dropout(model: nn.Module) -> Iterator[None]:

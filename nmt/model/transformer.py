@@ -139,7 +139,7 @@ class Transformer(nn.Module):
         if config.has_shared_projection:  # section 3.4
             self.projection.weight = self.tgt_embedding.weight
         self.src_positions, self.tgt_positions = Positions(config), Positions(config)
-        self.dropout, self.word_dropout = Dropout(config.dropout), Dropout(config.word_dropout)
+        self.dropout = Dropout(config.dropout)
         # section 3.4; or the logits' scale, applied to the hidden states that they are made of
         self.embedding_scale = self.hidden_scale = 1.0
         if config.scale_embeddings == "embedding":
@@ -195,7 +195,6 @@ class Transformer(nn.Module):
         self, embedding: nn.Embedding, positions: Positions, norm: nn.Module, packed: Packed
     ) -> Tensor:
         x = look_up(embedding.weight, packed.tokens) * self.embedding_scale
-        x = self.word_dropout.drop_rows(x)
         x = positions(x, packed.positions, packed.longest)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))

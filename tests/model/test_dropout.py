@@ -54,16 +54,6 @@ def test_what_is_kept_has_the_scale_of_the_share_that_is_kept(
     )
 
 
-def test_rows_are_dropped_as_a_whole() -> None:
-    torch.manual_seed(4)
-    layer, x = Dropout(0.25), torch.rand(10_000, 8) + 1
-    factors = layer.drop_rows(x) / x
-    kept = factors[:, 0] != 0
-    assert torch.allclose(factors, kept[:, None] / 0.75)
-    assert abs(kept.double().mean() - 0.75) < 4 * (0.25 * 0.75 / len(x)) ** 0.5
-    assert layer.eval().drop_rows(x) is x and Dropout(0.0).drop_rows(x) is x
-
-
 def uncorrelated(masks: list[Tensor]) -> bool:
     """No two of these random masks agree more often than chance lets them, five standard errors
     wide.

@@ -59,16 +59,6 @@ def test_equals_torch_layers_in_float64(norm: Literal["post", "pre"], has_bias: 
         assert (ours - theirs).abs().max() < 1e-10
 
 
-def test_word_dropout_takes_pieces_and_leaves_their_positions() -> None:
-    model = make(replace(SMALL, word_dropout=0.9)).train()
-    packed, embedding = pack(SRC), model.src_embedding
-    x = model.embed(embedding, model.src_positions, nn.Identity(), packed)
-    places = torch.cat([sinusoids(len(ids), 16).double() for ids in SRC])
-    gaps = (x - places).abs().amax(1)
-    assert 0 < (gaps == 0).sum() < len(gaps)
-    assert torch.equal(model.eval().encode(packed), make(SMALL).encode(packed))
-
-
 BASE = ModelConfig(attention_bias=True, vocab_rows=40_960)
 # Table 3's millions of parameters, all rows but big (213) and the one of learned positions
 TABLE_3 = [

@@ -90,7 +90,6 @@ COMPILED_MODELS: KnownValues = {
             "dropout",
             "attention_dropout",
             "ffn_dropout",
-            "word_dropout",
             "max_positions",
             "window",
             "vocab_rows",
