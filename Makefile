@@ -108,7 +108,8 @@ gpu-dry: $(INSTALLED) build/cuda/.installed build/oldest/.installed  ## all that
 	$(BIN)/python scripts/bench/count_decoding.py
 
 build/cuda/.installed: TORCH = torch
-build/oldest/.installed: TORCH = torch==2.11.0  # the oldest that setup.cfg allows; it compiles otherwise than newer ones
+# the oldest that setup.cfg allows; it compiles otherwise than newer ones
+build/oldest/.installed: TORCH = torch==2.11.0
 build/cuda/.installed build/oldest/.installed:
 	@echo "making $(@D) with the CUDA build of $(TORCH): some gigabytes" >&2
 	$(PYTHON) -m venv $(@D)
