@@ -329,9 +329,10 @@ class ModelConfig:
     activation: Literal["relu", "gelu", "swish"] = "relu"
     # LayerNorm after each sub-layer, as in the paper, or before it.
     norm: Literal["post", "pre"] = "post"
-    # Sines and cosines (section 3.5), or a table that is learned.
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    # The number of rows in the table of learned positions; sinusoidal positions have no limit.
+    # Sines and cosines (section 3.5) or a learned table, added to embeddings; or rotary: self-attention
+    # rotates queries and keys by angles that grow with the position (docs/learning.md).
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    # The number of rows in the table of learned positions; the others have no limit.
     max_positions: int = default(1024, AT_LEAST_ONE)
     # How many neighbours on each side self-attention can attend to (section 4, "restricted"); null:
     # all.
@@ -363,6 +364,8 @@ class ModelConfig:
             )
         if self.d_model % 2 and self.positions == "sinusoidal":
             return f"d_model is {self.d_model}, but sinusoidal positions need an even d_model"
+        if self.key_size % 2 and self.positions == "rotary":
+            return f"keys have the size {self.key_size}, but rotary positions need an even one"
         return None
 
     def count_rows(self, vocab_size: int) -> int:
@@ -748,7 +751,7 @@ class RunConfig:
                 f"model.tied is {self.model.tied}, but with vocab.joint=false each language has its own embeddings; "
                 "set model.tied=decoder or false"
             )
-        if self.model.positions == "sinusoidal":
+        if self.model.positions != "learned":
             return None
         rows, longest = self.model.max_positions, self.data.clean.max_pieces
         if longest is None or longest >= rows:

@@ -203,6 +203,10 @@ BAD = [
         "model: {d_model: 51, n_heads: 3}",
         "d_model is 51, but sinusoidal positions need an even d_model",
     ),
+    (
+        "model: {d_model: 9, n_heads: 3, positions: rotary}",
+        "keys have the size 3, but rotary positions need an even one",
+    ),
     ("data: {src: de}", "src and tgt are both 'de'"),
     ("data: {valid: {src: x}}", "data.valid: needs both src and tgt"),
     ("data: {valid: {demo: valid, file: x}}", "data.valid: needs exactly one of"),

@@ -120,12 +120,20 @@ def write_ctranslate2(
     specs = import_ctranslate2().specs
     shape = config.model
     activation = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}[shape.activation]
-    spec = specs.TransformerSpec.from_config(
-        (shape.encoder_depth, shape.decoder_depth),
-        shape.n_heads,
-        pre_norm=shape.norm == "pre",
-        activation=specs.common_spec.Activation[activation],
-        layernorm_embedding=shape.embedding_norm is not None,
+    options = {
+        "pre_norm": shape.norm == "pre",
+        "activation": specs.common_spec.Activation[activation],
+        "layernorm_embedding": shape.embedding_norm is not None,
+    }
+    if shape.positions == "rotary":
+        options |= {"rotary_dim": shape.key_size, "rotary_interleave": False}
+    spec = specs.TransformerSpec(
+        specs.transformer_spec.TransformerEncoderSpec(
+            shape.encoder_depth, shape.n_heads, **options
+        ),
+        specs.transformer_spec.TransformerDecoderSpec(
+            shape.decoder_depth, shape.n_heads, **options
+        ),
     )
     spec.encoder.scale_embeddings = shape.scale_embeddings == "embedding"
     spec.decoder.scale_embeddings = shape.scale_embeddings == "embedding"
@@ -188,6 +196,9 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     decoder.projection.weight = _copy_to_array(scale_projection(model))
     if model.projection.bias is not None:
         decoder.projection.bias = _copy_to_array(model.projection.bias)
+    if shape.positions == "rotary":
+        del encoder.position_encodings  # which would stay empty
+        return
     src_table = make_position_table(model.src_positions, config.decoding)
     tgt_table = make_position_table(model.tgt_positions, config.decoding)
     encoder.position_encodings.encodings = _copy_to_array(src_table)

@@ -80,6 +80,11 @@ def write_huggingface(
     generation.
     """
     check_expressible(config.model)
+    if config.model.positions == "rotary":
+        raise UserError(
+            "model.positions is rotary: neither Marian nor Pegasus of transformers rotates queries and keys; "
+            "use --to ctranslate2 or --to safetensors"
+        )
     if config.model.embedding_norm is not None:
         raise UserError(
             f"model.embedding_norm is {config.model.embedding_norm}: neither Marian nor Pegasus of "

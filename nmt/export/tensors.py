@@ -138,7 +138,7 @@ def make_position_table(positions: Positions, decoding: DecodingConfig) -> Tenso
     if positions.is_learned:
         return positions.table.detach()
     longest = decoding.max_source + decoding.max_extra + 1
-    return sinusoids(max(MIN_POSITIONS, longest), positions.d_model)
+    return sinusoids(max(MIN_POSITIONS, longest), positions.width)
 
 
 def explain_length_penalty(config: RunConfig) -> str:

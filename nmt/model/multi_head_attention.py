@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig
 from nmt.model.cache import Step, pad_memory
 from nmt.model.packed_attention import AttentionMask, attend
+from nmt.model.positions import rotate
 
 # Pass a list to collect attention weights in; with None they are not kept.
 AttentionWeights = list[Tensor] | None
@@ -30,10 +31,16 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.n_heads, -1))  # (T, H, D)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, weights: AttentionWeights
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        weights: AttentionWeights,
+        rotation: Tensor | None = None,
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        return self.output(attend(q, k, v, mask, weights, dropout).flatten(1))
+        return self.output(attend(q, k, v, mask, weights, dropout, rotation).flatten(1))
 
 
 class SelfAttention(Attention):
@@ -44,12 +51,15 @@ class SelfAttention(Attention):
     def project_qkv(self, x: Tensor) -> list[Tensor]:
         return [self.split_heads(part) for part in self.qkv(x).split(self.qkv_sizes, dim=-1)]
 
-    def forward(self, x: Tensor, mask: AttentionMask, weights: AttentionWeights) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: AttentionMask, weights: AttentionWeights, rotation: Tensor | None
+    ) -> Tensor:
         q, k, v = self.project_qkv(x)
-        return self.attend(q, k, v, mask, weights)
+        return self.attend(q, k, v, mask, weights, rotation)
 
-    def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
+    def step(self, x: Tensor, step: Step, layer: int, rotation: Tensor | None) -> Tensor:
         q, k, v = self.project_qkv(x)
+        q, k = rotate(q, rotation), rotate(k, rotation)
         return self.output(step.attend_past(q, k, v, layer, self.window))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nmt.data.batch import Packed, lazy_property, pack
 from nmt.model.dropout import draw_dropout
+from nmt.model.positions import rotate
 from nmt.system.caches import retry_without_cache
 from nmt.system.errors import UserError
 from nmt.system.extras import warn_uncompiled
@@ -305,7 +306,9 @@ def _attend_padded(
 
 
 @not_traced
-def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+def _attend_on_cpu(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, rotation: Tensor | None
+) -> Tensor:
     queries, keys = mask.packed
     # Without gradients nothing is compiled or loaded: a process that translates one line is soon done.
     is_training = torch.is_grad_enabled() and q.requires_grad
@@ -313,8 +316,9 @@ def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tens
     can_compile = is_training and is_short and q.dtype == v.dtype
     attend_compiled = load_compiled(q.dtype) if can_compile else None
     if attend_compiled is None:
+        q, k = rotate(q, rotation), rotate(k, rotation)
         return _PaddedAttention.apply(q, k, v, mask, None, 0.0)
-    return attend_compiled(q, k, v, queries, keys, mask.n_ahead, mask.window)
+    return attend_compiled(q, k, v, queries, keys, mask.n_ahead, mask.window, rotation)
 
 
 @cache
@@ -332,7 +336,9 @@ def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
         x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
         one_piece = pack([[0]])
         retry_without_cache(
-            lambda: attend_compiled(x, x, x, one_piece, one_piece, None, None).sum().backward()
+            lambda: (
+                attend_compiled(x, x, x, one_piece, one_piece, None, None, None).sum().backward()
+            )
         )
         return attend_compiled
     except Exception as error:
@@ -347,9 +353,10 @@ def attend(
     mask: AttentionMask,
     weights: list[Tensor] | None = None,
     dropout: float = 0.0,
+    rotation: Tensor | None = None,
 ) -> Tensor:
     """Compute softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V)
-    -> (Tq, H, V).
+    -> (Tq, H, V). `rotation`, if given, is applied to q and k first.
 
     If a list is given as `weights`, attention weights (S, H, Lq, Lk) are appended to it; the mask
     must then have a single group. Each weight is dropped with probability `dropout`, but not those
@@ -358,7 +365,8 @@ def attend(
     queries, keys = mask.packed
     needs_no_weights = weights is None and not dropout
     if needs_no_weights and mask.is_on_cpu:
-        return _attend_on_cpu(q, k, v, mask)
+        return _attend_on_cpu(q, k, v, mask, rotation)
+    q, k = rotate(q, rotation), rotate(k, rotation)
     if needs_no_weights:
         from nmt.model import attention_triton  # a CPU starts a tenth of a second sooner without
 

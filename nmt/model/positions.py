@@ -1,5 +1,8 @@
-"""Positional encodings (section 3.5): what is added to the embeddings so that the model knows the
-order of pieces.
+"""Positional encodings: how the model knows the order of pieces.
+
+Sinusoids and learned positions are added to the embeddings (section 3.5). Rotary ones (Su et al. 2021)
+rotate queries and keys of self-attention, pair by pair, by the angles whose sines the sinusoids are; so
+a score depends on the distance of two pieces, wherever they are.
 
 Sinusoids are defined for any length: a sentence longer than the table gets a longer table, which is
 kept. A learned table has a fixed length, and longer sentences raise UserError. The sines fill the
@@ -26,26 +29,44 @@ def sinusoids(n: int, d_model: int) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
 
-class Positions(nn.Module):
-    """Add positional encodings (section 3.5): sinusoids, or a learned table."""
+def rotate(x: Tensor, rotation: Tensor | None) -> Tensor:
+    """Rotate queries or keys by the angles of their positions: (T, H, K), (T, K) -> (T, H, K)."""
+    if rotation is None:
+        return x
+    sines, cosines = rotation[:, None].chunk(2, -1)
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cosines - b * sines, b * cosines + a * sines), -1).to(x.dtype)
 
-    table: Tensor  # (positions, d_model)
+
+class Positions(nn.Module):
+    """Sinusoids or a learned table, added to embeddings; or sinusoids by which attention rotates."""
+
+    table: Tensor  # (positions, d_model), or as wide as a key
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.d_model, self.is_learned = config.d_model, config.positions == "learned"
+        self.is_learned = config.positions == "learned"
+        self.is_rotary = config.positions == "rotary"
+        self.width = config.key_size if self.is_rotary else config.d_model
         self.longer_table: Tensor | None = None  # sinusoids for sentences longer than `table`
-        rows = torch.empty(config.max_positions, config.d_model)
+        rows = torch.empty(config.max_positions, self.width)
         if self.is_learned:
             self.table = nn.Parameter(rows)
             return
         if not rows.is_meta:  # else only the shape is wanted, and torch would be slow to start
-            rows = sinusoids(config.max_positions, config.d_model)
+            rows = sinusoids(config.max_positions, self.width)
         self.register_buffer("table", rows, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
+        return x if self.is_rotary else x + self.find_rows(positions, longest)
+
+    def find_rotation(self, positions: Tensor, longest: int) -> Tensor | None:
+        """Return the sines and cosines that `rotate` needs, (T, K); None unless positions are rotary."""
+        return self.find_rows(positions, longest) if self.is_rotary else None
+
+    def find_rows(self, positions: Tensor, longest: int) -> Tensor:
         table = self.table if longest <= len(self.table) else self.make_longer_table(longest)
-        return x + look_up(table, positions)
+        return look_up(table, positions)
 
     def make_longer_table(self, longest: int) -> Tensor:
         """Return a table for a sentence too long for `self.table`, which is left unchanged."""
@@ -56,7 +77,7 @@ class Positions(nn.Module):
             )
         table = self.longer_table
         if table is None or longest > len(table):
-            table = self.longer_table = sinusoids(2 * longest, self.d_model)
+            table = self.longer_table = sinusoids(2 * longest, self.width)
         return table.to(self.table)
 
     def reserve(self, longest: int) -> None:

@@ -79,9 +79,11 @@ class EncoderLayer(nn.Module):
         self.attention, self.attention_residual = SelfAttention(config), Residual(config)
         self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
-    def forward(self, x: Tensor, mask: AttentionMask, weights: AttentionWeights) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: AttentionMask, weights: AttentionWeights, rotation: Tensor | None
+    ) -> Tensor:
         residual = self.attention_residual
-        x = residual.after(x, self.attention(residual.before(x), mask, weights))
+        x = residual.after(x, self.attention(residual.before(x), mask, weights, rotation))
         residual = self.feed_forward_residual
         return residual.after(x, self.feed_forward(residual.before(x)))
 
@@ -101,9 +103,10 @@ class DecoderLayer(nn.Module):
         memory_mask: AttentionMask,
         weights: AttentionWeights,
         self_weights: AttentionWeights,
+        rotation: Tensor | None,
     ) -> Tensor:
         residual = self.attention_residual
-        x = residual.after(x, self.attention(residual.before(x), self_mask, self_weights))
+        x = residual.after(x, self.attention(residual.before(x), self_mask, self_weights, rotation))
         residual = self.memory_residual
         x = residual.after(
             x, self.memory_attention(residual.before(x), memory, memory_mask, weights)
@@ -111,9 +114,9 @@ class DecoderLayer(nn.Module):
         residual = self.feed_forward_residual
         return residual.after(x, self.feed_forward(residual.before(x)))
 
-    def step(self, x: Tensor, step: Step, layer: int) -> Tensor:
+    def step(self, x: Tensor, step: Step, layer: int, rotation: Tensor | None) -> Tensor:
         residual = self.attention_residual
-        x = residual.after(x, self.attention.step(residual.before(x), step, layer))
+        x = residual.after(x, self.attention.step(residual.before(x), step, layer, rotation))
         residual = self.memory_residual
         x = residual.after(x, self.memory_attention.step(residual.before(x), step, layer))
         residual = self.feed_forward_residual
@@ -215,8 +218,9 @@ class Transformer(nn.Module):
         x = self.embed(self.src_embedding, self.src_positions, self.src_embedding_norm, src)
         is_single_group = weights is not None
         mask = AttentionMask(src, src, False, self.config.window, is_single_group)
+        rotation = self.src_positions.find_rotation(src.positions, src.longest)
         for layer in self.encoder:
-            x = layer(x, mask, weights)
+            x = layer(x, mask, weights, rotation)
         return self.encoder_norm(x)
 
     def decode(
@@ -237,8 +241,9 @@ class Transformer(nn.Module):
         is_single_group = self_weights is not None
         self_mask = AttentionMask(tgt, tgt, True, self.config.window, is_single_group)
         memory_mask = AttentionMask(tgt, src, is_single_group=weights is not None)
+        rotation = self.tgt_positions.find_rotation(tgt.positions, tgt.longest)
         for layer in self.decoder:
-            x = layer(x, memory, self_mask, memory_mask, weights, self_weights)
+            x = layer(x, memory, self_mask, memory_mask, weights, self_weights, rotation)
         return self.finish_decoder(x)
 
     def forward(self, src: Packed, tgt: Packed) -> Tensor:
@@ -291,7 +296,9 @@ class Transformer(nn.Module):
         x = self.tgt_embedding(tokens) * self.embedding_scale
         # 0 for a static cache: `refill_cache` made the table long enough.
         longest = cache.length if isinstance(cache, Cache) else 0
-        x = self.tgt_embedding_norm(self.tgt_positions(x, cache.positions(tokens), longest))
+        positions = cache.positions(tokens)
+        x = self.tgt_embedding_norm(self.tgt_positions(x, positions, longest))
+        rotation = self.tgt_positions.find_rotation(positions, longest)
         for index, layer in enumerate(self.decoder):
-            x = layer.step(x, step, index)
+            x = layer.step(x, step, index, rotation)
         return self.finish_decoder(x)

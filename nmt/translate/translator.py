@@ -616,7 +616,7 @@ def open_translator(paths: Sequence[str], overrides: Sequence[str]) -> LoadedMod
 
 def _load_model(checkpoint: Checkpoint) -> Transformer:
     shape = checkpoint.config.model
-    if shape.positions == "sinusoidal":  # this table is in no file, and grows as needed
+    if shape.positions != "learned":  # this table is in no file, and grows as needed
         shape = replace(shape, max_positions=min(shape.max_positions, 1024))
     with WithoutDrawing():
         model = Transformer(shape, *checkpoint.vocab.sizes)

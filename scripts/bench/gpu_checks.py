@@ -596,8 +596,8 @@ def check_graph(bench: Bench, sheet: Sheet) -> None:
     sheet.require("gradients that are zero", len(zeros), 0)  # which would equal whatever is below
     compare_runs(sheet, "no dropout, a replay and a call", replayed, called_pass(replica, batch, 0))
     replica.clear_gradients()
-    for _ in range(2):
-        replica.run(batch.to(bench.device), 1.0 / batch.n_tokens, 0)
+    for is_first in (True, False):
+        replica.run(batch.to(bench.device), 1.0 / batch.n_tokens, 0, is_first)
     halves = {name: gradient / 2 for name, gradient in gradients_of(replica).items()}
     sheet.bound(
         "two replays add up: error of half of it",
@@ -645,7 +645,7 @@ def called_pass(replica: Replica, batch: Batch, seed: int) -> Pass:
     replica.clear_gradients()
     scale = torch.full((), 1.0 / batch.n_tokens, device=next(replica.objective.parameters()).device)
     torch.manual_seed(seed)
-    sums = forward_backward(replica.compiled, batch.to(scale.device), scale, replica.is_bf16)
+    sums = replica.compute(replica.compiled, batch.to(scale.device), scale, (True, True))
     return Pass(sums.double().cpu(), gradients_of(replica))
 
 

@@ -16,6 +16,7 @@ from nmt.data.batch import Packed, pack
 from nmt.engines.cpu import compiled_attention
 from nmt.model import packed_attention
 from nmt.model.packed_attention import AttentionMask, attend, load_compiled
+from nmt.model.positions import rotate, sinusoids
 
 pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
 
@@ -100,6 +101,28 @@ def test_each_sentence_is_torchs(
         assert mine.dtype == dtype
         error = (mine.double() - right).norm() / right.norm()
         assert error < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_and_keys_are_rotated_as_by_torch(
+    causal: bool, dtype: torch.dtype, counted_calls: list[int]
+) -> None:
+    torch.manual_seed(0)
+    packed, _ = make_sides([(a, a) for a, _ in LENGTHS])
+    q, k, v = (draw(packed, 2, 16, dtype) for _ in range(3))
+    weight = torch.randn(q.shape).to(dtype)
+    mask = AttentionMask(packed, packed, causal)
+    rotation = sinusoids(64, 16)[packed.positions]
+    output = attend(q, k, v, mask, rotation=rotation)
+    found = [output, *torch.autograd.grad((output * weight).sum(), (q, k, v))]
+    wide = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    rotated = rotate(wide[0], rotation), rotate(wide[1], rotation), wide[2]
+    expected_output = attend(*rotated, mask, [])  # with weights torch computes
+    wanted = torch.autograd.grad((expected_output * weight).sum(), wide)
+    assert len(counted_calls) == 2
+    for x, y in zip(found, (expected_output, *wanted), strict=True):
+        assert (x.float() - y).abs().max() < BOUNDS[dtype] * y.abs().max()
 
 
 def pad_rows(x: Tensor, packed: Packed) -> Tensor:

@@ -76,6 +76,8 @@ SHAPES = {
 }
 SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
 SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
+SHAPES["pre-rotary"] = replace(PLAIN, norm="pre", positions="rotary")
+SHAPES["rotary-small-heads"] = replace(PLAIN, positions="rotary", d_k=4, d_v=5)
 SHAPES["decoder-tied"] = replace(PLAIN, tied="decoder")
 SHAPES["pre-embeddings-tied"] = replace(PLAIN, norm="pre", tied="embeddings")
 SHAPES["swish-logits-scaled"] = replace(
@@ -136,8 +138,10 @@ def test_each_model_agrees_in_each_engine(
     to: str, shape: ModelConfig, vocab: Vocab, tmp_path: Path
 ) -> None:
     checkpoint, out = make_exportable(shape, vocab, tmp_path / "average"), tmp_path / "out"
-    if to == "huggingface" and shape.embedding_norm:
-        with pytest.raises(UserError, match="embedding_norm is before_dropout: neither Marian nor"):
+    if to == "huggingface" and (shape.embedding_norm or shape.positions == "rotary"):
+        with pytest.raises(
+            UserError, match=r"model\.\w+ is (before_dropout|rotary): neither Marian"
+        ):
             export(checkpoint, to, out, "float32", LINES)
         assert not out.exists()
         return

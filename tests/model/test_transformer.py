@@ -129,6 +129,7 @@ OPTIONS = [
     replace(SMALL, norm="pre"),
     replace(SMALL, window=1),
     replace(SMALL, positions="learned"),
+    replace(SMALL, norm="pre", positions="rotary"),
     replace(SMALL, d_k=3, d_v=5),
     replace(SMALL, tied=False),
     replace(SMALL, tied="decoder"),
@@ -144,7 +145,18 @@ OPTIONS = [
     ),
     replace(SMALL, scale_embeddings="none", embedding_norm="before_dropout", activation="gelu"),
 ]
-NAMES = ["post", "pre", "window", "learned", "d_k", "untied", "decoder", "embeddings", "biased"]
+NAMES = [
+    "post",
+    "pre",
+    "window",
+    "learned",
+    "rotary",
+    "d_k",
+    "untied",
+    "decoder",
+    "embeddings",
+    "biased",
+]
 NAMES += ["swish", "gelu"]
 
 

@@ -35,6 +35,7 @@ def list_shapes(max_positions: int) -> dict[str, ModelConfig]:
         "post": TINY,
         "pre": replace(TINY, norm="pre", tied=False),
         "learned": replace(TINY, positions="learned", max_positions=max_positions),
+        "rotary": replace(TINY, norm="pre", positions="rotary", max_positions=max_positions),
         "window": replace(TINY, window=3),
         "small-heads": replace(TINY, d_k=3, d_v=5),
         "switches": replace(
@@ -55,6 +56,7 @@ def vary_shape(shape: ModelConfig, max_positions: int) -> dict[str, ModelConfig]
         "post": shape,
         "pre-untied": replace(shape, norm="pre", tied=False),
         "learned": replace(shape, positions="learned", max_positions=max_positions),
+        "rotary": replace(shape, norm="pre", positions="rotary", max_positions=max_positions),
         "small-heads": replace(shape, d_k=3, d_v=5),
         "window": replace(shape, window=2),
         "biased": replace(shape, attention_bias=True, projection_bias=True),

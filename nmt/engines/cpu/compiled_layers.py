@@ -76,7 +76,7 @@ class StackBoundaries(NamedTuple):
     """What is before and after the layers of a stack."""
 
     embedding: Floats  # (pieces, d_model)
-    positions: Floats  # (positions, d_model)
+    positions: Floats  # (positions, d_model); rotary ones are as wide as a key
     embedding_norm: Norms  # used if the shape says so
     final_norm: Norms  # used with pre-norm
 
@@ -94,6 +94,7 @@ class LayerShape(NamedTuple):
     embedding_scale: float
     hidden_scale: float
     has_embedding_norm: bool
+    is_rotary: bool
 
 
 # ---- what numba compiles -------------------------------------------------------------------------
@@ -143,7 +144,25 @@ def embed(
     """Write the embedding of a piece into the row `x`."""
     scale = np.float32(shape.embedding_scale)
     for i in range(x.shape[0]):
-        x[i] = boundaries.embedding[piece, i] * scale + boundaries.positions[position, i]
+        x[i] = boundaries.embedding[piece, i] * scale
+    if not shape.is_rotary:
+        for i in range(x.shape[0]):
+            x[i] += boundaries.positions[position, i]
+
+
+@compile_layer
+def rotate_cells(qkv: Floats, row: int, position: int, table: Floats, shape: LayerShape) -> None:
+    """Rotate a row's queries and keys by the angles of its position, if positions are rotary."""
+    if not shape.is_rotary:
+        return
+    half = shape.key_size // 2
+    for head in range(2 * shape.n_heads):
+        first = head * shape.key_size
+        for i in range(half):
+            sine, cosine = table[position, i], table[position, half + i]
+            a, b = qkv[row, first + i], qkv[row, first + half + i]
+            qkv[row, first + i] = a * cosine - b * sine
+            qkv[row, first + half + i] = b * cosine + a * sine
 
 
 @compile_layer
@@ -276,6 +295,9 @@ def encode(
     for layer in range(attention.norm.weight.shape[0]):
         before = normalize_before(x, attention.norm, layer, shape)
         qkv = multiply(before, attention.inputs, layer)
+        for sentence in range(len(starts) - 1):
+            for row in range(starts[sentence], starts[sentence + 1]):
+                rotate_cells(qkv, row, row - starts[sentence], boundaries.positions, shape)
         store_keys_values(qkv, n_keys, cells, 0, 0)
         for sentence in range(len(starts) - 1):
             start, end = starts[sentence], starts[sentence + 1]
@@ -313,7 +335,9 @@ class DecodingCells(NamedTuple):
 
 
 @compile_layer
-def step(x: Floats, cells: DecodingCells, layers: DecoderArrays, shape: LayerShape) -> Floats:
+def step(
+    x: Floats, cells: DecodingCells, positions: Floats, layers: DecoderArrays, shape: LayerShape
+) -> Floats:
     """Apply the decoder's layers to the newest piece of each hypothesis."""
     attention, memory_attention = layers.attention, layers.memory_attention
     n_rows = x.shape[0]
@@ -322,6 +346,8 @@ def step(x: Floats, cells: DecodingCells, layers: DecoderArrays, shape: LayerSha
     heads = np.empty((n_rows, shape.n_heads * shape.value_size), np.float32)
     for layer in range(attention.norm.weight.shape[0]):
         qkv = multiply(normalize_before(x, attention.norm, layer, shape), attention.inputs, layer)
+        for row in range(n_rows):
+            rotate_cells(qkv, row, n_steps - 1, positions, shape)
         store_keys_values(qkv, shape.n_heads * shape.key_size, cells.own, cells.first_new, layer)
         for row in range(n_rows):
             attend_to_cells(
@@ -380,6 +406,7 @@ class CompiledWeights:
             embedding_scale=model.embedding_scale,
             hidden_scale=model.hidden_scale,
             has_embedding_norm=config.embedding_norm is not None,
+            is_rotary=config.positions == "rotary",
         )
 
     def describe_source(self, longest: int) -> StackBoundaries:

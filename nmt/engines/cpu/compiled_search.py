@@ -98,7 +98,7 @@ COMPILED_MODELS: KnownValues = {
     ),
     "activation": ACTIVATIONS,
     "norm": ("post", "pre"),
-    "positions": ("sinusoidal", "learned"),
+    "positions": ("sinusoidal", "learned", "rotary"),
     "tied": (True, False, "decoder", "embeddings"),
     "scale_embeddings": ("embedding", "projection", "none"),
     "embedding_norm": (None, "before_dropout", "after_dropout"),
@@ -370,7 +370,8 @@ def search_together(
         all_cells = DecodingCells(
             cells, n_cells, places, memory_cells, memory_places, memory_starts, memory_ends
         )
-        x = step(normalize_embeddings(x, boundaries, shape), all_cells, layers, shape)
+        x = normalize_embeddings(x, boundaries, shape)
+        x = step(x, all_cells, boundaries.positions, layers, shape)
         hidden = normalize_at_the_end(x, boundaries, shape) * np.float32(shape.hidden_scale)
         n_cells += n_rows
 
