@@ -38,6 +38,7 @@ compile_attention = make_compiler(__file__, *PRODUCT_FILES)
 Starts = np.ndarray[Any, np.dtype[np.int64]]
 MASKED = np.float32(-np.inf)
 UNLIMITED = 1 << 30
+NO_ROTATION = np.empty((0, 0), np.float32)
 
 
 class Heads(NamedTuple):
@@ -50,12 +51,15 @@ class Heads(NamedTuple):
 
 
 class SentenceSpans(NamedTuple):
-    """Which rows belong to which sentence, and how far a query sees: places ahead and behind."""
+    """Which rows belong to which sentence, how far a query sees (places ahead and behind), and the angles by
+    which queries and keys are rotated first.
+    """
 
     query_starts: Starts  # (S + 1,)
     key_starts: Starts  # (S + 1,)
     ahead: int
     behind: int
+    rotation: Floats  # (T, D): sines and cosines of each row; without rows nothing is rotated
 
 
 # ---- what numba compiles -------------------------------------------------------------------------
@@ -117,19 +121,16 @@ def load_rows(heads: Heads, first: int, n: int, factor: Any, to: Floats) -> None
 
 @compile_attention
 def rotate_rows(
-    matrix: Floats, heads: Heads, first: int, n: int, rotation: Floats, direction: Any
+    matrix: Floats, heads: Heads, first: int, n: int, angles: Floats, sign: Any
 ) -> None:
-    """Rotate the first rows of a matrix by the angles of rows from `first` on, or back with direction -1."""
-    if len(rotation) == 0:
-        return
+    """Rotate the first rows of a matrix by the angles of rows from `first` on, or back with -1."""
     half = heads.size // 2
-    for row in range(n):
-        sines, cosines = rotation[first + row, :half], rotation[first + row, half:]
-        for head in range(heads.n):
-            start = head * heads.size
+    for row in range(n if len(angles) else 0):
+        sines, cosines = angles[first + row, :half], angles[first + row, half:]
+        for start in range(0, heads.n * heads.size, heads.size):
             x, y = matrix[row, start : start + half], matrix[row, start + half : start + 2 * half]
             for i in range(half):
-                sine = sines[i] * direction
+                sine = sines[i] * sign
                 x[i], y[i] = x[i] * cosines[i] - y[i] * sine, y[i] * cosines[i] + x[i] * sine
 
 
@@ -218,14 +219,7 @@ def count_longest(starts: Starts) -> int:
 
 @compile_attention
 def attend_forward(
-    q: Heads,
-    k: Heads,
-    v: Heads,
-    output: Heads,
-    rotation: Floats,
-    places: SentenceSpans,
-    first: int,
-    last: int,
+    q: Heads, k: Heads, v: Heads, output: Heads, places: SentenceSpans, first: int, last: int
 ) -> None:
     """Attend within the sentences from `first` to before `last`."""
     queries = count_longest(places.query_starts[first : last + 1])
@@ -241,8 +235,8 @@ def attend_forward(
         n_keys = places.key_starts[sentence + 1] - key
         load_rows(q, query, n_queries, scale, q_rows)
         load_rows(k, key, n_keys, one, k_rows)
-        rotate_rows(q_rows, q, query, n_queries, rotation, one)
-        rotate_rows(k_rows, k, key, n_keys, rotation, one)
+        rotate_rows(q_rows, q, query, n_queries, places.rotation, one)
+        rotate_rows(k_rows, k, key, n_keys, places.rotation, one)
         load_rows(v, key, n_keys, one, v_rows)
         transpose(k_rows, n_keys, k.n * k.size, k_columns)
         for head in range(q.n):
@@ -266,7 +260,6 @@ def attend_backward(
     d_q: Heads,
     d_k: Heads,
     d_v: Heads,
-    rotation: Floats,
     places: SentenceSpans,
     first: int,
     last: int,
@@ -288,8 +281,8 @@ def attend_backward(
         n_keys = places.key_starts[sentence + 1] - key
         load_rows(q, query, n_queries, scale, q_rows)
         load_rows(k, key, n_keys, one, k_rows)
-        rotate_rows(q_rows, q, query, n_queries, rotation, one)
-        rotate_rows(k_rows, k, key, n_keys, rotation, one)
+        rotate_rows(q_rows, q, query, n_queries, places.rotation, one)
+        rotate_rows(k_rows, k, key, n_keys, places.rotation, one)
         load_rows(v, key, n_keys, one, v_rows)
         load_rows(d_output, query, n_queries, one, d_output_rows)
         transpose(k_rows, n_keys, n_columns, k_columns)
@@ -308,8 +301,8 @@ def attend_backward(
             own_d_q, own_d_k = d_q_rows[:, column:], d_k_rows[:, column:]
             multiply_blocks(d_scores, False, n_keys, k_rows[:, column:], own_d_q, n_queries, k.size)
             multiply_blocks(d_scores, True, n_queries, own_q, own_d_k, n_keys, k.size)
-        rotate_rows(d_q_rows, q, query, n_queries, rotation, -one)
-        rotate_rows(d_k_rows, k, key, n_keys, rotation, -one)
+        rotate_rows(d_q_rows, q, query, n_queries, places.rotation, -one)
+        rotate_rows(d_k_rows, k, key, n_keys, places.rotation, -one)
         store_rows(d_q_rows, d_q, query, n_queries, scale)
         store_rows(d_k_rows, d_k, key, n_keys, one)
         store_rows(d_v_rows, d_v, key, n_keys, one)
@@ -358,10 +351,7 @@ def start_threads(n: int, _process: int) -> ThreadPoolExecutor:
 
 
 def share_sentences(
-    function: Callable[..., None],
-    matrices: Sequence[Tensor],
-    rotation: Floats,
-    places: SentenceSpans,
+    function: Callable[..., None], matrices: Sequence[Tensor], places: SentenceSpans
 ) -> None:
     """Call a compiled function, on each of torch's threads for a share of the sentences."""
     heads = [describe_heads(x) for x in matrices]
@@ -373,8 +363,8 @@ def share_sentences(
     running = []
     if others:
         threads = start_threads(len(others), os.getpid())
-        running = [threads.submit(function, *heads, rotation, places, *share) for share in others]
-    function(*heads, rotation, places, *mine)
+        running = [threads.submit(function, *heads, places, *share) for share in others]
+    function(*heads, places, *mine)
     for share in running:
         share.result()
 
@@ -389,17 +379,15 @@ def attend_compiled(
     behind: int | None,
     rotation: Tensor | None,
 ) -> Tensor:
-    """Attend within each sentence, to keys at most this many places ahead and behind; None is no limit.
-    `rotation` (T, K), if given, has the angles by which queries and keys are rotated first.
-    """
+    """Attend within each sentence, to keys at most this many places ahead and behind; None is no limit."""
     places = SentenceSpans(
         queries.offsets.numpy(),
         keys.offsets.numpy(),
         UNLIMITED if ahead is None else ahead,
         UNLIMITED if behind is None else behind,
+        NO_ROTATION if rotation is None else rotation.numpy(),
     )
-    angles = np.empty((0, 0), np.float32) if rotation is None else rotation.numpy()
-    output: Tensor = CompiledAttention.apply(q, k, v, angles, places)
+    output: Tensor = CompiledAttention.apply(q, k, v, places)
     return output
 
 
@@ -407,24 +395,22 @@ class CompiledAttention(torch.autograd.Function):
     """softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V) -> (Tq, H, V)."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, rotation: Floats, places: SentenceSpans
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, places: SentenceSpans) -> Tensor:
         q, k, v = (make_contiguous_rows(x) for x in (q, k, v))
         output = new_rows((len(q), *v.shape[1:]), v.dtype, places.query_starts[-1])
-        share_sentences(attend_forward, (q, k, v, output), rotation, places)
+        share_sentences(attend_forward, (q, k, v, output), places)
         ctx.save_for_backward(q, k, v)
-        ctx.rotation, ctx.places = rotation, places
+        ctx.places = places
         return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v = ctx.saved_tensors
         n_queries, n_keys = ctx.places.query_starts[-1], ctx.places.key_starts[-1]
         d_q = new_rows(q.shape, q.dtype, n_queries)
         d_k = new_rows(k.shape, k.dtype, n_keys)
         d_v = new_rows(v.shape, v.dtype, n_keys)
         matrices = (q, k, v, make_contiguous_rows(d_output), d_q, d_k, d_v)
-        share_sentences(attend_backward, matrices, ctx.rotation, ctx.places)
-        return d_q, d_k, d_v, None, None
+        share_sentences(attend_backward, matrices, ctx.places)
+        return d_q, d_k, d_v, None
