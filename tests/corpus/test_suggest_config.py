@@ -207,7 +207,7 @@ def test_a_machine_gets_the_largest_size_that_it_can_train() -> None:
         assert small.d_model <= large.d_model <= by_text.d_model
         if small is not by_text:
             assert f"d_model {by_text.d_model}" in reason and "these 2 cores" in reason
-    assert choose_size(5e6, LAPTOP)[0].d_model == 128
+    assert choose_size(5e6, LAPTOP)[0].d_model == 256
     assert choose_size(5e6, SERVER)[0].d_model == 512
 
 
