@@ -236,6 +236,11 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         help="processes, each with a copy of the model and its share of the cores",
     )
     add_on(parser)
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="write nothing: do the beginning here, for half a minute, and print the hours and bytes of the whole",
+    )
 
 
 def add_on(parser: argparse.ArgumentParser) -> None:
@@ -309,8 +314,11 @@ def open_lines_output(
     from nmt.system.progress import Progress, is_terminal, say
     from nmt.translate.stream import check_not_input, open_output
 
+    out: IO[bytes]
     n_done = 0
-    if args.output:
+    if args.plan:
+        out = stack.enter_context(open(os.devnull, "wb"))
+    elif args.output:
         out, n_done = stack.enter_context(open_output(args.output, args.resume, inputs, at_a_time))
     else:
         check_not_input(STDOUT, "standard output", inputs)

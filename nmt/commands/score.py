@@ -5,6 +5,7 @@ corpus. Whatever can be wrong with the options is reported before torch is impor
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -31,6 +32,7 @@ EXAMPLES = """\
   nmt-score runs/demo/average --src text.en --tgt text.de > scores       log p(target | source), a line for each pair
   nmt-score runs/demo/average --src text.en.gz --tgt text.de.gz --score mean -o scores --resume
   nmt-score runs/a/average runs/b/average --src text.en --tgt text.de    an ensemble: the mean of their probabilities
+  nmt-score runs/demo/average --src text.en --tgt text.de --workers 64 --plan    hours and bytes of the whole, first
   nmt-score runs/demo/average --src text.en --tgt text.de --json         pieces and their log-probabilities
   nmt-score runs/b/average --n-best list.json --score search             what nmt-translate --n-best K --json found
   nmt-score runs/b/average --n-best list --src text.en                   the same for the list without --json
@@ -43,8 +45,9 @@ long, an empty source with a target. The last line on standard error has tokens,
 Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/scoring.md"""
 
 CONFLICTS = {
-    "--n-best": "--tgt --dual --resume",
+    "--n-best": "--tgt --dual --resume --plan",
     "--tune": "--json --score --rerank --workers --on",
+    "--plan": "--resume",
     "--rerank": "--json --score --workers --on",
     "--dual": "--json --score",
 }
@@ -191,6 +194,13 @@ def score_files(args: argparse.Namespace) -> int:
             return 0
         chunks = read_chunks(args, scorer, n_done)
         uses_gpu = "device=cpu" not in args.overrides
+        if args.plan:
+            from nmt.profile.job import estimate_job
+
+            parts = ((one.totals.pairs, len(one.data), one.share) for one in map(here, chunks))
+            size = sum(os.fstat(handle).st_size for handle in inputs)
+            print(estimate_job(parts, "pairs", args.workers, size))
+            return 0
         executor = stack.enter_context(open_executor(args.on, args.workers, uses_gpu))
         scored = stack.enter_context(closing(map_with_workers(start, chunks, executor, here)))
         for chunk in scored:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   nmt-translate runs/demo/average < text.en > text.de
   nmt-translate runs/demo/average -i text.en -o text.de --resume     goes on where it was stopped
+  nmt-translate runs/demo/average -i text.en --workers 64 --plan     hours and bytes of the whole, first
   nmt-translate runs/a/average runs/b/average < text.en              an ensemble: the mean of their probabilities
   nmt-translate runs/demo/average --n-best 4 --json < text.en        the best four of each line, with scores
   nmt-translate runs/demo/average --text < letter.en                 paragraphs: each sentence by itself
@@ -57,17 +58,18 @@ MAX_SHORTENED = 0.05
 ATTENTION_SUFFIXES = (".html", ".json")
 OF_LINES = (
     "--text --prefix --must --n-best --scores --alignments --json --attention --resume --workers "
-    "--on --interactive --long-lines"
+    "--on --plan --interactive --long-lines"
 )
 CONFLICTS = {
     "--attention": "--resume --workers --on --interactive",  # maps of lines that are done are unknown
     "--engine": "--attention --n-best --alignments --sample --prefix --forbid --glossary --must --protect",
     "--interactive": "-i -o --prefix --must --workers --on",
+    "--plan": "--resume --attention --interactive",
     "--text": "--prefix --must --long-lines",
     "--html": f"--srt {OF_LINES}",
     "--srt": OF_LINES,
 }
-NEEDS = {"--resume": "-o", "--seed": "--sample"}
+NEEDS = {"--resume": "-o", "--seed": "--sample", "--plan": "-i"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -367,7 +369,7 @@ def translate_input(
         open_input,
     )
     from nmt.translate.protect import Survival
-    from nmt.translate.stream import translate_stream
+    from nmt.translate.stream import translate_chunk, translate_stream
     from nmt.translate.translator import warn_of_cut
 
     with ExitStack() as stack:
@@ -396,6 +398,13 @@ def translate_input(
         n_cut = first_cut = 0
         survival = Survival()
         uses_gpu = "device=cpu" not in args.overrides
+        if args.plan:
+            from nmt.profile.job import estimate_job
+
+            done = map(partial(translate_chunk, translator, layout), chunks)
+            parts = ((one.n_lines, len(one.data), one.n_source_bytes / (size or 1)) for one in done)
+            print(estimate_job(parts, "lines", args.workers, size or 0))
+            return
         executor = stack.enter_context(open_executor(args.on, args.workers, uses_gpu))
         for result in translate_stream(translator, layout, chunks, out, executor, load_model):
             if attention is not None:

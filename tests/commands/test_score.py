@@ -178,6 +178,14 @@ def test_resume_goes_on_after_the_last_whole_chunk(
     score(place, "--src", "src", "--tgt", "tgt", "--resume", code=2)
 
 
+def test_a_plan_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [str(place), "--src", "src", "--tgt", "tgt", "-o", "scores"]
+    assert nmt_score([*command, "--plan", "--workers", "8", "--on", "slurm"]) == 0
+    printed = capsys.readouterr().out
+    assert "by 40 pairs, 100.00% of the input" in printed
+    assert " h x 8 workers = " in printed and not Path("scores").exists()
+
+
 def test_impossible_pairs_keep_their_line_and_are_named(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +243,7 @@ def test_the_output_is_not_an_input(place: Path, capsys: pytest.CaptureFixture[s
         ("m --n-best a --rerank=nan,0", "must be between 0 and 1000"),
         ("m --src a --tgt b --tune c", "--tune needs --n-best"),
         ("m --n-best a --rerank --json", "--rerank does not support --json"),
+        ("m --n-best a --plan", "--n-best does not support --plan"),
         ("m --n-best a --dual b", "--n-best does not support --dual"),
         ("m --src a --tgt b --dual c --score mean", "support --score"),
     ],

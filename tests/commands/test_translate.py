@@ -423,6 +423,18 @@ def test_resuming_completes_the_output(
     assert "is also the input" in capsys.readouterr().err and out.read_bytes() == whole
 
 
+def test_a_plan_writes_nothing(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_text(TEXT)
+    (tmp_path / "out").write_text("kept\n")
+    command = [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    assert nmt_translate([*command, "--plan", "--workers", "64", "--on", "ray"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("a worker ") and " h x 64 workers = " in printed
+    assert (tmp_path / "out").read_text() == "kept\n"
+
+
 def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -693,6 +705,8 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         ("--interactive --workers 2", "--workers"),
         ("--interactive --on ray", "--on"),
         ("--html --on ray", "--html does not support --on"),
+        ("--plan", "--plan needs -i"),
+        ("--plan -i x -o y --resume", "--plan does not support --resume"),
         ("--text --scores", "as JSON only; give --json too"),
         ("--text --long-lines refuse", "--text does not support --long-lines"),
         ("--html --n-best 2", "--html does not support --n-best"),

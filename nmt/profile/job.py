@@ -1,0 +1,42 @@
+"""What translating or scoring a whole file will take, in hours and bytes, by half a minute of its
+beginning in this process: `--plan` of nmt-translate and nmt-score.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+from nmt.profile.dry_run import format_bytes, format_rows
+from nmt.system.errors import UserError
+from nmt.system.progress import clock
+
+TIMED_CHUNKS_S = 30.0
+Chunks = Iterable[tuple[int, int, float | None]]
+
+
+def estimate_job(chunks: Chunks, unit: str, n_workers: int, n_bytes: int) -> str:
+    """Return a table. `chunks`, which do the work as they are drawn, tell of their lines, of the bytes
+    to write for these, and of how much of the input, which has `n_bytes`, was read by then.
+    """
+    n_units = n_written = 0
+    marks = [(clock(), 0.0)]  # times, and how much was read by then
+    for n_new, n_bytes_new, share in chunks:
+        n_units, n_written = n_units + n_new, n_written + n_bytes_new
+        marks.append((clock(), share or 0.0))
+        if marks[-1][0] - marks[0][0] > TIMED_CHUNKS_S:
+            break
+    started_at, unread = marks[min(1, len(marks) - 2)]  # the first chunk also compiles
+    ended_at, read = marks[-1]
+    if not n_bytes or not read:
+        raise UserError(
+            "--plan needs to know how much there is: give a file with lines, not a pipe"
+        )
+    hours = (ended_at - started_at) / (read - unread) / 3600
+    measured = f"by {n_units:,} {unit}, {read:.2%} of the input; threads {torch.get_num_threads()}"
+    rows = {
+        "a worker": f"{n_units / read / hours / 3600:,.1f} {unit}/s if as fast as this process, {measured}",
+        "input": f"{n_units / read:,.0f} {unit}, {format_bytes(n_bytes)}",
+        "output": format_bytes(n_written / read),
+        "time": f"{hours / n_workers:,.2f} h x {n_workers:,} workers = {hours:,.2f} h",
+    }
+    return format_rows(rows)
