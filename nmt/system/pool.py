@@ -17,12 +17,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing import connection, get_context, parent_process
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nmt.system.errors import UserError
 from nmt.system.progress import clock, say
@@ -58,7 +58,8 @@ class Executor:
     n_here: int  # of them that share this machine's cores; 0: all are elsewhere
     start_worker: Callable[[], Worker]
     losses: tuple[type[Exception], ...]  # what the tasks of a lost worker raise
-    ahead: int = TASKS_AHEAD  # how many tasks for each worker are drawn and not yet taken
+    # for each worker: tasks that are drawn and whose results are not yet taken
+    window: int = TASKS_AHEAD
     # called now and then, with the number of workers that have started: see to the others
     look_after: Callable[[int], None] = lambda _: None
 
@@ -81,11 +82,7 @@ def map_in_order(
     """Do `map(work, tasks)` on several processes. `work` must be a top-level function of a module,
     or a partial of one.
     """
-    return map_with_workers(partial(_return_it, work), tasks, executor)
-
-
-def _return_it(work: Callable[[Given], Returned]) -> Callable[[Given], Returned]:
-    return work
+    return map_with_workers(partial(partial, work), tasks, executor)
 
 
 def map_with_workers(
@@ -113,26 +110,23 @@ def map_with_workers(
 
 
 @dataclass(eq=False)
-class _Job(Generic[Given, Returned]):
-    task: Given
+class _Job:
+    content: Any  # a task and, once that is done, its result
+    is_done: bool = False
     n_losses: int = 0
-    results: list[Returned] = field(default_factory=list)  # one, once it is done
 
 
-class _Crew(Generic[Given, Returned]):
+class _Crew:
     """The workers of one map."""
 
-    def __init__(
-        self, executor: Executor, make_worker: Callable[[], Callable[[Given], Returned]]
-    ) -> None:
+    def __init__(self, executor: Executor, make_worker: Callable[[], Callable[[Any], Any]]) -> None:
         self.executor, self.make_worker = executor, make_worker
         self.workers: dict[Worker, bool] = {}  # whether it has made what it works with
         self.free: deque[Worker] = deque()  # each as often as it may get another task
-        self.jobs: deque[_Job[Given, Returned]] = deque()  # in the order of their tasks
-        self.waiting: deque[_Job[Given, Returned]] = deque()  # those that no worker has
-        self.ended: SimpleQueue[tuple[Future[Any], Worker, _Job[Given, Returned] | None]] = (
-            SimpleQueue()
-        )
+        self.jobs: deque[_Job] = deque()  # in the order of their tasks
+        self.waiting: deque[_Job] = deque()  # those that no worker has
+        self.n_undone = 0
+        self.ended: SimpleQueue[tuple[Future[Any], Worker, _Job | None]] = SimpleQueue()
         self.n_failed_starts = 0
         self.looked_at = clock()
 
@@ -140,16 +134,18 @@ class _Crew(Generic[Given, Returned]):
         for worker in self.workers:
             worker.kill()
 
-    def do_all(self, tasks: Iterator[Given]) -> Iterator[Returned]:
-        n_most = self.executor.ahead * self.executor.n_workers
+    def do_all(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        n_workers = self.executor.n_workers
         mistake = None  # in the tasks: it is raised once those before it are done
         while True:
-            while self.jobs and self.jobs[0].results:
-                yield self.jobs.popleft().results[0]
+            while self.jobs and self.jobs[0].is_done:
+                yield self.jobs.popleft().content
+            n_kept = self.executor.window * n_workers - len(self.jobs)
             try:
-                for task in islice(tasks, n_most - len(self.jobs)):
+                for task in islice(tasks, min(n_kept, TASKS_AHEAD * n_workers - self.n_undone)):
                     self.jobs.append(_Job(task))
                     self.waiting.append(self.jobs[-1])
+                    self.n_undone += 1
             except UserError as error:
                 mistake, tasks = error, iter(())
             if not self.jobs:
@@ -160,7 +156,7 @@ class _Crew(Generic[Given, Returned]):
             raise mistake
 
     def hand_out(self) -> None:
-        while len(self.workers) < min(self.executor.n_workers, len(self.jobs)):
+        while len(self.workers) < min(self.executor.n_workers, self.n_undone):
             worker = self.executor.start_worker()
             self.workers[worker] = False
             self.submit(worker, None)
@@ -169,13 +165,11 @@ class _Crew(Generic[Given, Returned]):
             if worker in self.workers:  # it is not lost
                 self.submit(worker, self.waiting.popleft())
 
-    def submit(self, worker: Worker, job: _Job[Given, Returned] | None) -> None:
+    def submit(self, worker: Worker, job: _Job | None) -> None:
         """Give a worker a job, or have it prepare for the first."""
+        work = (_make_worker, self.make_worker) if job is None else (_do_task, job.content)
         try:
-            if job is None:
-                future = worker.submit(_make_worker, self.make_worker)
-            else:
-                future = worker.submit(_do_task, job.task)
+            future = worker.submit(*work)
         except self.executor.losses as error:  # it was lost meanwhile
             future = Future()
             future.set_exception(error)
@@ -199,10 +193,11 @@ class _Crew(Generic[Given, Returned]):
             self.n_failed_starts, self.workers[worker] = 0, True
             self.free.extend([worker] * TASKS_AHEAD)
         else:
-            job.results.append(result)
+            job.content, job.is_done = result, True
+            self.n_undone -= 1
             self.free.append(worker)
 
-    def replace(self, worker: Worker, job: _Job[Given, Returned] | None) -> None:
+    def replace(self, worker: Worker, job: _Job | None) -> None:
         """Have another worker do what a lost one was given."""
         if worker in self.workers:
             say("a worker was lost; another does its work again")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -67,6 +68,26 @@ def test_draws_no_more_tasks_than_it_can_work_on() -> None:
     for taken, _ in enumerate(map_in_order(square_late, tasks(), use_processes(2)), 1):
         assert len(drawn) <= taken + 2 * TASKS_AHEAD
     assert len(drawn) == 50
+
+
+def wait_for_the_second(n: int) -> int:
+    time.sleep(2.0 if n == 1 else 0.0)
+    return n
+
+
+def test_a_slow_task_holds_up_the_others_only_at_the_end_of_the_window() -> None:
+    drawn = []
+
+    def tasks() -> Iterator[int]:
+        for n in range(50):
+            drawn.append(n)
+            yield n
+
+    executor = replace(use_processes(2), window=6)
+    results = map_in_order(wait_for_the_second, tasks(), executor)
+    assert [next(results), next(results)] == [0, 1]
+    assert len(drawn) == 1 + 2 * 6  # the first was done here
+    assert list(results) == list(range(2, 50))
 
 
 def test_quick_tasks_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
