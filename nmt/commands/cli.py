@@ -312,7 +312,7 @@ def open_lines_output(
     Returns in the middle how many lines of FILE --resume keeps, a multiple of `at_a_time`.
     """
     from nmt.system.progress import Progress, is_terminal, say
-    from nmt.translate.stream import check_not_input, open_output
+    from nmt.translate.stream import check_not_among, open_output
 
     out: IO[bytes]
     n_done = 0
@@ -321,7 +321,7 @@ def open_lines_output(
     elif args.output:
         out, n_done = stack.enter_context(open_output(args.output, args.resume, inputs, at_a_time))
     else:
-        check_not_input(STDOUT, "standard output", inputs)
+        check_not_among(STDOUT, "standard output", inputs)
         out = sys.stdout.buffer
     if n_done:
         say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")

@@ -24,9 +24,9 @@ from nmt.commands.cli import (
 from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
+    from nmt.corpus.reader import Block
     from nmt.system.progress import Progress
     from nmt.translate.pair_scores import PairScorer
-    from nmt.translate.score_stream import PairChunk
 
 EXAMPLES = """\
   nmt-score runs/demo/average --src text.en --tgt text.de > scores       log p(target | source), a line for each pair
@@ -161,7 +161,7 @@ def score_files(args: argparse.Namespace) -> int:
     from nmt.system.pool import map_with_workers
     from nmt.system.progress import say
     from nmt.translate.score_stream import PAIRS_AT_ONCE, ScoreTotals, start_scoring
-    from nmt.translate.stream import write_chunk
+    from nmt.translate.stream import write_uninterrupted
 
     if args.output is None and sys.stdout is None:
         raise UserError("standard output is closed; give -o FILE")
@@ -204,7 +204,7 @@ def score_files(args: argparse.Namespace) -> int:
         executor = stack.enter_context(open_executor(args.on, args.workers, uses_gpu))
         scored = stack.enter_context(closing(map_with_workers(start, chunks, executor, here)))
         for chunk in scored:
-            write_chunk(out, chunk.data)
+            write_uninterrupted(out, chunk.data)
             totals.extend(chunk.totals)
             progress.advance(chunk.totals.pairs)
             if chunk.share:
@@ -271,9 +271,7 @@ def name_needed(args: argparse.Namespace, scorer: "PairScorer") -> tuple[str, st
     return name, direction
 
 
-def read_chunks(
-    args: argparse.Namespace, scorer: "PairScorer", n_done: int
-) -> "Iterator[PairChunk]":
+def read_chunks(args: argparse.Namespace, scorer: "PairScorer", n_done: int) -> "Iterator[Block]":
     from nmt.translate.n_best import read_n_best
     from nmt.translate.score_stream import pair_candidates, read_pair_chunks
 

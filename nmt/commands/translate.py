@@ -369,7 +369,7 @@ def translate_input(
         open_input,
     )
     from nmt.translate.protect import Survival
-    from nmt.translate.stream import translate_chunk, translate_stream
+    from nmt.translate.stream import check_not_among, translate_chunk, translate_stream
     from nmt.translate.translator import warn_of_cut
 
     with ExitStack() as stack:
@@ -385,7 +385,9 @@ def translate_input(
             from nmt.report.attention_file import open_attention_file
 
             written = out.fileno() if args.output else STDOUT
-            check_not_among(args.attention, [*handles, written])
+            if os.path.exists(args.attention):
+                name = f"--attention {args.attention}"
+                check_not_among(args.attention, name, [*handles, written])
             title = f"Attention of {args.checkpoints[0]}"
             attention = stack.enter_context(open_attention_file(Path(args.attention), title))
 
@@ -456,15 +458,6 @@ def translate_document(args: argparse.Namespace, translator: "TextToText") -> No
         warn_of_cut(f"{source.name}: sentence {cut[0]}", len(cut), len(translated.candidates))
     if translator.config.protect:
         say(str(translator.survival))
-
-
-def check_not_among(path: str, handles: Sequence[int]) -> None:
-    """Refuse to replace a file that is open as input or output."""
-    from nmt.system.errors import UserError
-
-    for handle in handles:
-        if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(handle)):
-            raise UserError(f"--attention {path}: is also input or output; give another file")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from nmt.system.errors import UserError
 from nmt.system.progress import clock
 
 TIMED_CHUNKS_S = 30.0
-Chunks = Iterable[tuple[int, int, float | None]]
+Chunks = Iterable[tuple[int, int, float]]
 
 
 def estimate_job(chunks: Chunks, unit: str, n_workers: int, n_bytes: int) -> str:
@@ -22,7 +22,7 @@ def estimate_job(chunks: Chunks, unit: str, n_workers: int, n_bytes: int) -> str
     marks = [(clock(), 0.0)]  # times, and how much was read by then
     for n_new, n_bytes_new, share in chunks:
         n_units, n_written = n_units + n_new, n_written + n_bytes_new
-        marks.append((clock(), share or 0.0))
+        marks.append((clock(), share))
         if marks[-1][0] - marks[0][0] > TIMED_CHUNKS_S:
             break
     started_at, unread = marks[min(1, len(marks) - 2)]  # the first chunk also compiles

@@ -23,9 +23,7 @@ FIRST_CHUNK, LARGEST_CHUNK = 32, 1_024
 READ_BYTES = 1 << 16
 MAX_CHUNK_BYTES, MAX_LINE_BYTES, MAX_DOCUMENT_BYTES = 2 << 20, 16 << 20, 64 << 20
 PAUSE_S = 0.05  # a source that is silent for so long has nothing more at the moment
-# the tool for each suffix of a compressed file, which is refused
-DECOMPRESSORS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd", ".bz2": "bzip2"}
-# how the contents of such a file begin, whatever it is called
+# how a compressed file begins, which is refused, and the tool for it
 SIGNATURES = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2"}
 MAX_WARNINGS = 3  # lines that are not UTF-8, named one by one
 
@@ -37,6 +35,14 @@ class Chunk:
     n_bytes: int  # of the stream, up to the end of the chunk
     prefixes: list[str] | None = None  # how the translation of each must begin
     demanded: list[list[str]] | None = None  # phrases that the translation of each must contain
+
+    def cut(self, n: int) -> "Chunk":
+        """Its first `n` lines."""
+        prefixes, demanded = (
+            self.prefixes and self.prefixes[:n],
+            self.demanded and self.demanded[:n],
+        )
+        return Chunk(self.first, self.lines[:n], self.n_bytes, prefixes, demanded)
 
 
 class LineReader:
@@ -155,11 +161,6 @@ def open_input(path: str | None) -> Iterator[LineReader]:
     if path is None:
         yield LineReader(0, "standard input")
         return
-    tool = DECOMPRESSORS.get(os.path.splitext(path)[1])
-    if tool is not None:
-        raise UserError(
-            f"{path}: is compressed; decompress it first: {tool} -dc {path} | nmt-translate ..."
-        )
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:

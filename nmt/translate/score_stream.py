@@ -10,27 +10,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus.reader import PAIRS_AT_ONCE, read_blocks
+from nmt.corpus.reader import PAIRS_AT_ONCE, Block, read_blocks
 from nmt.system.errors import UserError
 from nmt.system.progress import say
-from nmt.translate.dual_scores import compute_dual_score
 from nmt.translate.n_best import NBest
 from nmt.translate.pair_scores import PairScore, PairScorer, ScoreKind, open_pair_scorer
 from nmt.translate.stream import share_cores
 
 MAX_NAMED = 3  # impossible pairs that are named one by one
-
-
-class PairChunk(NamedTuple):
-    """Consecutive pairs."""
-
-    first: int  # number of the first pair, from 1
-    sources: Sequence[str]
-    targets: Sequence[str]
-    share: float | None = None  # of the input, read by now
 
 
 @dataclass
@@ -72,7 +62,7 @@ class ScoreTotals:
         return text
 
 
-def read_pair_chunks(src: str, tgt: str, skip: int = 0) -> Iterator[PairChunk]:
+def read_pair_chunks(src: str, tgt: str, skip: int = 0) -> Iterator[Block]:
     """Read two files of one sentence per line, but for the first `skip` pairs, which are whole chunks:
     so the scores do not depend on where an earlier run was stopped.
     """
@@ -81,7 +71,7 @@ def read_pair_chunks(src: str, tgt: str, skip: int = 0) -> Iterator[PairChunk]:
     for block in read_blocks(corpus, DataConfig(), PAIRS_AT_ONCE):
         n = block.first - 1 + len(block.src)
         if n > skip:
-            yield PairChunk(block.first, block.src, block.tgt, block.share)
+            yield block
     if n < skip:
         raise UserError(
             f"{src}: has {n:,} lines, fewer than the {skip:,} already scored; give the files that the "
@@ -89,13 +79,16 @@ def read_pair_chunks(src: str, tgt: str, skip: int = 0) -> Iterator[PairChunk]:
         )
 
 
-def pair_candidates(lists: Iterator[NBest], is_reverse: bool) -> Iterator[PairChunk]:
-    """Pair each candidate with its source; in reverse the candidate is the source."""
+def pair_candidates(lists: Iterator[NBest], is_reverse: bool) -> Iterator[Block]:
+    """Pair each candidate with its source; in reverse the candidate is the source. How much of the
+    list has been read is unknown: 0.
+    """
     first = 1
     while some := list(islice(lists, PAIRS_AT_ONCE // 4)):
         sources = [one.source for one in some for _ in one.texts]
         texts = [text for one in some for text in one.texts]
-        yield PairChunk(first, texts, sources) if is_reverse else PairChunk(first, sources, texts)
+        sides = (texts, sources) if is_reverse else (sources, texts)
+        yield Block(first, *sides, bad=[], share=0.0)
         first += len(texts)
 
 
@@ -103,7 +96,7 @@ def pair_candidates(lists: Iterator[NBest], is_reverse: bool) -> Iterator[PairCh
 class ScoredChunk:
     data: bytes
     totals: ScoreTotals
-    share: float | None
+    share: float
 
 
 @dataclass(frozen=True)
@@ -115,13 +108,13 @@ class ChunkScorer:
     kind: ScoreKind
     is_json: bool
 
-    def __call__(self, chunk: PairChunk) -> ScoredChunk:
+    def __call__(self, chunk: Block) -> ScoredChunk:
         totals = ScoreTotals()
-        scores = self.scorer.score_pairs(chunk.sources, chunk.targets)
+        scores = self.scorer.score_pairs(chunk.src, chunk.tgt)
         for number, score in enumerate(scores, chunk.first):
             totals.add(score, number)
         if self.reverse is not None:
-            back = self.reverse.score_pairs(chunk.targets, chunk.sources)
+            back = self.reverse.score_pairs(chunk.tgt, chunk.src)
             rows = [f"{compute_dual_score(*both):.6g}\n" for both in zip(scores, back, strict=True)]
         else:
             rows = [
@@ -129,6 +122,20 @@ class ChunkScorer:
                 for number, score in enumerate(scores, chunk.first)
             ]
         return ScoredChunk("".join(rows).encode(), totals, chunk.share)
+
+
+def compute_dual_score(forward: PairScore, reverse: PairScore) -> float:
+    """How well two models of opposite directions agree that a pair is a translation, and both find it
+    likely: dual conditional cross-entropy (Junczys-Dowmunt 2018), by which corpora are filtered.
+
+    With H(y|x) and H(x|y), the negative log-probabilities per piece, it is exp(-(|H(y|x) - H(x|y)| +
+    (H(y|x) + H(x|y)) / 2)): between 0 and 1, higher is better, 0 if impossible in either direction.
+    """
+    if not forward.piece_ids or not reverse.piece_ids:  # impossible, or both sides are empty
+        return 0.0
+    there = -forward.log_prob / len(forward.piece_ids)
+    back = -reverse.log_prob / len(reverse.piece_ids)
+    return math.exp(-(abs(there - back) + (there + back) / 2))
 
 
 def start_scoring(

@@ -69,7 +69,7 @@ def translate_stream(
     here = partial(translate_chunk, translator, layout)
     with closing(map_with_workers(start, chunks, executor, here)) as results:
         for result in results:
-            write_chunk(out, result.data)
+            write_uninterrupted(out, result.data)
             yield result
             if result.error is not None:
                 raise UserError(result.error)
@@ -98,19 +98,14 @@ def translate_chunk(translator: TextToText, layout: Layout, task: Chunk) -> Tran
 
 
 def _translate_lines(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
-    lines, prefixes, demanded, refusal = task.lines, task.prefixes, task.demanded, None
+    lines = task.lines
     try:
         candidates = translator.find_candidates(
-            lines, layout.request, prefixes, task.first, demanded
+            lines, layout.request, task.prefixes, task.first, task.demanded
         )
     except LineTooLong as error:
-        refusal = str(error)
-        lines = lines[: error.index]
-        prefixes = prefixes and prefixes[: error.index]
-        demanded = demanded and demanded[: error.index]
-        candidates = translator.find_candidates(
-            lines, layout.request, prefixes, task.first, demanded
-        )
+        before = _translate_lines(translator, layout, task.cut(error.index))
+        return replace(before, error=str(error))
     rows = []
     for number, (line, of_line) in enumerate(zip(lines, candidates, strict=True), task.first):
         rows.append(layout.lines(number, line, of_line, translator))
@@ -120,7 +115,6 @@ def _translate_lines(translator: TextToText, layout: Layout, task: Chunk) -> Tra
         _encode(rows),
         len(lines),
         task.n_bytes,
-        refusal,
         shortened=[task.first + i for i in shortened],
         cut=list_cut(candidates, task.first),
     )
@@ -167,9 +161,13 @@ def find_shortened(
 # ---- output -------------------------------------------------------------------------------------------------------
 
 
-def write_chunk(out: IO[bytes], data: bytes) -> None:
+def write_uninterrupted(out: IO[bytes], data: bytes) -> None:
     try:
-        write_uninterrupted(out, data)
+        with _delay_interrupt():
+            left = memoryview(data)
+            while left:
+                left = left[out.write(left) :]
+            out.flush()
     except ReaderLeft:
         raise
     except OSError as error:
@@ -177,14 +175,6 @@ def write_chunk(out: IO[bytes], data: bytes) -> None:
             f"{out.name}: cannot be written ({error.strerror}); --resume continues a file after "
             "its last complete line"
         ) from None
-
-
-def write_uninterrupted(out: IO[bytes], data: bytes) -> None:
-    with _delay_interrupt():
-        left = memoryview(data)
-        while left:
-            left = left[out.write(left) :]
-        out.flush()
 
 
 @contextmanager
@@ -255,7 +245,7 @@ def open_output(
                 )
             yield file, 0
             return
-        check_not_input(file.fileno(), path, input_handles)
+        check_not_among(file.fileno(), path, input_handles)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -270,11 +260,14 @@ def open_output(
             file.empty()  # where there was nothing to write
 
 
-def check_not_input(output: int, name: str, input_handles: Sequence[int]) -> None:
-    """Refuse an output that is an input too: it would be cut, or grow while it is read."""
-    is_regular = stat.S_ISREG(os.fstat(output).st_mode)
-    if is_regular and any(os.path.sameopenfile(output, handle) for handle in input_handles):
-        raise UserError(f"{name}: is also the input; give another file as output")
+def check_not_among(output: int | str, name: str, handles: Sequence[int]) -> None:
+    """Refuse an output that is an input too, which would be cut, or grow while it is read; and one
+    that is another output.
+    """
+    status = os.stat(output)
+    is_same = any(os.path.samestat(status, os.fstat(handle)) for handle in handles)
+    if is_same and stat.S_ISREG(status.st_mode):
+        raise UserError(f"{name}: is also input or output; give another file")
 
 
 def keep_whole_lines(path: str, at_a_time: int = 1) -> int:

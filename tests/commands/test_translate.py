@@ -420,7 +420,7 @@ def test_resuming_completes_the_output(
     out.write_bytes(b"something else\n")
     assert nmt_translate(command) == 0 and out.read_bytes() == whole  # it begins again
     assert nmt_translate([str(place), "-i", str(out), "-o", str(out)]) == 2
-    assert "is also the input" in capsys.readouterr().err and out.read_bytes() == whole
+    assert "is also input or output" in capsys.readouterr().err and out.read_bytes() == whole
 
 
 def test_a_plan_writes_nothing(
@@ -444,7 +444,7 @@ def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
     command = [str(place), "-i", str(source), "-o", str(out), "--prefix"]
     for prefix, message in (
         ("nowhere", "nowhere: cannot be read"),
-        (str(out), "is also the input"),
+        (str(out), "is also input or output"),
     ):
         assert nmt_translate([*command, prefix]) == 2
         assert message in capsys.readouterr().err and out.read_text() == "hund\n"
@@ -749,8 +749,6 @@ def test_attention_does_not_replace_what_is_read(
         ("--protect --beam 1", "decoding.protect (--protect) needs several hypotheses"),
         ("-i nowhere", "nowhere: cannot be read"),
         ("-i .", ".: cannot be read"),
-        ("-i x.gz", "gzip -dc x.gz"),
-        ("-i x.xz", "xz -dc x.xz"),
         ("-o nowhere/x", "nowhere/x: cannot be"),
         ("-o .", ".: cannot be written"),
         ("-o {place}/config.yaml", "belongs to a run"),
@@ -816,4 +814,4 @@ def test_standard_output_must_not_be_the_input(
         os.dup2(output, 1)
         os.close(output)
     assert code == 2 and text.read_text() == TEXT
-    assert "standard output: is also the input" in capfd.readouterr().err
+    assert "standard output: is also input or output" in capfd.readouterr().err

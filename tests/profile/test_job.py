@@ -49,10 +49,10 @@ def test_one_chunk_is_enough(seconds: list[float]) -> None:
     "chunks, n_bytes",
     [
         ([], 5),
-        ([(1, 1, None)], 5),
+        ([(1, 1, 0.0)], 5),
         ([(1, 1, 0.5)], 0),
     ],
 )
-def test_what_cannot_be_planned(chunks: list[tuple[int, int, float | None]], n_bytes: int) -> None:
+def test_what_cannot_be_planned(chunks: list[tuple[int, int, float]], n_bytes: int) -> None:
     with pytest.raises(UserError, match="give a file with lines, not a pipe"):
         estimate_job(chunks, "lines", 2, n_bytes)
