@@ -14,9 +14,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import nmt
 from nmt.foreign_names import explain_foreign_name
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
     from nmt.system.progress import Progress
+    from nmt.translate.stream import DoneChunk
+
+    Done = TypeVar("Done", bound=DoneChunk)
 
 # What a disk, a mount or a path of the user's refuses. Any other errno is a bug, with its traceback.
 FORESEEN_ERRORS = (
@@ -329,6 +332,42 @@ def open_lines_output(
     is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())
     bar = stack.enter_context(closing(Progress(task, None, unit, n_done, is_shown)))
     return out, n_done, bar
+
+
+def do_chunks(
+    args: argparse.Namespace,
+    start: Callable[[], Callable[[Any], "Done"]],
+    here: Callable[[Any], "Done"],
+    chunks: Iterator[Any],
+    size: int,
+    out: IO[bytes],
+    progress: "Progress",
+) -> "Generator[Done]":
+    """Write what workers make of the chunks of an input of `size` bytes, in order, and yield it; with
+    --plan, print what that would take. `start` makes a worker elsewhere, and `here` is one.
+    """
+    from nmt.system.cluster import open_executor
+    from nmt.system.pool import map_with_workers
+    from nmt.translate.stream import write_uninterrupted
+
+    if args.plan:
+        from nmt.profile.job import estimate_job
+
+        print(estimate_job(map(here, chunks), progress.unit, args.workers, size))
+        return
+    uses_gpu = "device=cpu" not in args.overrides
+    with (
+        open_executor(args.on, args.workers, uses_gpu) as executor,
+        closing(map_with_workers(start, chunks, executor, here)) as done,
+    ):
+        for chunk in done:
+            write_uninterrupted(out, chunk.data)
+            progress.advance(chunk.n_lines)
+            if chunk.share:
+                progress.total = round(progress.done / chunk.share)
+            yield chunk
+            if chunk.error is not None:
+                raise UserError(chunk.error)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 from nmt.commands.cli import (
     add_workers,
     check_options,
+    do_chunks,
     make_parser,
     open_lines_output,
     parse_checkpoints,
@@ -157,11 +158,8 @@ def score_files(args: argparse.Namespace) -> int:
     tune_process()  # before torch is imported
 
     from nmt.agreement import check_agreement, check_sides, turn_round
-    from nmt.system.cluster import open_executor
-    from nmt.system.pool import map_with_workers
     from nmt.system.progress import say
     from nmt.translate.score_stream import PAIRS_AT_ONCE, ScoreTotals, start_scoring
-    from nmt.translate.stream import write_uninterrupted
 
     if args.output is None and sys.stdout is None:
         raise UserError("standard output is closed; give -o FILE")
@@ -193,23 +191,12 @@ def score_files(args: argparse.Namespace) -> int:
             rerank_candidates(args, scorer, out, progress)
             return 0
         chunks = read_chunks(args, scorer, n_done)
-        uses_gpu = "device=cpu" not in args.overrides
-        if args.plan:
-            from nmt.profile.job import estimate_job
-
-            parts = ((one.totals.pairs, len(one.data), one.share) for one in map(here, chunks))
-            size = sum(os.fstat(handle).st_size for handle in inputs)
-            print(estimate_job(parts, "pairs", args.workers, size))
-            return 0
-        executor = stack.enter_context(open_executor(args.on, args.workers, uses_gpu))
-        scored = stack.enter_context(closing(map_with_workers(start, chunks, executor, here)))
-        for chunk in scored:
-            write_uninterrupted(out, chunk.data)
+        size = sum(os.fstat(handle).st_size for handle in inputs)
+        done = do_chunks(args, start, here, chunks, size, out, progress)
+        for chunk in stack.enter_context(closing(done)):
             totals.extend(chunk.totals)
-            progress.advance(chunk.totals.pairs)
-            if chunk.share:
-                progress.total = round(progress.done / chunk.share)
-    say(totals.describe())
+    if not args.plan:
+        say(totals.describe())
     return 0
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from nmt.commands.cli import (
     add_workers,
     check_options,
+    do_chunks,
     make_parser,
     open_lines_output,
     parse_checkpoints,
@@ -359,17 +360,15 @@ def translate_input(
     load_model: "Callable[[], LoadedModel]",
 ) -> None:
     """Translate a file or standard input."""
-    from nmt.system.cluster import open_executor
     from nmt.system.progress import say
     from nmt.translate.lines import (
         LARGEST_CHUNK,
         add_demanded,
         add_prefixes,
-        find_size,
         open_input,
     )
     from nmt.translate.protect import Survival
-    from nmt.translate.stream import check_not_among, translate_chunk, translate_stream
+    from nmt.translate.stream import check_not_among, start_translating, translate_chunk
     from nmt.translate.translator import warn_of_cut
 
     with ExitStack() as stack:
@@ -395,31 +394,21 @@ def translate_input(
         chunks = source.read_chunks(n_done, max(LARGEST_CHUNK, translator.chunk_lines))
         for add, reader in beside.items():
             chunks = add(chunks, reader, n_done)
-        size = find_size(source)
         is_warned = False
         n_cut = first_cut = 0
         survival = Survival()
-        uses_gpu = "device=cpu" not in args.overrides
-        if args.plan:
-            from nmt.profile.job import estimate_job
-
-            done = map(partial(translate_chunk, translator, layout), chunks)
-            parts = ((one.n_lines, len(one.data), one.n_source_bytes / (size or 1)) for one in done)
-            print(estimate_job(parts, "lines", args.workers, size or 0))
-            return
-        executor = stack.enter_context(open_executor(args.on, args.workers, uses_gpu))
-        for result in translate_stream(translator, layout, chunks, out, executor, load_model):
+        start = partial(start_translating, load_model, layout, 1 if args.on else args.workers)
+        here = partial(translate_chunk, translator, layout)
+        done = do_chunks(args, start, here, chunks, source.size, out, progress)
+        for result in stack.enter_context(closing(done)):
             if attention is not None:
                 attention.add(translator, result.lines, result.translations)
-            progress.advance(result.n_lines)
             survival += result.survival
             n_cut += len(result.cut)
             first_cut = first_cut or next(iter(result.cut), 0)
             if not is_warned and len(result.shortened) > MAX_SHORTENED * result.n_lines:
                 is_warned = True
                 warn_of_shortened(source.name, result.shortened)
-            if size and result.n_source_bytes:
-                progress.total = round(progress.done * size / result.n_source_bytes)
     if n_cut:
         warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done)
     if translator.config.protect:

@@ -9,28 +9,24 @@ import torch
 from nmt.profile.dry_run import format_bytes, format_rows
 from nmt.system.errors import UserError
 from nmt.system.progress import clock
+from nmt.translate.stream import DoneChunk
 
 TIMED_CHUNKS_S = 30.0
-Chunks = Iterable[tuple[int, int, float]]
 
 
-def estimate_job(chunks: Chunks, unit: str, n_workers: int, n_bytes: int) -> str:
-    """Return a table. `chunks`, which do the work as they are drawn, tell of their lines, of the bytes
-    to write for these, and of how much of the input, which has `n_bytes`, was read by then.
-    """
+def estimate_job(chunks: Iterable[DoneChunk], unit: str, n_workers: int, n_bytes: int) -> str:
+    """Return a table. The work is done as `chunks` are drawn; the input has `n_bytes`; 0: unknown."""
     n_units = n_written = 0
     marks = [(clock(), 0.0)]  # times, and how much was read by then
-    for n_new, n_bytes_new, share in chunks:
-        n_units, n_written = n_units + n_new, n_written + n_bytes_new
-        marks.append((clock(), share))
+    for chunk in chunks:
+        n_units, n_written = n_units + chunk.n_lines, n_written + len(chunk.data)
+        marks.append((clock(), chunk.share))
         if marks[-1][0] - marks[0][0] > TIMED_CHUNKS_S:
             break
     started_at, unread = marks[min(1, len(marks) - 2)]  # the first chunk also compiles
     ended_at, read = marks[-1]
     if not n_bytes or not read:
-        raise UserError(
-            "--plan needs to know how much there is: give a file with lines, not a pipe"
-        )
+        raise UserError("--plan needs to know how much there is: give a file with lines, no pipe")
     hours = (ended_at - started_at) / (read - unread) / 3600
     measured = f"by {n_units:,} {unit}, {read:.2%} of the input; threads {torch.get_num_threads()}"
     rows = {

@@ -77,7 +77,7 @@ def open_executor(on: str | None, n_workers: int, uses_gpu: bool) -> Iterator[Ex
             start_worker = partial(_RayWorker, ray, needs)
             yield Executor(
                 n_workers,
-                0,
+                False,
                 start_worker,
                 (*losses, known.NodeDiedError),
                 WINDOW_ELSEWHERE,

@@ -32,17 +32,15 @@ MAX_WARNINGS = 3  # lines that are not UTF-8, named one by one
 class Chunk:
     first: int  # number of the first line, from 1
     lines: list[str]
-    n_bytes: int  # of the stream, up to the end of the chunk
+    share: float  # of the stream, read up to the end of the chunk; 0: unknown
     prefixes: list[str] | None = None  # how the translation of each must begin
     demanded: list[list[str]] | None = None  # phrases that the translation of each must contain
 
     def cut(self, n: int) -> "Chunk":
         """Its first `n` lines."""
-        prefixes, demanded = (
-            self.prefixes and self.prefixes[:n],
-            self.demanded and self.demanded[:n],
-        )
-        return Chunk(self.first, self.lines[:n], self.n_bytes, prefixes, demanded)
+        prefixes = self.prefixes and self.prefixes[:n]
+        demanded = self.demanded and self.demanded[:n]
+        return Chunk(self.first, self.lines[:n], self.share, prefixes, demanded)
 
 
 class LineReader:
@@ -50,6 +48,8 @@ class LineReader:
 
     def __init__(self, handle: int, name: str) -> None:
         self.handle, self.name = handle, name
+        status = os.fstat(handle)
+        self.size = status.st_size if stat.S_ISREG(status.st_mode) else 0  # in bytes; 0: unknown
         self.n_invalid = 0  # lines that are not UTF-8
 
     def read_chunks(self, skip: int = 0, largest: int = LARGEST_CHUNK) -> Iterator[Chunk]:
@@ -62,7 +62,8 @@ class LineReader:
             if first + len(block) > skip + 1:
                 n_skipped = max(0, skip + 1 - first)
                 lines = self._decode(block, first)
-                yield Chunk(first + n_skipped, lines[n_skipped:], n_bytes)
+                share = n_bytes / self.size if self.size else 0.0
+                yield Chunk(first + n_skipped, lines[n_skipped:], share)
             first += len(block)
         if first <= skip:
             raise UserError(
@@ -169,12 +170,6 @@ def open_input(path: str | None) -> Iterator[LineReader]:
         yield LineReader(handle, path)
     finally:
         os.close(handle)
-
-
-def find_size(source: LineReader) -> int | None:
-    """The size of the source in bytes, if it is a regular file."""
-    status = os.fstat(source.handle)
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def add_prefixes(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> Iterator[Chunk]:

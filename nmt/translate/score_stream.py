@@ -18,7 +18,7 @@ from nmt.system.errors import UserError
 from nmt.system.progress import say
 from nmt.translate.n_best import NBest
 from nmt.translate.pair_scores import PairScore, PairScorer, ScoreKind, open_pair_scorer
-from nmt.translate.stream import share_cores
+from nmt.translate.stream import DoneChunk, share_cores
 
 MAX_NAMED = 3  # impossible pairs that are named one by one
 
@@ -93,10 +93,8 @@ def pair_candidates(lists: Iterator[NBest], is_reverse: bool) -> Iterator[Block]
 
 
 @dataclass(frozen=True)
-class ScoredChunk:
-    data: bytes
-    totals: ScoreTotals
-    share: float
+class ScoredChunk(DoneChunk):
+    totals: ScoreTotals = field(default_factory=ScoreTotals)
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,8 @@ class ChunkScorer:
                 _format_score(self.scorer, score, number, self.kind, self.is_json)
                 for number, score in enumerate(scores, chunk.first)
             ]
-        return ScoredChunk("".join(rows).encode(), totals, chunk.share)
+        data = "".join(rows).encode()
+        return ScoredChunk(data, len(chunk.src), chunk.share, totals=totals)
 
 
 def compute_dual_score(forward: PairScore, reverse: PairScore) -> float:

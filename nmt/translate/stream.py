@@ -1,5 +1,4 @@
-"""Translates a stream chunk by chunk, by this process or several workers, and writes whole lines in the order of the
-input.
+"""Translates chunks of a stream, and writes whole lines of what comes of them.
 
 Each worker opens the model for itself, once, by the function that the command chose. Output that precedes an
 error is written before the error is raised. Only the death of the process can tear a chunk that is being written, and
@@ -10,8 +9,8 @@ import fcntl
 import os
 import signal
 import stat
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from io import FileIO
@@ -25,7 +24,6 @@ from nmt.documents.document import PlainText
 from nmt.documents.sentences import Splitter
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import refuse_run_file
-from nmt.system.pool import Executor, map_with_workers
 from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
@@ -41,38 +39,22 @@ from nmt.translate.translator import (
 
 
 @dataclass(frozen=True)
-class TranslatedChunk:
+class DoneChunk:
+    """What is written for some lines of the input."""
+
     data: bytes
     n_lines: int
-    n_source_bytes: int  # of the whole stream, up to the end of this chunk
+    share: float  # of the input, read up to the end of this chunk; 0: unknown
     error: str | None = None  # raised once `data` is written
+
+
+@dataclass(frozen=True)
+class TranslatedChunk(DoneChunk):
     lines: Sequence[str] = ()  # and their best translations, if the layout keeps them
     translations: Sequence[Translation] = ()
     shortened: Sequence[int] = ()  # lines of several sentences, with fewer in their translations
     cut: Sequence[int] = ()  # lines whose translations reach the length limit
     survival: Survival = Survival()  # of its protected strings
-
-
-def translate_stream(
-    translator: TextToText,
-    layout: Layout,
-    chunks: Iterator[Chunk],
-    out: IO[bytes],
-    executor: Executor,
-    load_model: Callable[[], LoadedModel],
-) -> Generator[TranslatedChunk]:
-    """Write the translation of each chunk; yields it once it is written.
-
-    `load_model` must be picklable: it is called once by each worker.
-    """
-    start = partial(start_translating, load_model, layout, executor.n_here)
-    here = partial(translate_chunk, translator, layout)
-    with closing(map_with_workers(start, chunks, executor, here)) as results:
-        for result in results:
-            write_uninterrupted(out, result.data)
-            yield result
-            if result.error is not None:
-                raise UserError(result.error)
 
 
 def share_cores(n_workers: int) -> None:
@@ -114,7 +96,7 @@ def _translate_lines(translator: TextToText, layout: Layout, task: Chunk) -> Tra
     chunk = TranslatedChunk(
         _encode(rows),
         len(lines),
-        task.n_bytes,
+        task.share,
         shortened=[task.first + i for i in shortened],
         cut=list_cut(candidates, task.first),
     )
@@ -131,7 +113,7 @@ def _translate_paragraphs(translator: TextToText, layout: Layout, task: Chunk) -
     for number, (line, one) in enumerate(zip(task.lines, translated, strict=True), task.first):
         rows.append(layout.paragraph(number, line, one, translator))
     cut = [n for n, one in enumerate(translated, task.first) if list_cut(one.candidates)]
-    chunk = TranslatedChunk(_encode(rows), len(task.lines), task.n_bytes, cut=cut)
+    chunk = TranslatedChunk(_encode(rows), len(task.lines), task.share, cut=cut)
     if layout.keeps_translations:
         sentences = [one.text for text in translated for one in text.sentences]
         best = [candidates[0] for text in translated for candidates in text.candidates]

@@ -6,6 +6,7 @@ import pytest
 
 from nmt.profile.job import TIMED_CHUNKS_S, estimate_job
 from nmt.system.errors import UserError
+from nmt.translate.stream import DoneChunk
 
 
 @pytest.fixture
@@ -19,11 +20,11 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_the_whole_is_the_beginning_times_what_is_left(seconds: list[float]) -> None:
     drawn = []
 
-    def chunks() -> Iterator[tuple[int, int, float]]:
+    def chunks() -> Iterator[DoneChunk]:
         for number in range(1_000):
             seconds[0] += 9.0 if number else 50.0 - TIMED_CHUNKS_S  # which loads a model
             drawn.append(number)
-            yield 1_000, 80_000, (number + 1) / 10_000
+            yield DoneChunk(b"x" * 80_000, 1_000, (number + 1) / 10_000)
 
     rows = [
         line.split(None, 1) for line in estimate_job(chunks(), "lines", 100, 10**9).splitlines()
@@ -38,9 +39,9 @@ def test_the_whole_is_the_beginning_times_what_is_left(seconds: list[float]) -> 
 
 
 def test_one_chunk_is_enough(seconds: list[float]) -> None:
-    def chunks() -> Iterator[tuple[int, int, float]]:
+    def chunks() -> Iterator[DoneChunk]:
         seconds[0] += 3.6
-        yield 7, 70, 0.5
+        yield DoneChunk(b"x" * 70, 7, 0.5)
 
     assert "0.00 h x 4 workers = 0.00 h" in estimate_job(chunks(), "pairs", 4, 1_000)
 
@@ -49,10 +50,10 @@ def test_one_chunk_is_enough(seconds: list[float]) -> None:
     "chunks, n_bytes",
     [
         ([], 5),
-        ([(1, 1, 0.0)], 5),
-        ([(1, 1, 0.5)], 0),
+        ([DoneChunk(b"x", 1, 0.0)], 5),
+        ([DoneChunk(b"x", 1, 0.5)], 0),
     ],
 )
-def test_what_cannot_be_planned(chunks: list[tuple[int, int, float]], n_bytes: int) -> None:
-    with pytest.raises(UserError, match="give a file with lines, not a pipe"):
+def test_what_cannot_be_planned(chunks: list[DoneChunk], n_bytes: int) -> None:
+    with pytest.raises(UserError, match="give a file with lines, no pipe"):
         estimate_job(chunks, "lines", 2, n_bytes)

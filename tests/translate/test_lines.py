@@ -8,11 +8,12 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from nmt.system.errors import UserError
-from nmt.translate.lines import LARGEST_CHUNK, MAX_LINE_BYTES, LineReader, add_prefixes
+from nmt.translate.lines import LARGEST_CHUNK, MAX_LINE_BYTES, LineReader, add_prefixes, open_input
 
 
 def read_pipe(data: bytes, sizes: Iterator[int]) -> LineReader:
@@ -66,12 +67,17 @@ def test_chunks_grow_keep_order_and_end() -> None:
         assert [chunk.first for chunk in chunks] == list(
             itertools.accumulate((len(chunk.lines) for chunk in chunks[:-1]), initial=skip + 1)
         )[: len(chunks)]
-        assert all(len(chunk.lines) <= LARGEST_CHUNK for chunk in chunks) and (
-            not chunks or chunks[-1].n_bytes == len(data)
-        )
+        assert all(len(chunk.lines) <= LARGEST_CHUNK and chunk.share == 0 for chunk in chunks)
         assert skip or len(chunks[0].lines) <= 32
     with pytest.raises(UserError, match="has 9,000 lines, fewer than the 9,001"):
         list(read_pipe(data, sizes).read_chunks(9_001))
+
+
+def test_of_a_file_it_is_known_how_much_was_read(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("line\n" * 100)
+    with open_input(str(tmp_path / "x")) as reader:
+        assert reader.size == 500
+        assert [chunk.share for chunk in reader.read_chunks()] == [0.32, 0.96, 1.0]
 
 
 def test_lines_are_given_as_soon_as_they_come() -> None:
