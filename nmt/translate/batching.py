@@ -5,10 +5,8 @@ between its matrix products would leave the other cores idle, and they would wai
 each product. Threads share the model; torch and compiled loops release the GIL while they compute.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -100,45 +98,20 @@ def split_by_budget(
 def search_with_threads(
     search_batch: Callable[[list[int]], SearchedBatch], batches: Sequence[list[int]]
 ) -> Iterator[SearchedBatch]:
-    """Yield what each batch finds, in order."""
+    """Yield what each batch finds, in order. Threads share torch's own threads among themselves."""
     n_threads = min(len(batches), count_threads())
     if n_threads <= 1:
         yield from map(search_batch, batches)
         return
-    with _start_threads(n_threads) as pool:
-        yield from _map_in_order(pool, search_batch, batches, 2 * n_threads)
-
-
-def count_threads() -> int:
-    return min(torch.get_num_threads(), MAX_THREADS)
-
-
-@contextmanager
-def _start_threads(n: int) -> Iterator[ThreadPoolExecutor]:
-    """Start `n` threads; meanwhile they share torch's own threads among themselves."""
     all_threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, all_threads // n))
-    pool = ThreadPoolExecutor(n)
+    torch.set_num_threads(max(1, all_threads // n_threads))
+    pool = ThreadPoolExecutor(n_threads)
     try:
-        yield pool
+        yield from pool.map(search_batch, batches)
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(all_threads)
 
 
-def _map_in_order(
-    pool: ThreadPoolExecutor,
-    work: Callable[[list[int]], SearchedBatch],
-    tasks: Iterable[list[int]],
-    n_ahead: int,
-) -> Iterator[SearchedBatch]:
-    """Yield `work(task)` for each task in order; at most `n_ahead` tasks are in flight, to bound
-    memory.
-    """
-    in_flight: deque[Future[SearchedBatch]] = deque()
-    for task in tasks:
-        in_flight.append(pool.submit(work, task))
-        if len(in_flight) == n_ahead:
-            yield in_flight.popleft().result()
-    while in_flight:
-        yield in_flight.popleft().result()
+def count_threads() -> int:
+    return min(torch.get_num_threads(), MAX_THREADS)
