@@ -72,17 +72,9 @@ def open_executor(on: str | None, n_workers: int, uses_gpu: bool) -> Iterator[Ex
             else:
                 needs = share_cluster(ray, n_workers, uses_gpu)
                 look_after = partial(_wait_for_place, needs)
-            known = ray.exceptions
-            losses = known.RayActorError, known.ObjectLostError, known.OutOfMemoryError
             start_worker = partial(_RayWorker, ray, needs)
-            yield Executor(
-                n_workers,
-                False,
-                start_worker,
-                (*losses, known.NodeDiedError),
-                WINDOW_ELSEWHERE,
-                look_after,
-            )
+            losses = list_losses(ray)
+            yield Executor(n_workers, True, start_worker, losses, WINDOW_ELSEWHERE, look_after)
     except ray.exceptions.RayError as error:
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         if not isinstance(cause, ray.exceptions.RayError):
@@ -102,6 +94,11 @@ def share_cluster(ray: Any, n_workers: int, uses_gpu: bool) -> dict[str, Any]:
     if uses_gpu and any(node.get("GPU") for node in nodes):
         return {"num_cpus": 1, "num_gpus": 1}
     return {"num_cpus": share}
+
+
+def list_losses(ray: Any) -> tuple[type[Exception], ...]:
+    known = ray.exceptions
+    return (known.RayActorError, known.ObjectLostError, known.OutOfMemoryError, known.NodeDiedError)
 
 
 def _wait_for_place(needs: dict[str, Any], n_started: int) -> None:

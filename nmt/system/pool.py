@@ -55,7 +55,7 @@ class Executor:
     """Where workers come from, and what becomes of them."""
 
     n_workers: int
-    is_here: bool  # whether they share this machine's cores
+    has_others: bool  # whether a worker has what this process lacks: other cores, or company
     start_worker: Callable[[], Worker]
     losses: tuple[type[Exception], ...]  # what the tasks of a lost worker raise
     # for each worker: tasks that are drawn and whose results are not yet taken
@@ -63,17 +63,12 @@ class Executor:
     # called now and then, with the number of workers that have started: see to the others
     look_after: Callable[[int], None] = lambda _: None
 
-    @property
-    def has_others(self) -> bool:
-        """Whether a worker has what this process lacks: other cores, or company."""
-        return self.n_workers > 1 or not self.is_here
-
 
 def use_processes(n_workers: int) -> Executor:
     """Have workers in processes of this machine. They are spawned, not forked, because the caller may
     have threads; they end when the caller ends, however it ends.
     """
-    return Executor(n_workers, True, _ProcessWorker, (BrokenProcessPool,))
+    return Executor(n_workers, n_workers > 1, _ProcessWorker, (BrokenProcessPool,))
 
 
 def map_in_order(
