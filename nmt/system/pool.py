@@ -34,9 +34,9 @@ TASKS_AHEAD = 2  # of each worker: the one that it works on, and its next
 QUICK_S = 0.1
 CLUSTER_LOOK_S = 30.0  # between two looks at a cluster
 MAX_LOSSES = 4  # of workers, by the same task
-KILLED = (
-    f"{MAX_LOSSES + 1} workers were killed over the same lines, perhaps because memory ran out; "
-    "finished work is kept: run the command again with fewer workers (data.workers=1, or --workers 1)"
+FEWER_WORKERS = (
+    "perhaps because memory ran out; finished work is kept: run the command again with fewer workers "
+    "(data.workers=1, or --workers 1)"
 )
 # A semaphore, which a process shares with its caller, is a file below /dev/shm.
 SHARED_MEMORY_ERRORS = (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.ENOENT)
@@ -204,7 +204,9 @@ class _Crew:
             job.n_losses += 1
             self.waiting.appendleft(job)
         if self.n_failed_starts > MAX_LOSSES or (job and job.n_losses > MAX_LOSSES):
-            raise UserError(KILLED)
+            raise UserError(
+                f"{MAX_LOSSES + 1} workers were killed over the same lines, {FEWER_WORKERS}"
+            )
 
 
 _worker: list[Callable[[Any], Any]] = []  # in the process of a worker: the one that it made
@@ -258,7 +260,7 @@ def run_in_process(work: Callable[[Given], Returned], task: Given) -> Returned:
         returned: Returned = worker.submit(work, task).result()
         return returned
     except BrokenProcessPool:
-        raise UserError(KILLED) from None
+        raise UserError(f"a process was killed, {FEWER_WORKERS}") from None
     finally:
         worker.kill()
 

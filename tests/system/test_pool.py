@@ -159,6 +159,11 @@ def test_killed_workers_lose_no_task_and_double_none(
     assert set(done) == set(range(40))
 
 
+def test_one_process_that_is_killed_is_a_message() -> None:
+    with pytest.raises(UserError, match=r"^a process was killed.*data\.workers=1"):
+        run_in_process(die, 1)
+
+
 def weigh_and_die(task: bytes) -> int:
     if multiprocessing.parent_process() and task[0] == 1:
         os.kill(os.getpid(), signal.SIGKILL)
