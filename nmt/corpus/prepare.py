@@ -78,10 +78,14 @@ COMPRESSED_SUFFIXES = (*COMPRESSED, ".tgz", ".parquet")
 
 
 def prepare(
-    data: DataConfig, vocab: VocabConfig, seed: int, executor: Executor | None = None
+    data: DataConfig,
+    vocab: VocabConfig,
+    seed: int,
+    executor: Executor | None = None,
+    patience_s: float = 0.0,
 ) -> bool:
     """Make `data.store` and return True, or return False if it is there; `UserError` if it has
-    other settings.
+    other settings. Another process that makes it is waited for, but no longer than `patience_s`.
     """
     store = Path(data.store).resolve()
     work = store / WORK_FOLDER
@@ -108,7 +112,7 @@ def prepare(
 
     try:
         make_folder(work)
-        with lock(work, "preparing"):
+        with lock(work, "preparing", patience_s=patience_s):
             if _is_complete(store):  # another process has finished it meanwhile
                 shutil.rmtree(work, ignore_errors=True)
                 return False

@@ -7,17 +7,13 @@ nothing. Scoring the very same thing again replaces its result, except for score
 asked for again.
 """
 
-import contextlib
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nmt.score.score import Score
 from nmt.system.errors import UserError
-from nmt.system.files import FolderInUse, has_plain_file, lock, read_json, write_json
-from nmt.system.progress import clock
+from nmt.system.files import has_plain_file, lock, read_json, write_json
 from nmt.system.records import RecordReader
 from nmt.system.run_folder import RESULTS_FILE, RunFolder
 
@@ -75,7 +71,8 @@ def add_result(run: Path, result: Result) -> None:
     """Write the result into the file of `run`, in place of one of the same subject."""
     # Refuse now what could not be read later.
     _from_json(asdict(result), f"{run / RESULTS_FILE}: the new record")
-    with _hold_file(run):
+    # Training locks the run folder itself, so it is not in the way.
+    with lock(run / RESULTS_FILE, "nmt-eval", ".results.lock", PATIENCE_S):
         others = []
         for known in read_results(run):
             if known.subject == result.subject:
@@ -109,22 +106,6 @@ def find_run(checkpoint: Path) -> Path | None:
         if run.checkpoints.is_dir() and has_plain_file(run.config):
             return folder
     return None
-
-
-@contextlib.contextmanager
-def _hold_file(run: Path) -> Iterator[None]:
-    """Be alone with the file. Training locks the run folder itself, so it is not in the way."""
-    deadline = clock() + PATIENCE_S
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lock(run / RESULTS_FILE, "nmt-eval", ".results.lock"))
-                break
-            except FolderInUse:
-                if clock() > deadline:
-                    raise
-                time.sleep(0.05)
-        yield
 
 
 def _from_json(entry: Any, place: str) -> Result:

@@ -8,9 +8,6 @@ torch is imported only when training is over.
 import json
 import signal
 import sys
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -20,8 +17,8 @@ from nmt.sweep.grid import PlannedRun, ScoredSet, Sweep
 from nmt.sweep.processes import PREEMPTED_CODE, STOP_SIGNALS, Children
 from nmt.sweep.result import RunResult, SetScore, read_result, write_result
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import FolderInUse, check_free, lock, make_folder, write_text
-from nmt.system.progress import clock, say
+from nmt.system.files import check_free, lock, make_folder, write_text
+from nmt.system.progress import say
 from nmt.system.run_folder import MODEL_FILE, RunFolder, dev_text_file
 from nmt.system.runtime import choose_matmul_library
 
@@ -64,16 +61,11 @@ def finish_run(sweep: Sweep, run: PlannedRun) -> None:
     """Prepare, train, average and score, as far as it is not done yet."""
     if read_result(sweep, run) is not None:
         return
-    with ExitStack() as held:
-        # The process that a killed sweep left behind may still be saving.
-        wait_for_lock(lambda: held.enter_context(lock_run(run)), SAVING_S, run.label)
+    # The process that a killed sweep left behind may still be saving.
+    with lock(run.folder.path, "nmt-sweep", f".{run.label}.lock", SAVING_S):
         prepare_data(run)
         train_run(sweep, run)
         write_result(run, score_run(sweep, run))
-
-
-def lock_run(run: PlannedRun) -> AbstractContextManager[None]:
-    return lock(run.folder.path, "nmt-sweep", f".{run.label}.lock")
 
 
 def prepare_data(run: PlannedRun) -> None:
@@ -84,24 +76,7 @@ def prepare_data(run: PlannedRun) -> None:
     provide_caches()
     config = run.config
     seed = RunConfig().seed  # the store must not depend on which run comes first
-    wait_for_lock(lambda: prepare(config.data, config.vocab, seed), PREPARING_S, config.data.store)
-
-
-def wait_for_lock(work: Callable[[], object], seconds: float, place: str) -> None:
-    """Do `work`; while another process holds what it needs, wait."""
-    deadline = clock() + seconds
-    is_announced = False
-    while True:
-        try:
-            work()
-            return
-        except FolderInUse as error:
-            if clock() > deadline:
-                raise
-            if not is_announced:
-                say(f"waiting for {place}: {error}")
-            is_announced = True
-            time.sleep(0.5)
+    prepare(config.data, config.vocab, seed, patience_s=PREPARING_S)
 
 
 # ---- training ------------------------------------------------------------------------------------
@@ -110,7 +85,7 @@ def wait_for_lock(work: Callable[[], object], seconds: float, place: str) -> Non
 def train_run(sweep: Sweep, run: PlannedRun) -> None:
     """Train with plain nmt-train, in a process of its own."""
     # A training that must stop may still be saving.
-    wait_for_lock(lambda: check_free(run.folder.path), SAVING_S, run.label)
+    check_free(run.folder.path, SAVING_S)
     config = str(sweep.config_path(run))
     command = [sys.executable, "-m", "nmt.commands.train", "--gpus", "1", "--config", config]
     children = Children()

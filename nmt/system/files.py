@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
 from nmt.system.errors import Failure, UserError
+from nmt.system.progress import clock, say_once
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, RUN_FILES, RunFolder
 from nmt.system.strict_json import parse_json
 
@@ -531,14 +532,18 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[None]:
+def lock(
+    folder: Path, doing: str, file_name: str | None = None, patience_s: float = 0.0
+) -> Iterator[None]:
     """Hold `folder` for this process; the kernel lets go when the process dies, however it dies.
+    Another that holds it is waited for, but no longer than `patience_s`.
 
     A folder that may not exist yet is held by the file `file_name` beside it, which is removed in
     the end.
     """
     path = folder.with_name(file_name) if file_name else folder / LOCK_FILE
-    with _open_locked(path, folder) as file:  # never replaced: a lock belongs to the file
+    # the file is never replaced: a lock belongs to it
+    with _open_locked(path, folder, clock() + patience_s) as file:
         # who holds it, for the message that others get
         file.truncate(0)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -552,14 +557,14 @@ def lock(folder: Path, doing: str, file_name: str | None = None) -> Iterator[Non
                 path.unlink(missing_ok=True)
 
 
-def check_free(folder: Path) -> None:
+def check_free(folder: Path, patience_s: float = 0.0) -> None:
     """Raise FolderInUse if another process holds the folder."""
     if os.path.lexists(folder / LOCK_FILE):
-        with lock(folder, "looking"):
+        with lock(folder, "looking", patience_s=patience_s):
             pass
 
 
-def _open_locked(path: Path, folder: Path) -> BinaryIO:
+def _open_locked(path: Path, folder: Path, deadline: float) -> BinaryIO:
     while True:
         file = open_plain_file(path, "a+b")
         try:
@@ -570,6 +575,11 @@ def _open_locked(path: Path, folder: Path) -> BinaryIO:
                     raise
                 file.seek(0)
                 holder = file.read(1000).decode(errors="replace").strip() or "another process"
+            if clock() < deadline:
+                say_once(f"{folder}: is in use by {holder}; waiting for it")
+                time.sleep(0.05)
+                path.parent.mkdir(parents=True, exist_ok=True)  # its holder may have removed it
+                continue
             raise FolderInUse(
                 f"{folder}: is in use by {holder}; wait for it or choose another folder"
             ) from None

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from support.soaking import counted
+from support.waiting import until
 
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
@@ -663,6 +665,22 @@ def test_two_processes_do_not_meet(file: str, root: Path) -> None:
     assert not work.with_name(".lock").exists()
     make(config(root))
     assert not work.exists()
+
+
+def test_whoever_waits_takes_the_store_that_another_has_made(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, data = make(config(root, "done")), config(root)
+    store = Path(data.store)
+    (store / WORK_FOLDER).mkdir(parents=True)
+    with ThreadPoolExecutor() as pool:
+        with lock(store / WORK_FOLDER, "preparing"):
+            is_new = pool.submit(prepare, data, VOCAB, 1, patience_s=60.0)
+            until(lambda: "waiting for it" in capsys.readouterr().err)
+            shutil.copytree(done, store, dirs_exist_ok=True)
+            shutil.rmtree(store / WORK_FOLDER)
+        assert is_new.result(60) is False
+    assert contents(store) == contents(done) and not (store / WORK_FOLDER).exists()
 
 
 def test_a_work_folder_that_is_a_link_is_refused(root: Path) -> None:
