@@ -70,9 +70,8 @@ def export_model(args: argparse.Namespace) -> int:
     tune_process()  # before torch is imported
 
     from nmt.checkpoint import open_checkpoint
-    from nmt.corpus.text_files import decode_stream
+    from nmt.corpus.text_files import TextFile, read_lines
     from nmt.export.export import export, make_lines
-    from nmt.system.errors import UserError
     from nmt.system.files import make_workplace
     from nmt.system.progress import say
 
@@ -80,13 +79,7 @@ def export_model(args: argparse.Namespace) -> int:
     out = Path(args.output)
     lines = make_lines(checkpoint.vocab)
     if args.check_lines is not None:
-        try:
-            with open(args.check_lines, "rb") as file:
-                lines = list(islice(decode_stream(file, args.check_lines), MAX_LINES))
-        except OSError as error:
-            raise UserError(
-                f"--check-lines {args.check_lines}: cannot be read ({error.strerror})"
-            ) from None
+        lines = list(islice(read_lines(TextFile(Path(args.check_lines))), MAX_LINES))
     make_workplace(out.resolve())
     agreement = export(checkpoint, args.to, out, args.quantization, lines, args.force)
     say(f"{out}: {args.to}, {args.quantization}; {agreement}")

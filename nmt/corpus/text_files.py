@@ -18,7 +18,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
 from itertools import islice
@@ -173,15 +173,6 @@ def _find_undecodable(lines: list[bytes], first: int, name: str) -> Complaints:
                 "convert the file to UTF-8"
             )
     return bad
-
-
-def decode_stream(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """The lines of a stream, each as soon as it comes; the first bad one stops it."""
-    for number, line in enumerate(file, 1):
-        texts, bad = decode_lines([line], number, name)
-        if bad:
-            raise UserError(bad[0])
-        yield texts[0]
 
 
 def digest_source(path: Path) -> str:

@@ -6,7 +6,6 @@ import io
 import random
 import re
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.packing import pack, pack_archive, tar
 
-from nmt.corpus.text_files import TextFile, decode_lines, decode_stream, read_line_blocks
+from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks
 from nmt.system.errors import UserError
 
 NOT_LINE_ENDS = ["\u2028", "\u2029", "\u0085", "\v", "\f", "\x1c", "\x1d", "\x1e", "\0", "\ufeff"]
@@ -66,9 +65,7 @@ def test_a_line_ends_with_newline_and_nothing_else(
     tmp_path: Path, content: bytes, lines: list[str]
 ) -> None:
     (tmp_path / "x").write_bytes(content)
-    assert (
-        lines_of(TextFile(tmp_path / "x")) == list(decode_stream(io.BytesIO(content), "x")) == lines
-    )
+    assert lines_of(TextFile(tmp_path / "x")) == lines
 
 
 @given(
@@ -111,21 +108,6 @@ def test_packed_lines_equal_brute_force_and_the_share_grows_to_one(
     shares = [share for _, share in read_line_blocks(TextFile(file), 10)]
     assert shares == sorted(shares) and 0 < shares[0] <= shares[-1] == 1
     assert suffix or max(abs(share - i / len(shares)) for i, share in enumerate(shares, 1)) < 0.1
-
-
-def test_a_stream_gives_each_line_at_once_and_stops_at_a_bad_one() -> None:
-    taken = []
-
-    def typed() -> Iterator[bytes]:
-        for line in (b"\xef\xbb\xbfa\r\n", b"b\n", b"\xff\n"):
-            taken.append(line)
-            yield line
-
-    lines = decode_stream(typed(), "standard input")
-    assert next(lines) == "a" and len(taken) == 1
-    assert next(lines) == "b" and len(taken) == 2
-    with pytest.raises(UserError, match="^standard input:3:1: byte 0xff is not valid UTF-8"):
-        next(lines)
 
 
 # ---- archives ---------------------------------------------------------------------------------------------------
