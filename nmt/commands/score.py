@@ -5,7 +5,6 @@ corpus. Whatever can be wrong with the options is reported before torch is impor
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -159,6 +158,7 @@ def score_files(args: argparse.Namespace) -> int:
 
     from nmt.agreement import check_agreement, check_sides, turn_round
     from nmt.system.progress import say
+    from nmt.translate.lines import open_input
     from nmt.translate.score_stream import PAIRS_AT_ONCE, ScoreTotals, start_scoring
 
     if args.output is None and sys.stdout is None:
@@ -183,15 +183,17 @@ def score_files(args: argparse.Namespace) -> int:
 
     totals = ScoreTotals()
     with ExitStack() as stack:
-        inputs = open_inputs([args.src, args.tgt, args.n_best, args.tune], stack)
+        paths = filter(None, (args.src, args.tgt, args.n_best, args.tune))
+        inputs = [stack.enter_context(open_input(path)) for path in paths]
+        handles = [reader.handle for reader in inputs]
         out, n_done, progress = open_lines_output(
-            args, inputs, stack, "scoring", "pairs", PAIRS_AT_ONCE
+            args, handles, stack, "scoring", "pairs", PAIRS_AT_ONCE
         )
         if args.tune or args.rerank is not None:
             rerank_candidates(args, scorer, out, progress)
             return 0
         chunks = read_chunks(args, scorer, n_done)
-        size = sum(os.fstat(handle).st_size for handle in inputs)
+        size = sum(reader.size for reader in inputs)
         done = do_chunks(args, start, here, chunks, size, out, progress)
         for chunk in stack.enter_context(closing(done)):
             totals.extend(chunk.totals)
@@ -233,17 +235,6 @@ def rerank_candidates(
     for one in rate_candidates(scorer, lists):
         write_uninterrupted(out, f"{one.choose_best(weights)}\n".encode(errors="replace"))
         progress.advance(len(one.texts))
-
-
-def open_inputs(paths: Sequence[str | None], stack: ExitStack) -> list[int]:
-    """Open the inputs, to compare the output with them."""
-    handles = []
-    for path in filter(None, paths):
-        try:
-            handles.append(stack.enter_context(open(path, "rb")).fileno())
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    return handles
 
 
 def name_needed(args: argparse.Namespace, scorer: "PairScorer") -> tuple[str, str | None]:
