@@ -23,12 +23,12 @@ from classifier import Classifier, compute_probabilities, encode_texts, load_cla
 from torch import Tensor
 
 from nmt.commands.cli import make_parser, start_command
-from nmt.corpus.text_files import decode_stream
 from nmt.data.batch import pack
 from nmt.data.vocab import Vocab
 from nmt.report.attention_view import render_attention_page
 from nmt.system.files import check_writable, write_bytes
 from nmt.translate.attention_maps import AttentionMap
+from nmt.translate.lines import LineReader
 
 EXAMPLES = """\
   python examples/sentiment/classify.py runs/sentiment "It is not bad at all."
@@ -52,7 +52,8 @@ def classify_texts(args: argparse.Namespace) -> int:
     if args.attention:
         check_writable(args.attention)
     model, vocab, recipe = load_classifier(args.model)
-    texts = args.texts or decode_stream(sys.stdin.buffer, "standard input")
+    lines = LineReader(0, "standard input").read_chunks()
+    texts = args.texts or (line for chunk in lines for line in chunk.lines)
     for number, text in enumerate(texts):
         ids = encode_texts(vocab, [text], recipe.max_pieces)
         probability, label = compute_probabilities(model, ids)[0].max(0)

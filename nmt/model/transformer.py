@@ -80,7 +80,11 @@ class EncoderLayer(nn.Module):
         self.feed_forward, self.feed_forward_residual = FeedForward(config), Residual(config)
 
     def forward(
-        self, x: Tensor, mask: AttentionMask, weights: AttentionWeights, rotation: Tensor | None
+        self,
+        x: Tensor,
+        mask: AttentionMask,
+        weights: AttentionWeights,
+        rotation: Tensor | None = None,
     ) -> Tensor:
         residual = self.attention_residual
         x = residual.after(x, self.attention(residual.before(x), mask, weights, rotation))
@@ -103,7 +107,7 @@ class DecoderLayer(nn.Module):
         memory_mask: AttentionMask,
         weights: AttentionWeights,
         self_weights: AttentionWeights,
-        rotation: Tensor | None,
+        rotation: Tensor | None = None,
     ) -> Tensor:
         residual = self.attention_residual
         x = residual.after(x, self.attention(residual.before(x), self_mask, self_weights, rotation))

@@ -1,7 +1,6 @@
 """The classifier of examples/sentiment: padded like packed, alone like in a batch, and all its ways in and out."""
 
 import importlib.util
-import io
 import os
 import sys
 from pathlib import Path
@@ -147,16 +146,20 @@ def test_it_trains_saves_and_classifies(
     assert text in page and '"encoder"' in page
 
 
-def test_lines_of_standard_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_of_standard_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "some.tsv").write_text(TSV)
     out = str(tmp_path / "model")
     assert run_train("--data", str(tmp_path / "some.tsv"), "-o", out, *SMALL) == 0
     assert capsys.readouterr().out.split()[:2] == ["no", "yes"]
-    stdin = io.TextIOWrapper(io.BytesIO("this is good\n\nça va\n".encode()))
-    monkeypatch.setattr(sys, "stdin", stdin)
-    assert run_classify(out) == 0
+    (tmp_path / "lines").write_text("this is good\n\nça va\n")
+    stdin = os.dup(0)
+    with open(tmp_path / "lines", "rb") as lines:
+        os.dup2(lines.fileno(), 0)
+    try:
+        assert run_classify(out) == 0
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
     assert [line.split("\t")[2] for line in capsys.readouterr().out.splitlines()] == [
         "this is good",
         "",

@@ -226,7 +226,7 @@ def forgetful(run: Any) -> Any:
 
 
 def seeded(run: Any, seeds: Iterator[int]) -> Any:
-    return lambda self, batch, scale, seed: run(self, batch, scale, next(seeds))
+    return lambda self, batch, scale, seed, *parts: run(self, batch, scale, next(seeds), *parts)
 
 
 class Fault(NamedTuple):
