@@ -39,6 +39,7 @@ DIGEST_BLOCK = 1 << 18  # bytes
 FILLED_FOLDER = ".new"  # in a fixed folder: what its new content is written into
 VOLUME_FOLDER = "lost+found"  # in a volume of ext4, from the start
 LOCK_FILE = ".lock"  # stays in the folder that it locks
+NAMING_S = 0.5  # in which who holds a lock has written its name into the file
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
@@ -565,6 +566,7 @@ def check_free(folder: Path, patience_s: float = 0.0) -> None:
 
 
 def _open_locked(path: Path, folder: Path, deadline: float) -> BinaryIO:
+    named_by = clock() + NAMING_S
     while True:
         file = open_plain_file(path, "a+b")
         try:
@@ -574,14 +576,15 @@ def _open_locked(path: Path, folder: Path, deadline: float) -> BinaryIO:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
                 file.seek(0)
-                holder = file.read(1000).decode(errors="replace").strip() or "another process"
-            if clock() < deadline:
-                say_once(f"{folder}: is in use by {holder}; waiting for it")
+                holder = file.read(1000).decode(errors="replace").strip()
+            if clock() < (deadline if holder else max(deadline, named_by)):
+                if holder:
+                    say_once(f"{folder}: is in use by {holder}; waiting for it")
                 time.sleep(0.05)
                 path.parent.mkdir(parents=True, exist_ok=True)  # its holder may have removed it
                 continue
             raise FolderInUse(
-                f"{folder}: is in use by {holder}; wait for it or choose another folder"
+                f"{folder}: is in use by {holder or 'another process'}; wait for it or choose another folder"
             ) from None
         # Its last holder may have removed the file since we opened it, and another may hold a new one.
         if os.fstat(file.fileno()).st_nlink:
