@@ -8,14 +8,17 @@ import torch
 
 from nmt.profile.dry_run import format_bytes, format_rows
 from nmt.system.errors import UserError
-from nmt.system.progress import clock
+from nmt.system.progress import clock, format_duration
 from nmt.translate.stream import DoneChunk
 
 TIMED_CHUNKS_S = 30.0
+UNKNOWN_SIZE = "--plan needs to know how much there is: give a file with lines, no pipe"
 
 
 def estimate_job(chunks: Iterable[DoneChunk], unit: str, n_workers: int, n_bytes: int) -> str:
     """Return a table. The work is done as `chunks` are drawn; the input has `n_bytes`; 0: unknown."""
+    if not n_bytes:
+        raise UserError(UNKNOWN_SIZE)
     n_units = n_written = 0
     marks = [(clock(), 0.0)]  # times, and how much was read by then
     for chunk in chunks:
@@ -25,14 +28,14 @@ def estimate_job(chunks: Iterable[DoneChunk], unit: str, n_workers: int, n_bytes
             break
     started_at, unread = marks[min(1, len(marks) - 2)]  # the first chunk also compiles
     ended_at, read = marks[-1]
-    if not n_bytes or not read:
-        raise UserError("--plan needs to know how much there is: give a file with lines, no pipe")
-    hours = (ended_at - started_at) / (read - unread) / 3600
+    if not read:
+        raise UserError(UNKNOWN_SIZE)
+    seconds = (ended_at - started_at) / (read - unread)
     measured = f"by {n_units:,} {unit}, {read:.2%} of the input; threads {torch.get_num_threads()}"
     rows = {
-        "a worker": f"{n_units / read / hours / 3600:,.1f} {unit}/s if as fast as this process, {measured}",
+        "a worker": f"{n_units / read / seconds:,.1f} {unit}/s if as fast as this process, {measured}",
         "input": f"{n_units / read:,.0f} {unit}, {format_bytes(n_bytes)}",
         "output": format_bytes(n_written / read),
-        "time": f"{hours / n_workers:,.2f} h x {n_workers:,} workers = {hours:,.2f} h",
+        "time": f"{format_duration(seconds / n_workers)} x {n_workers:,} workers = {format_duration(seconds)}",
     }
     return format_rows(rows)

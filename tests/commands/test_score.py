@@ -183,7 +183,7 @@ def test_a_plan_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) 
     assert nmt_score([*command, "--plan", "--workers", "8", "--on", "slurm"]) == 0
     printed = capsys.readouterr().out
     assert "by 40 pairs, 100.00% of the input" in printed
-    assert " h x 8 workers = " in printed and not Path("scores").exists()
+    assert " x 8 workers = " in printed and not Path("scores").exists()
 
 
 def test_impossible_pairs_keep_their_line_and_are_named(

@@ -431,7 +431,7 @@ def test_a_plan_writes_nothing(
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
     assert nmt_translate([*command, "--plan", "--workers", "64", "--on", "ray"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("a worker ") and " h x 64 workers = " in printed
+    assert printed.startswith("a worker ") and " x 64 workers = " in printed
     assert (tmp_path / "out").read_text() == "kept\n"
 
 

@@ -35,7 +35,7 @@ def test_the_whole_is_the_beginning_times_what_is_left(seconds: list[float]) -> 
         "worker         111.1 lines/s if as fast as this process, by 3,000 lines, 0.03%"
     )
     assert table["input"] == "10,000,000 lines, 1.00 GB" and table["output"] == "800.0 MB"
-    assert table["time"] == "0.25 h x 100 workers = 25.00 h"  # 10,000 chunks of 9 s
+    assert table["time"] == "15:00 x 100 workers = 25:00:00"  # 10,000 chunks of 9 s
 
 
 def test_one_chunk_is_enough(seconds: list[float]) -> None:
@@ -43,7 +43,7 @@ def test_one_chunk_is_enough(seconds: list[float]) -> None:
         seconds[0] += 3.6
         yield DoneChunk(b"x" * 70, 7, 0.5)
 
-    assert "0.00 h x 4 workers = 0.00 h" in estimate_job(chunks(), "pairs", 4, 1_000)
+    assert "0:02 x 4 workers = 0:07" in estimate_job(chunks(), "pairs", 4, 1_000)
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,8 @@ def test_one_chunk_is_enough(seconds: list[float]) -> None:
 def test_what_cannot_be_planned(chunks: list[DoneChunk], n_bytes: int) -> None:
     with pytest.raises(UserError, match="give a file with lines, no pipe"):
         estimate_job(chunks, "lines", 2, n_bytes)
+
+
+def test_of_a_pipe_nothing_is_read() -> None:
+    with pytest.raises(UserError, match="no pipe"):
+        estimate_job(map(lambda _: pytest.fail("a chunk was drawn"), [1]), "lines", 2, 0)
