@@ -219,7 +219,9 @@ def test_the_reason_for_a_smaller_model_is_what_the_machine_lacks() -> None:
 
 
 def test_the_rough_count_is_the_measured_hour_of_multi30k() -> None:
-    size = SIZES[1]  # multi30k.yaml's, which takes about an hour for 4,000 updates on two cores
+    size = choose_size(345e3, GPU)[
+        0
+    ]  # multi30k.yaml's, which takes about an hour for 4,000 updates on two cores
     n_words = 345_000
     per_update = size.estimate_hours(n_words, LAPTOP) / size.count_updates(n_words)
     assert 0.75 < 4_000 * per_update < 1.5
