@@ -10,7 +10,8 @@ RUNNABLE := .venv/.runnable
 TORCH := .venv/.torch
 # what an editable installation copies
 PACKAGE := setup.cfg pyproject.toml scripts/nmt-launch scripts/nmt-slurm
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles what is imported. pip would compile 15,000 files first, which takes most of a minute.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # Without a GPU, torch's small build is enough. The package index has the one for CUDA, of some gigabytes.
 SMALL_TORCH := --index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 20
 # every file of tests that has a longer form

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,8 +66,12 @@ SOURCES = {
     path.relative_to(ROOT / "nmt").as_posix(): path.read_text()
     for path in sorted(ROOT.glob("nmt/**/*.py"))
 }
-TREES = {name: ast.parse(text, name) for name, text in SOURCES.items()}
 FILES = [name for name in SOURCES if Path(name).name != "__init__.py"]
+
+
+@cache
+def parse(name: str) -> ast.Module:
+    return ast.parse(SOURCES[name], name)
 
 
 def commands() -> dict[str, str]:
@@ -98,8 +103,8 @@ def imports(name: str) -> Iterator[str]:
 
     An engine that a file outside of engines/ imports inside a function is left out.
     """
-    loaded_at_once = set(walk_loaded_at_once(TREES[name]))
-    for node in ast.walk(TREES[name]):
+    loaded_at_once = set(walk_loaded_at_once(parse(name)))
+    for node in ast.walk(parse(name)):
         modules = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -189,7 +194,7 @@ def test_no_import_cycle() -> None:
 
 def test_names_and_style() -> None:
     examples = {path.name: ast.parse(path.read_text()) for path in ROOT.glob("examples/**/*.py")}
-    checked = {name: TREES[name] for name in FILES} | examples
+    checked = {name: parse(name) for name in FILES} | examples
     assert examples
     assert [fault for name, tree in checked.items() for fault in style_faults(name, tree)] == []
 
@@ -197,7 +202,7 @@ def test_names_and_style() -> None:
 def test_public_names_are_defined_once() -> None:
     places = defaultdict(list)
     for name in set(FILES) - {"api.py"}:  # which gives its functions the names of the commands
-        for public in set(public_names(TREES[name])) - IN_EVERY_COMMAND:
+        for public in set(public_names(parse(name))) - IN_EVERY_COMMAND:
             places[public].append(name)
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
@@ -217,7 +222,7 @@ def test_init_files_are_empty_and_packaged() -> None:
 def test_commands_import_nothing_slow_at_the_top() -> None:
     tops: list[tuple[str, str]] = []
     for name in FILES:
-        for node in TREES[name].body if name.startswith("commands/") else []:
+        for node in parse(name).body if name.startswith("commands/") else []:
             if isinstance(node, ast.Import):
                 tops.extend((name, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -240,8 +245,8 @@ except SystemExit as exit:
 print()
 print(json.dumps([code, time.perf_counter() - started_at, [m for m in {SLOW} if m in sys.modules]]))
 """
-    answers = []
-    for _ in range(3):
+    seconds = 1.0
+    for _ in range(3):  # a busy machine is forgiven
         done = subprocess.run(
             [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
         )
@@ -250,8 +255,9 @@ print(json.dumps([code, time.perf_counter() - started_at, [m for m in {SLOW} if 
         code, seconds, slow = json.loads(last)
         assert (code, slow) == (0, [])
         assert script in "\n".join(text)
-        answers.append(seconds)
-    assert min(answers) < 1.0  # really under 0.3 s; a busy machine is forgiven
+        if seconds < 1.0:  # really under 0.3 s
+            break
+    assert seconds < 1.0
 
 
 @pytest.mark.parametrize(

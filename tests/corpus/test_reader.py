@@ -16,7 +16,6 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-import datasets
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -169,6 +168,8 @@ def test_the_hubs_layout_through_datasets_equals_direct_parquet(
 def test_folders_of_save_to_disk_equal_parquet(
     root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    import datasets
+
     rows = [{"translation": {"de": p.tgt, "en": p.src}} for p in PAIRS]
     whole = datasets.Dataset.from_list(rows)
     whole.save_to_disk(str(root / "one"), num_shards=2)
@@ -196,6 +197,8 @@ def test_folders_of_save_to_disk_equal_parquet(
 @pytest.mark.parametrize("place", [1, 100, 399])
 def test_a_damaged_arrow_file_is_named(place: int, tmp_path: Path) -> None:
     """Arrow reads offsets as they are, and the process would end with SIGSEGV."""
+    import datasets
+
     sides = {"en": ["one dog"] * 400, "de": ["ein Hund"] * 400}
     datasets.Dataset.from_dict(sides).save_to_disk(str(tmp_path / "saved"))
     (file,) = (tmp_path / "saved").glob("*.arrow")
@@ -208,6 +211,8 @@ def test_a_damaged_arrow_file_is_named(place: int, tmp_path: Path) -> None:
 
 
 def test_a_pipe_in_a_saved_dataset_is_not_waited_for(tmp_path: Path) -> None:
+    import datasets
+
     datasets.Dataset.from_dict({"en": ["a"], "de": ["b"]}).save_to_disk(str(tmp_path / "saved"))
     (file,) = (tmp_path / "saved").glob("*.arrow")
     file.unlink()

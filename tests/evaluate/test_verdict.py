@@ -8,6 +8,7 @@ figures are those of the paper's Table 2.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ TEXTS = {  # of a store of each pair
     "fr": TrainingText(36_000_000, 30),
 }
 
-METRIC = find_paper_metric("de")
+METRIC = cache(lambda: find_paper_metric("de"))  # it loads a tokenizer
 
 
 def average(
@@ -85,7 +86,7 @@ def judge_systems(
     for system, score in zip(systems, scores, strict=True):
         known = TEXTS.get(system.checkpoint.config.data.tgt, TrainingText(4_500_000))
         runs.append(JudgedRun(system, score, text or known))
-    return judge(METRIC, runs)
+    return judge(METRIC(), runs)
 
 
 def judge_run(
@@ -556,7 +557,7 @@ def test_figures_are_json() -> None:
         "spread_of_seeds": {"assumed": 0.15, "source": "published in 2019, not measured here"},
         "score": {
             "name": "BLEU tokenised, split",
-            "reading": METRIC.reading,
+            "reading": METRIC().reading,
             "value": pytest.approx(25.7),
             "signature": "nrefs:1|tok:moses",
         },
@@ -587,4 +588,4 @@ def test_without_training_there_is_no_verdict() -> None:
             UserError,
             match=r"^out\.txt: a verdict judges the training too, so it needs a checkpoint",
         ):
-            judge(METRIC, [JudgedRun(system, REACHED, TEXTS["de"])])
+            judge(METRIC(), [JudgedRun(system, REACHED, TEXTS["de"])])

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.crafted_bpe import READABLE, REFUSED, draw_damaged_models
+from support.crafted_bpe import craft_readable, craft_refused, draw_damaged_models
 from support.once import make_once
 from support.soaking import IS_SOAK
 from support.untrained import make_checkpoint
@@ -57,7 +57,7 @@ for path in map(Path, sys.stdin.read().splitlines()):
 
 def open_all(folder: Path) -> None:
     """Write all models into `folder`, open them in a child process, and keep its answers."""
-    models = READABLE | REFUSED | dict(draw_damaged_models(N_DAMAGED))
+    models = craft_readable() | craft_refused() | dict(draw_damaged_models(N_DAMAGED))
     for name, model in models.items():
         (folder / name).write_bytes(model)
     done = subprocess.run(
@@ -92,18 +92,20 @@ def answers(folder: Path) -> dict[str, str | None]:
 def test_a_hostile_model_is_refused_in_one_line(
     folder: Path, answers: dict[str, str | None]
 ) -> None:
-    for name in REFUSED:
+    for name in craft_refused():
         answer = answers[name]
         assert answer and answer.startswith(f"{folder / name}: ") and answer.isprintable(), name
         assert "; use " in answer or "expected a BPE model" in answer, answer
 
 
 def test_a_strange_model_works(answers: dict[str, str | None]) -> None:
-    assert {name: answers[name] for name in READABLE} == dict.fromkeys(READABLE)
+    assert {name: answers[name] for name in craft_readable()} == dict.fromkeys(craft_readable())
 
 
 def test_a_damaged_model_crashes_nothing(answers: dict[str, str | None]) -> None:
-    damaged = [answer for name, answer in answers.items() if name not in READABLE | REFUSED]
+    damaged = [
+        answer for name, answer in answers.items() if name not in craft_readable() | craft_refused()
+    ]
     assert len(damaged) == 2 * N_DAMAGED
     assert all(answer is None or answer.isprintable() for answer in damaged)
     assert None in damaged  # else most of the code was never reached
@@ -113,8 +115,8 @@ def test_a_damaged_model_crashes_nothing(answers: dict[str, str | None]) -> None
 def test_commands_refuse_a_hostile_model(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = make_checkpoint(tmp_path / "model", Vocab(READABLE["plain"]), TINY)
-    (checkpoint / VOCAB_FILE).write_bytes(REFUSED[name])
+    checkpoint = make_checkpoint(tmp_path / "model", Vocab(craft_readable()["plain"]), TINY)
+    (checkpoint / VOCAB_FILE).write_bytes(craft_refused()[name])
     seal(checkpoint)
     (tmp_path / "text").write_text("a b\n")
     (tmp_path / "other").write_text("b a\n")
@@ -135,8 +137,8 @@ def test_commands_refuse_a_hostile_model(
 def test_commands_use_a_strange_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "text"
     source.write_text("ab c\n\u263a\n\na\n")
-    for name in READABLE if IS_SOAK else ("escape sequences", "scores NaN", "words"):
-        checkpoint = make_checkpoint(tmp_path / name, Vocab(READABLE[name]), TINY)
+    for name in craft_readable() if IS_SOAK else ("escape sequences", "scores NaN", "words"):
+        checkpoint = make_checkpoint(tmp_path / name, Vocab(craft_readable()[name]), TINY)
         out = tmp_path / f"{name}.out"
         assert nmt_translate([str(checkpoint), "-i", str(source), "-o", str(out)]) == 0
         assert out.read_bytes().count(b"\n") == 4, name

@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of pieces
 UNIGRAM, BPE, WORD, CHAR = range(1, 5)  # types of models
@@ -101,63 +102,68 @@ def make_charsmap(trie: bytes, strings: bytes = b"abc\0", size: int | None = Non
     return make_bytes(1, b"x") + make_bytes(2, table)
 
 
-READABLE = {
-    "plain": craft_model(),
-    "scores NaN": craft_model(score_all(NAN)),
-    "escape sequences": craft_model(add("\x1b]0;x\x07", "\x9b31m", "a\nb", "\r", "\t", "\u202e")),
-    "nested prefixes": craft_model(add(*("a" * n for n in range(2, 400)))),
-    "all control": craft_model(turn_all(CONTROL)),
-    "all user-defined": craft_model(turn_all(USER_DEFINED)),
-    "every byte": craft_model((*PLAIN, *BYTES), trainer=make_number(35, 1)),
-    "unigram": craft_model(model_type=UNIGRAM),
-    "words": craft_model(model_type=WORD),
-    "characters": craft_model(model_type=CHAR),
-    "wrong self-test": craft_model(
-        more=make_bytes(4, make_bytes(1, make_bytes(1, b"ab") + make_bytes(2, b"z")))
-    ),
-    "marks the unknown with an escape": craft_model(trainer=make_bytes(44, b"\x1b[31m\n")),
-    "100,000 unknown fields": craft_model(more=make_number(200, 5) * 100_000),
-    "65,535 pieces": craft_model(more=b"".join(
-        make_bytes(1, make_bytes(1, b"z%x" % i)) for i in range(65_535 - len(SPECIAL + PLAIN))
-    )),
-}  # fmt: skip
+@cache
+def craft_readable() -> dict[str, bytes]:
+    return {
+        "plain": craft_model(),
+        "scores NaN": craft_model(score_all(NAN)),
+        "escape sequences": craft_model(add("\x1b]0;x\x07", "\x9b31m", "a\nb", "\r", "\t", "\u202e")),
+        "nested prefixes": craft_model(add(*("a" * n for n in range(2, 400)))),
+        "all control": craft_model(turn_all(CONTROL)),
+        "all user-defined": craft_model(turn_all(USER_DEFINED)),
+        "every byte": craft_model((*PLAIN, *BYTES), trainer=make_number(35, 1)),
+        "unigram": craft_model(model_type=UNIGRAM),
+        "words": craft_model(model_type=WORD),
+        "characters": craft_model(model_type=CHAR),
+        "wrong self-test": craft_model(
+            more=make_bytes(4, make_bytes(1, make_bytes(1, b"ab") + make_bytes(2, b"z")))
+        ),
+        "marks the unknown with an escape": craft_model(trainer=make_bytes(44, b"\x1b[31m\n")),
+        "100,000 unknown fields": craft_model(more=make_number(200, 5) * 100_000),
+        "65,535 pieces": craft_model(more=b"".join(
+            make_bytes(1, make_bytes(1, b"z%x" % i)) for i in range(65_535 - len(SPECIAL + PLAIN))
+        )),
+    }  # fmt: skip
 
-REFUSED = {
-    "no pieces": craft_model((), special=()),
-    "cut short": craft_model()[:-5],
-    "NUL in a piece": craft_model(add("a\0b")),
-    "empty piece": craft_model(add("")),
-    "piece of 4 MB": craft_model(add("a" * 4_000_000)),
-    "piece not UTF-8": craft_model(add(b"\xff\xfe")),
-    "piece a surrogate": craft_model(add(b"\xed\xa0\x80")),
-    "duplicate pieces": craft_model(PLAIN + PLAIN),
-    "two unknown pieces": craft_model(add("<unknown>", kind=UNKNOWN)),
-    "all unknown": craft_model(turn_all(UNKNOWN)),
-    "all bytes": craft_model(turn_all(BYTE)),
-    "some bytes": craft_model((*PLAIN, BYTES[65]), trainer=make_number(35, 1)),
-    "bytes of no number": craft_model(add("<0xZZ>", kind=BYTE), trainer=make_number(35, 1)),
-    "byte not UTF-8": craft_model(add(b"<0x\xc9>", kind=BYTE), trainer=make_number(35, 1)),
-    "no unknown piece": craft_model(special=(SPECIAL[0], Piece("x"), *SPECIAL[2:])),
-    "marks the unknown with bytes": craft_model(trainer=make_bytes(44, b"\xff\xfe")),
-    "unigram, scores NaN": craft_model(score_all(NAN), model_type=UNIGRAM),
-    "charsmap of one byte": craft_model(normalizer=make_bytes(1, b"x") + make_bytes(2, b"a")),
-    "charsmap of zeros": craft_model(normalizer=make_charsmap(bytes(60), b"")),
-    "charsmap longer than itself": craft_model(normalizer=make_charsmap(bytes(60), size=2**31 - 1)),
-    "charsmap whose trie leads out": craft_model(
-        normalizer=make_charsmap(b"\xff\xff\xff\x7f" * 256)
-    ),
-    "groups 100,000 deep": craft_model(more=b"\x4b" * 100_000),
-    "65,537 pieces": READABLE["65,535 pieces"]
-    + b"".join(make_bytes(1, make_bytes(1, text)) for text in (b"y", b"yy")),
-    "2,000,000 empty pieces": craft_model(more=b"\x0a\x00" * 2_000_000),
-    "9 MB": craft_model(more=make_bytes(200, bytes(9_000_000))),
-}  # fmt: skip
+
+@cache
+def craft_refused() -> dict[str, bytes]:
+    return {
+        "no pieces": craft_model((), special=()),
+        "cut short": craft_model()[:-5],
+        "NUL in a piece": craft_model(add("a\0b")),
+        "empty piece": craft_model(add("")),
+        "piece of 4 MB": craft_model(add("a" * 4_000_000)),
+        "piece not UTF-8": craft_model(add(b"\xff\xfe")),
+        "piece a surrogate": craft_model(add(b"\xed\xa0\x80")),
+        "duplicate pieces": craft_model(PLAIN + PLAIN),
+        "two unknown pieces": craft_model(add("<unknown>", kind=UNKNOWN)),
+        "all unknown": craft_model(turn_all(UNKNOWN)),
+        "all bytes": craft_model(turn_all(BYTE)),
+        "some bytes": craft_model((*PLAIN, BYTES[65]), trainer=make_number(35, 1)),
+        "bytes of no number": craft_model(add("<0xZZ>", kind=BYTE), trainer=make_number(35, 1)),
+        "byte not UTF-8": craft_model(add(b"<0x\xc9>", kind=BYTE), trainer=make_number(35, 1)),
+        "no unknown piece": craft_model(special=(SPECIAL[0], Piece("x"), *SPECIAL[2:])),
+        "marks the unknown with bytes": craft_model(trainer=make_bytes(44, b"\xff\xfe")),
+        "unigram, scores NaN": craft_model(score_all(NAN), model_type=UNIGRAM),
+        "charsmap of one byte": craft_model(normalizer=make_bytes(1, b"x") + make_bytes(2, b"a")),
+        "charsmap of zeros": craft_model(normalizer=make_charsmap(bytes(60), b"")),
+        "charsmap longer than itself": craft_model(normalizer=make_charsmap(bytes(60), size=2**31 - 1)),
+        "charsmap whose trie leads out": craft_model(
+            normalizer=make_charsmap(b"\xff\xff\xff\x7f" * 256)
+        ),
+        "groups 100,000 deep": craft_model(more=b"\x4b" * 100_000),
+        "65,537 pieces": craft_readable()["65,535 pieces"]
+        + b"".join(make_bytes(1, make_bytes(1, text)) for text in (b"y", b"yy")),
+        "2,000,000 empty pieces": craft_model(more=b"\x0a\x00" * 2_000_000),
+        "9 MB": craft_model(more=make_bytes(200, bytes(9_000_000))),
+    }  # fmt: skip
 
 
 def draw_damaged_models(n: int) -> Iterator[tuple[str, bytes]]:
     """Models with a few wrong bytes, and charsmaps of random ones: nobody knows which are readable."""
     rng = random.Random(1)
-    whole = (READABLE["plain"], READABLE["every byte"])
+    whole = (craft_readable()["plain"], craft_readable()["every byte"])
     for i in range(n):
         damaged = bytearray(whole[i % 2])
         for _ in range(rng.choice((1, 3, 10))):

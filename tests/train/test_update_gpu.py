@@ -6,6 +6,7 @@ here: a forward pass and made gradients stand in for them. All around is real: t
 the device, the gradients, the optimizer, what is told of an update, and when.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -168,28 +169,30 @@ class PTXASError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("make_error", "told"),
     [
+        # made by the test, because torch._dynamo takes a second to load
         (
-            torch._dynamo.exc.BackendCompilerFailed(print, ValueError("no such register"), None),
+            lambda: torch._dynamo.exc.BackendCompilerFailed(print, ValueError("no register"), None),
             "cannot be compiled",
         ),
-        (PTXASError("ptxas: no such GPU"), "cannot be compiled"),
+        (lambda: PTXASError("ptxas: no such GPU"), "cannot be compiled"),
         (
-            RuntimeError("operation not permitted when stream is capturing\nmore"),
+            lambda: RuntimeError("operation not permitted when stream is capturing\nmore"),
             "CUDA graph cannot be recorded",
         ),
-        (torch.OutOfMemoryError("CUDA out of memory"), None),
-        (RuntimeError("Triton Error [CUDA]: out of memory"), None),
+        (lambda: torch.OutOfMemoryError("CUDA out of memory"), None),
+        (lambda: RuntimeError("Triton Error [CUDA]: out of memory"), None),
     ],
 )
 def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
-    error: Exception,
+    make_error: Callable[[], Exception],
     told: str | None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    error = make_error()
 
     def fail(work: Any, device: torch.device, pool: Any) -> None:
         raise error
