@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.soaking import counted
 from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 
@@ -158,7 +159,8 @@ def test_workers_write_the_same_scores(
     monkeypatch.setattr("nmt.translate.score_stream.PAIRS_AT_ONCE", 7)
     Path("src").write_text(Path("src").read_text().replace("\n", "\n\n", 5))
     Path("tgt").write_text(Path("tgt").read_text().replace("\n", "\nx\n", 5))
-    for options in ((), ("--dual", str(back))):
+    dual = ["--dual", str(back)]  # by two models, each worker
+    for options in counted([dual], [[], dual]):
         whole = score(place, "--src", "src", "--tgt", "tgt", *options)
         said = capsys.readouterr().err
         shared = score(place, "--src", "src", "--tgt", "tgt", *options, "--workers", "2")
