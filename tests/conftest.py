@@ -1,5 +1,6 @@
 """A toy corpus and the settings of a toy run, shared by the tests that go through whole commands."""
 
+import gc
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -30,6 +31,12 @@ if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do witho
         "nmt", deadline=None, suppress_health_check=[too_slow], derandomize=not IS_SOAK
     )
     hypothesis.settings.load_profile("nmt")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays, so looking for garbage among it would only take time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

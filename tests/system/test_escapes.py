@@ -10,13 +10,16 @@ from support.hostile_text import BIDI, CONTROLS, OBEYED, PAYLOADS, SEPARATORS
 from nmt.system.escapes import escape_line, escape_lines, escape_markdown
 from nmt.system.strict_yaml import format_yaml, parse_yaml
 
+# what st.text() draws, which first tries for seconds what UTF-8 can write
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
 
 def test_each_character_that_is_obeyed_is_written_out() -> None:
     for character in [*CONTROLS, *SEPARATORS, *BIDI, "\n"]:
         assert escape_line(f"a{character}b") == f"a<U+{ord(character):04X}>b"
 
 
-@given(st.one_of(st.text(), st.sampled_from(PAYLOADS)))
+@given(st.one_of(TEXT, st.sampled_from(PAYLOADS)))
 def test_nothing_else_changes(text: str) -> None:
     line = escape_line(text)
     assert OBEYED.isdisjoint(line) and "\n" not in line
@@ -38,7 +41,7 @@ def test_a_recorded_config_says_what_the_config_said() -> None:
         assert parse_yaml(format_yaml(values), "config.yaml").values == values
 
 
-@given(st.one_of(st.text(), st.sampled_from(PAYLOADS)))
+@given(st.one_of(TEXT, st.sampled_from(PAYLOADS)))
 def test_markdown_shows_a_text_and_nothing_else(text: str) -> None:
     markdown_it = pytest.importorskip("markdown_it")
     parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
