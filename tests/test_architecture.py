@@ -235,7 +235,6 @@ def test_commands_import_nothing_slow_at_the_top() -> None:
 def test_help_answers_at_once_and_without_torch(script: str) -> None:
     program = f"""
 import json, sys, time
-started_at = time.perf_counter()
 sys.argv = [{script!r}, "--help"]
 try:
     from {commands()[script]} import main
@@ -243,21 +242,17 @@ try:
 except SystemExit as exit:
     code = exit.code
 print()
-print(json.dumps([code, time.perf_counter() - started_at, [m for m in {SLOW} if m in sys.modules]]))
+print(json.dumps([code, time.process_time(), [m for m in {SLOW} if m in sys.modules]]))
 """
-    seconds = 1.0
-    for _ in range(3):  # a busy machine is forgiven
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
-        *text, last = done.stdout.splitlines()
-        code, seconds, slow = json.loads(last)
-        assert (code, slow) == (0, [])
-        assert script in "\n".join(text)
-        if seconds < 1.0:  # really under 0.3 s
-            break
-    assert seconds < 1.0
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    *text, last = done.stdout.splitlines()
+    code, seconds, slow = json.loads(last)
+    assert (code, slow) == (0, [])
+    assert script in "\n".join(text)
+    assert seconds < 1.0  # of the processor, whatever else it does; really under 0.3
 
 
 @pytest.mark.parametrize(
