@@ -457,9 +457,7 @@ def open_tensors(path: Path, framework: str) -> Iterator[Any]:
         with safe_open(path, framework) as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({ascii(str(error)[:199])[1:-1]}); use another copy"
-        ) from None
+        raise UserError(f"{path}: cannot be read ({error}); use another copy") from None
 
 
 def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> None:
@@ -480,7 +478,7 @@ def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> Non
             found_shape, dtype = tensor.get_shape(), tensor.get_dtype()
             if found_shape != shape:
                 raise UserError(
-                    f"{path}: tensor {name} has shape {str(found_shape)[:99]}, "
+                    f"{path}: tensor {name} has shape {found_shape}, "
                     f"but the config and the vocabulary require {shape}; use another copy"
                 )
             if dtype != "F32":
@@ -488,9 +486,8 @@ def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> Non
                     f"{path}: tensor {name} has type {dtype} instead of F32; use another copy"
                 )
         if remaining:
-            stray = ascii(min(remaining)[:99])[1:-1]
             raise UserError(
-                f"{path}: has an unexpected tensor {stray}, so the file is damaged or does not "
+                f"{path}: has an unexpected tensor {min(remaining)}, so the file is damaged or does not "
                 "match its config; use another copy"
             )
 

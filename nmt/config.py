@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import UserError
-from nmt.system.files import read_bytes
+from nmt.system.files import explain_unreadable, read_bytes
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
 from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
@@ -626,16 +626,7 @@ class DecodingConfig:
     batch_tokens: int | None = default(None, SIZE)
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
-        "vaswani2017": {
-            "beam": 4,
-            "penalty": "gnmt",
-            "length_penalty": 0.6,
-            "max_ratio": 1.0,
-            "max_extra": 50,
-            "min_length": 0,
-            "finishing": "any",
-            "stopping": "exact",
-        },
+        "vaswani2017": {},  # the defaults above
         "fairseq": {
             "beam": 5,
             "penalty": "length",
@@ -826,6 +817,7 @@ CHANGEABLE_KEYS = (
 )
 
 PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS}
+SEARCH_PRESET_KEYS = DecodingConfig.PRESETS["fairseq"].keys()  # what each of them decides
 
 
 # ---- files -> values ---------------------------------------------------------------------------------------------
@@ -920,10 +912,8 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
 
 def read_config_text(path: Path) -> str:
     """Read a config, or another YAML file that a person wrote; refuse what is too large to be one."""
-    try:
+    with explain_unreadable(path):
         return _decode(str(path), path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _decode(name: str, data: bytes) -> str:
@@ -945,10 +935,9 @@ def _decode(name: str, data: bytes) -> str:
 def _merge(base: dict[str, Any], overrides: dict[str, Any], section: str = "") -> dict[str, Any]:
     """Merge `overrides` into a copy of `base`, key by key."""
     result = dict(base)
-    if section == "decoding":
-        # A preset replaces every key that it sets, including keys that the base gave.
-        for name in DecodingConfig.PRESETS.get(str(overrides.get("preset")), {}):
-            result.pop(name, None)
+    if section == "decoding" and "preset" in overrides:
+        # A preset replaces every key that it decides, including keys that the base gave.
+        result = {key: value for key, value in base.items() if key not in SEARCH_PRESET_KEYS}
     for name, value in overrides.items():
         key = f"{section}.{name}" if section else name
         old = result.get(name)
@@ -1079,10 +1068,8 @@ def load_recorded_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig
 
     It is a plain file and complete: an untrusted one could name any file on this machine.
     """
-    try:
+    with explain_unreadable(path):
         data = read_bytes(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     return parse_recorded_config(data, str(path), overrides)
 
 

@@ -30,6 +30,7 @@ from nmt.data.vocab import (
     VocabPair,
     Vocabulary,
     encode_field,
+    encode_piece,
 )
 from nmt.system.errors import UserError
 from nmt.system.extras import import_extra
@@ -121,7 +122,7 @@ def read_published(folder: Path) -> PublishedModel:
             f"{error.filename}: cannot be read ({error.strerror}); use another copy"
         ) from None
     except (RuntimeError, IndexError) as error:
-        reason = ascii(str(error).partition("\n")[0][:199])[1:-1]
+        reason = str(error).partition("\n")[0]
         raise UserError(
             f"{folder}: its weights, pieces and settings do not fit each other ({reason}); use another copy"
         ) from None
@@ -275,7 +276,7 @@ def _make_source(model: bytes, names: Mapping[str, int], marks: list[int]) -> Pu
     pieces, others = _split_model(model)
     rows = [*marks, *(names.get(text, marks[1]) for text, _ in pieces)]
     tags = sorted(name for name in names if re.fullmatch(">>.+<<", name))  # of target languages
-    added = [encode_field(1, tag.encode()) + bytes([0x18, SymbolKind.CONTROL]) for tag in tags]
+    added = [encode_piece(tag, SymbolKind.CONTROL) for tag in tags]
     rows += [names[tag] for tag in tags]
     return PublishedSide(_join_model([piece for _, piece in pieces] + added, others), rows)
 
@@ -295,13 +296,7 @@ def _make_target(
         text = text_of.get(i, "<pad>")
         if text in MARKS:  # a row without a piece, or with a second mark of that name
             text = f"<unused-{i}>"
-        unused = (
-            encode_field(1, text.encode())
-            + b"\x15"
-            + _pack_float(LOWEST_SCORE)
-            + bytes([0x18, UNUSED])
-        )
-        ordered.append(known.get(text, unused))
+        ordered.append(known.get(text) or encode_piece(text, UNUSED, LOWEST_SCORE))
         rows.append(i)
     return PublishedSide(_join_model(ordered, others), rows)
 
@@ -338,15 +333,12 @@ def _split_model(model: bytes) -> tuple[list[tuple[str, bytes]], bytes]:
 
 def _join_model(pieces: list[bytes], others: bytes) -> Vocab:
     """Make a model of these pieces, after the four marks of ours."""
-    model = b""
-    for mark, kind in MARKS.items():
-        model += encode_field(1, encode_field(1, mark.encode()) + bytes([0x18, kind]))
-    for piece in pieces:
-        model += encode_field(1, piece)
+    marks = [encode_piece(mark, kind) for mark, kind in MARKS.items()]
+    model = b"".join(encode_field(1, piece) for piece in [*marks, *pieces])
     # of the settings that it was trained with, the names of the marks; the last of two holds
     names = {45: "<unk>", 46: "<s>", 47: "</s>", 48: "<pad>"}
-    marks = b"".join(encode_field(number, name.encode()) for number, name in names.items())
-    return Vocab(model + others + encode_field(2, marks))
+    settings = b"".join(encode_field(number, name.encode()) for number, name in names.items())
+    return Vocab(model + others + encode_field(2, settings))
 
 
 def _read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
@@ -371,10 +363,6 @@ def _read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
         place += length
 
 
-def _pack_float(value: float) -> bytes:
-    return torch.tensor(value).numpy().tobytes()
-
-
 # ---- weights ----------------------------------------------------------------------------------------------------
 
 
@@ -392,7 +380,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     except UserError:
         raise
     except Exception as error:  # each of both readers has its own kinds for a damaged file
-        reason = ascii(str(error).partition("\n")[0][:199])[1:-1]
+        reason = str(error).partition("\n")[0]
         raise UserError(
             f"{folder}: its weights cannot be read ({reason}); use another copy"
         ) from None

@@ -7,7 +7,6 @@ memory, which takes as much as one model; the only file written is RUN/averaging
 not at all.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Literal
 from nmt.average.dev_check import open_dev_of_run
 from nmt.average.mean import combine, load_mean, open_all
 from nmt.average.select import Candidate, apply_decay
+from nmt.score.score import compute_perplexity
 from nmt.system.device import choose_device
 from nmt.system.files import digest_file, write_json
 from nmt.system.progress import clock, format_duration, say
@@ -123,7 +123,7 @@ def format_curve(points: Sequence[Point]) -> str:
     for point in points:
         mark = "*" if point is best else " "
         updates, minutes = _format_range(point.steps, ",d"), _format_range(point.minutes, ".1f")
-        perplexity = math.exp(min(point.nll, 50.0))  # that of a diverged run would overflow
+        perplexity = compute_perplexity(point.nll)
         lines.append(
             f"{point.n:2} {updates:>16} {minutes:>12} {point.bleu:9.2f}{mark} {perplexity:15.3f}"
         )

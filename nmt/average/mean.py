@@ -165,8 +165,7 @@ def combine(
         changes = list_differences(first.config, other.config)
         remedy = "average only one run's checkpoints"
         if changes:
-            # escaped and cut, because a damaged or hostile config may hold anything
-            what = ascii("; ".join(changes)[:300])[1:-1]
+            what = "; ".join(changes)[:300]
             raise UserError(
                 f"{other.path}: belongs to another run than {first.path} ({what}); {remedy}"
             )

@@ -13,7 +13,12 @@ from statistics import fmean
 from nmt.checkpoint import TrainState, list_steps, read_origin
 from nmt.config import load_recorded_config
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file, open_plain_file, read_json
+from nmt.system.files import (
+    explain_unreadable,
+    has_plain_file,
+    open_plain_file,
+    read_json,
+)
 from nmt.system.run_folder import RunFolder
 from nmt.train.events import ValidEvent
 from nmt.train.metrics_log import read_events
@@ -189,12 +194,8 @@ def read_validations(run: RunFolder) -> dict[int, dict[str, float]]:
     """Read the figures of the `valid` lines of metrics.jsonl, by update; lines that are damaged, or
     are still being written, are left out.
     """
-    try:
+    with explain_unreadable(run.metrics, "; --best needs its dev scores"):
         open_plain_file(run.metrics).close()  # a missing file has no events for read_events
         events, _ = read_events(run.metrics)
-    except OSError as error:
-        raise UserError(
-            f"{run.metrics}: cannot be read ({error.strerror}); --best needs its dev scores"
-        ) from None
     validations = [event for event in events if isinstance(event, ValidEvent)]
     return {event.step: event.figures for event in validations if "nll" in event.figures}

@@ -229,6 +229,26 @@ def parse_checkpoints(
     return args
 
 
+def add_checkpoints(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The models that translate or score, for `parse_checkpoints`."""
+    parser.add_argument(
+        "places",
+        nargs="+",
+        metavar="CHECKPOINT",
+        help=f"a checkpoint folder, an average, or a run folder; several with one vocabulary {verb} "
+        "together. Settings may follow: decoding.key=value, device=cpu",
+    )
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        choices=("nmt", "ctranslate2"),
+        default="nmt",
+        help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote",
+    )
+
+
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Which processes do the work, here or elsewhere."""
     parser.add_argument(

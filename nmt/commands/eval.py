@@ -7,7 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from nmt.commands.cli import add_offline, check_options, go_offline, make_parser, start_command
+from nmt.commands.cli import (
+    add_engine,
+    add_offline,
+    check_options,
+    go_offline,
+    make_parser,
+    start_command,
+)
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
@@ -95,12 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="CHECKPOINT",
         help="translate together with this one, which has the same vocabulary; may be given several times",
     )
-    parser.add_argument(
-        "--engine",
-        choices=("nmt", "ctranslate2"),
-        default="nmt",
-        help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote",
-    )
+    add_engine(parser)
     add_offline(parser)
     return parser
 

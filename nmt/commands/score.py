@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from nmt.commands.cli import (
+    add_checkpoints,
     add_workers,
     check_options,
     do_chunks,
@@ -56,13 +57,7 @@ NEEDS = {"--reverse": "--n-best", "--rerank": "--n-best", "--tune": "--n-best", 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = make_parser("nmt-score", "Score given translations with a model.", EXAMPLES)
-    parser.add_argument(
-        "places",
-        nargs="+",
-        metavar="CHECKPOINT",
-        help="a checkpoint folder, an average, or a run folder; several with one vocabulary score "
-        "together. Settings may follow: decoding.key=value, device=cpu",
-    )
+    add_checkpoints(parser, "score")
     parser.add_argument("--src", metavar="FILE", help="the sources, one per line; also compressed")
     parser.add_argument("--tgt", metavar="FILE", help="their translations, line by line")
     parser.add_argument(

@@ -11,7 +11,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import make_parser, parse_checkpoints, parse_positive, start_command
+from nmt.commands.cli import (
+    add_engine,
+    make_parser,
+    parse_checkpoints,
+    parse_positive,
+    start_command,
+)
 from nmt.system.errors import UserError
 from nmt.system.extras import import_extra
 
@@ -43,12 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a checkpoint folder, an average, or a run folder; its name is its pair of languages, such as "
         "en-de, unless given. Settings may follow: decoding.key=value, device=cpu",
     )
-    parser.add_argument(
-        "--engine",
-        choices=("nmt", "ctranslate2"),
-        default="nmt",
-        help="ctranslate2: each CHECKPOINT is what nmt-export --to ctranslate2 wrote",
-    )
+    add_engine(parser)
     add_network_arguments(parser.add_argument_group("network"))
     add_limit_arguments(parser.add_argument_group("limits"))
     return parser

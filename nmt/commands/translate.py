@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
+    add_checkpoints,
+    add_engine,
     add_workers,
     check_options,
     do_chunks,
@@ -77,13 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "nmt-translate", "Translate standard input, line by line, to standard output.", EXAMPLES
     )
-    parser.add_argument(
-        "places",
-        nargs="+",
-        metavar="CHECKPOINT",
-        help="a checkpoint folder, an average, or a run folder; several with one vocabulary translate "
-        "together. Settings may follow: decoding.key=value, device=cpu",
-    )
+    add_checkpoints(parser, "translate")
     add_stream_arguments(parser)
     add_search_arguments(parser.add_argument_group("search"))
     add_output_arguments(parser.add_argument_group("output"))
@@ -229,12 +225,7 @@ def add_output_arguments(group: argparse._ArgumentGroup) -> None:
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """What does the work, and for whom."""
-    parser.add_argument(
-        "--engine",
-        choices=("nmt", "ctranslate2"),
-        default="nmt",
-        help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote",
-    )
+    add_engine(parser)
     add_workers(parser)
     parser.add_argument(
         "--interactive",

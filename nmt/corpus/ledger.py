@@ -247,8 +247,8 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
 
     # the settings
     wanted = list_settings(data, vocab)
-    old = _flatten_settings(ledger.settings)
-    new = _flatten_settings(wanted)
+    old = flatten_settings(ledger.settings)
+    new = flatten_settings(wanted)
     differences = []
     for key in old | new:
         before, after = old.get(key), new.get(key)
@@ -300,7 +300,7 @@ def _is_same_model(
     return found.digest == account.sha256
 
 
-def _flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
+def flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
     """{"data": {"train": [{"src": "x"}]}} -> {"data.train[0].src": "x"}"""
     if not value or not isinstance(value, dict | list):
         return {key: value}
@@ -308,10 +308,10 @@ def _flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
     if isinstance(value, dict):
         for name, item in value.items():
             item_key = f"{key}.{name}" if key else name
-            flat |= _flatten_settings(item, item_key)
+            flat |= flatten_settings(item, item_key)
     else:
         for i, item in enumerate(value):
-            flat |= _flatten_settings(item, f"{key}[{i}]")
+            flat |= flatten_settings(item, f"{key}[{i}]")
     return flat
 
 

@@ -5,7 +5,6 @@ is complete once it has a `done.json`. A run that was killed, or whose config ha
 the stages that are complete and does the others from their beginning.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +42,7 @@ from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import (
     digest_file,
+    digest_values,
     read_file_stamp,
     remove_entry,
     sync_to_disk,
@@ -89,8 +89,7 @@ class Preparation:
         """Return the folder that `make` fills, and the result that it returns; run once for equal
         `made_with`.
         """
-        deciding = [LAYOUT, made_with, list_versions()]
-        key = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+        key = digest_values([LAYOUT, made_with, list_versions()])
         folder = self.work / f"{name}.{key[:16]}"
         result = read_stage_result(folder, kind)
         if result is None:

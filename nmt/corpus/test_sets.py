@@ -43,10 +43,6 @@ class TestSet:
         return [reference.lines for reference in self.more_refs]
 
     @property
-    def is_verified(self) -> bool:
-        return self.known_as is not None and self.warning is None
-
-    @property
     def label(self) -> str:
         """For signatures: a known set's name, or those of the files with the beginning of the
         reference's digest.

@@ -13,6 +13,7 @@ encoded word by word (nmt/corpus/learn_bpe.py, encoder.py).
 """
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -23,7 +24,13 @@ from typing import Any
 import sentencepiece
 
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file, open_plain_file, read_manifest, write_bytes
+from nmt.system.files import (
+    explain_unreadable,
+    has_plain_file,
+    open_plain_file,
+    read_manifest,
+    write_bytes,
+)
 from nmt.system.run_folder import MANIFEST_FILE, SIDE_VOCAB_FILES, VOCAB_FILE, find_vocab_files
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
@@ -102,16 +109,13 @@ class Vocab:
 
     @classmethod
     def load(cls, path: Path) -> "Vocab":
+        expected = "; expected a BPE model"
+        with explain_unreadable(path, expected), open_plain_file(path) as file:
+            model = file.read(MAX_MODEL_BYTES + 1)
+        if len(model) > MAX_MODEL_BYTES:
+            raise UserError(f"{path}: has more than {MAX_MODEL_BYTES:,} bytes{expected}")
         try:
-            with open_plain_file(path) as file:
-                model = file.read(MAX_MODEL_BYTES + 1)
-            if len(model) > MAX_MODEL_BYTES:
-                raise UserError(f"has more than {MAX_MODEL_BYTES:,} bytes; expected a BPE model")
             return cls(model)
-        except OSError as error:
-            raise UserError(
-                f"{path}: cannot be read ({error.strerror}); expected a BPE model"
-            ) from None
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 
@@ -275,15 +279,16 @@ class SymbolKind(IntEnum):
 def append_symbols(model: bytes, symbols: Sequence[str], kind: SymbolKind) -> bytes:
     """Return the BPE model with these symbols as further pieces; the others keep their ids.
 
-    A model is a protocol buffer, whose lists may go on at its end: its field 1 is the list of pieces,
-    and the fields of a piece are its text, its score and its kind.
+    A model is a protocol buffer, whose lists may go on at its end: its field 1 is the list of pieces.
     """
-    for symbol in symbols:
-        text = encode_field(1, symbol.encode())
-        score = b"\x15" + bytes(4)
-        piece = text + score + b"\x18" + bytes([kind])
-        model += encode_field(1, piece)
-    return model
+    pieces = [encode_field(1, encode_piece(symbol, kind, 0.0)) for symbol in symbols]
+    return model + b"".join(pieces)
+
+
+def encode_piece(text: str, kind: int, score: float | None = None) -> bytes:
+    """Write a piece of a model: its text, its score and its kind."""
+    written = b"" if score is None else struct.pack("<Bf", 0x15, score)
+    return encode_field(1, text.encode()) + written + bytes([0x18, kind])
 
 
 def encode_field(number: int, content: bytes) -> bytes:

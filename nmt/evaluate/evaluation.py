@@ -8,7 +8,7 @@ results.json and its average's model card.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -568,6 +568,27 @@ def collect_texts(system: System) -> ScoredTexts:
     )
 
 
+def describe_result(system: System, scores: Sequence[Score], texts: ScoredTexts) -> Result:
+    """Describe the scores of any system, without what only the checkpoint of a run has."""
+    test = system.test
+    return Result(
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        checkpoint=system.name,
+        step=0,
+        averaged=[],
+        weights_sha256="",
+        vocab_sha256="",
+        test_set=ScoredTestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
+        pair=system.pair,
+        hypotheses_sha256=texts.hypotheses_sha256,
+        decoding={},
+        engine="read from a file" if system.model is None else system.model.translator.engine,
+        scores=list(scores),
+        versions={},
+        seconds=round(system.seconds, 2),
+    )
+
+
 # ---- record ---------------------------------------------------------------------------------------------------------
 
 
@@ -587,7 +608,7 @@ def record_scores(evaluation: Evaluation) -> None:
 
 
 def _record(system: System, scores: Sequence[Score]) -> None:
-    model, test = system.model, system.test
+    model = system.model
     # A file, an export or an ensemble belongs to no single run
     if model is None or len(model.checkpoints) != 1:
         return
@@ -597,21 +618,15 @@ def _record(system: System, scores: Sequence[Score]) -> None:
         return
     texts = collect_texts(system)
     versions = {"nmt": nmt.__version__} | {name: version(name) for name in ("torch", "sacrebleu")}
-    result = Result(
-        when=datetime.now(UTC).isoformat(timespec="seconds"),
+    result = replace(
+        describe_result(system, scores, texts),
         checkpoint=checkpoint.path.resolve().name,
         step=checkpoint.step,
         averaged=checkpoint.averaged,
-        pair=system.pair,
         weights_sha256=checkpoint.sha256[MODEL_FILE],
         vocab_sha256=checkpoint.vocab.digest,
-        test_set=ScoredTestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
-        hypotheses_sha256=texts.hypotheses_sha256,
         decoding=to_plain_values(system.config.decoding),
-        engine=model.translator.engine,
-        scores=list(scores),
         versions={"python": python_version()} | versions,
-        seconds=round(system.seconds, 2),
     )
     add_result(run, result)
     write_scored_texts(run, texts)

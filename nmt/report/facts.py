@@ -23,7 +23,7 @@ from nmt.evaluate.scored_texts import ScoredTexts, read_scored_texts
 from nmt.model.size import count_weights
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
-from nmt.system.files import has_plain_file, read_bytes, read_json
+from nmt.system.files import explain_unreadable, has_plain_file, read_bytes, read_json
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
 from nmt.train.events import Event, SampleEvent
@@ -138,9 +138,8 @@ def read_run(path: Path) -> RunFacts:
 def _read_settings(path: Path) -> dict[str, Any]:
     """Read the settings of a run as they were written, even if this version would refuse them."""
     try:
-        text = read_bytes(path).decode()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); give a run folder") from None
+        with explain_unreadable(path, "; give a run folder"):
+            text = read_bytes(path).decode()
     except UnicodeDecodeError:
         raise UserError(f"{path}: cannot be read (not UTF-8); give a run folder") from None
     return parse_yaml(text, str(path)).values

@@ -5,7 +5,6 @@ share a table. Charts, which need JavaScript, are the page's (page.py).
 """
 
 import json
-import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
@@ -14,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from nmt.config import tabulate_differences
-from nmt.corpus.ledger import CorpusAccount
+from nmt.corpus.ledger import CorpusAccount, flatten_settings
 from nmt.evaluate.description import describe_model, describe_training, describe_training_text
 from nmt.evaluate.results import Result
 from nmt.paper import check_conformance
 from nmt.report.curves import Chart, Series, collect_points
 from nmt.report.facts import RunFacts
 from nmt.report.markup import render_details, render_rows, render_sentence, render_stacked
-from nmt.score.score import Score
+from nmt.score.score import Score, compute_perplexity
 from nmt.system.escapes import escape_html
 from nmt.system.progress import format_duration
 from nmt.system.tables import Cell, Code, Html, Table, render_html
@@ -166,8 +165,7 @@ def list_summary(run: RunFacts) -> Iterator[tuple[str, Cell]]:
     losses = collect_points(run.events, "valid", "nll")
     if losses:
         step, lowest = min(losses, key=lambda point: point[1])
-        perplexity = math.exp(min(lowest, 50))  # a diverged loss would overflow
-        loss = f"{lowest:.4f} at update {step:,}, perplexity {perplexity:.2f}"
+        loss = f"{lowest:.4f} at update {step:,}, perplexity {compute_perplexity(lowest):.2f}"
         yield "lowest dev loss", loss
 
 
@@ -196,8 +194,9 @@ def render_recipe(runs: Sequence[RunFacts]) -> str:
         deviations = _render_deviations(run)
         if not run.settings or len(runs) > MOST_RUNS_IN_FULL:
             return deviations
-        settings = render_rows(flatten_settings(run.settings))
-        return deviations + render_details("All settings", settings)
+        settings = flatten_settings(run.settings).items()
+        rows = render_rows((key, _format_setting(value)) for key, value in settings)
+        return deviations + render_details("All settings", rows)
 
     return "\n".join([_render_differences(runs), render_each(runs, render_run)]).strip()
 
@@ -234,18 +233,6 @@ def _render_deviations(run: RunFacts) -> str:
 
 def _format_setting(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def flatten_settings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the settings as rows (section.key, value)."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from flatten_settings(inner, f"{key}.{name}" if key else name)
-    elif isinstance(value, list) and value:
-        for i, inner in enumerate(value):
-            yield from flatten_settings(inner, f"{key}[{i}]")
-    else:
-        yield key, _format_setting(value)
 
 
 # ---- the data --------------------------------------------------------------------------------------

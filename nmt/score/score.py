@@ -5,6 +5,7 @@ refused here, because sacreBLEU's Python interface scores them without a warning
 counting is in nmt/score/metrics.py.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -50,6 +51,13 @@ def score_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
     check_lengths(hypotheses, references)
     return float(CHRF().corpus_score(hypotheses, [references]).score)
+
+
+def compute_perplexity(nll: float) -> float:
+    """Return the perplexity of an NLL per piece. That of a diverged run would overflow, or fill a line
+    with digits, so it ends at exp(50).
+    """
+    return math.exp(min(nll, 50.0))
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ unknown setting, a value that is invalid beside another, two runs of one folder,
 averaged or scored as the grid says. Runs with the same data and vocabulary settings share a store.
 """
 
-import hashlib
 import itertools
 import json
 import math
@@ -30,7 +29,7 @@ from nmt.corpus.reader import find_local_files
 from nmt.corpus.stages import list_bpe_parts
 from nmt.model.size import check_weights_fit
 from nmt.system.errors import UserError
-from nmt.system.files import check_own_folder, has_plain_file
+from nmt.system.files import check_own_folder, digest_values, has_plain_file
 from nmt.system.output_folder import check_replaceable_file
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import MANIFEST_FILE, RunFolder
@@ -271,8 +270,7 @@ def place_run(name: str, config: RunConfig, folder: Path, has_store: bool) -> Ru
 def digest_data(config: RunConfig) -> str:
     """Return a short name for the data and vocabulary that a config prepares."""
     settings = list_settings(config.data, config.vocab)
-    text = json.dumps([settings, str(Path(config.data.root).absolute())], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    return digest_values([settings, str(Path(config.data.root).absolute())])[:10]
 
 
 # ---- checks of one run ---------------------------------------------------------------------------

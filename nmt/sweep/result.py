@@ -6,13 +6,11 @@ digest of itself, and that of the weights: if it was edited, or if the weights w
 scored again.
 """
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass, replace
 
 from nmt.sweep.grid import PlannedRun, Sweep
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file, read_manifest, write_json
+from nmt.system.files import digest_values, has_plain_file, read_manifest, write_json
 from nmt.system.progress import say_once
 from nmt.system.records import read_record
 from nmt.system.run_folder import MODEL_FILE
@@ -44,8 +42,7 @@ class RunResult:
     sha256: str = ""  # of all the above
 
     def compute_digest(self) -> str:
-        text = json.dumps(asdict(replace(self, sha256="")), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return digest_values(asdict(replace(self, sha256="")))
 
 
 def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from nmt.config import load_recorded_config, tabulate_differences
 from nmt.report.facts import read_machine
+from nmt.score.score import compute_perplexity
 from nmt.score.significance import student_t
 from nmt.sweep.grid import PlannedRun, Sweep, format_setting_value
 from nmt.sweep.result import RunResult, read_result
@@ -163,7 +164,7 @@ def make_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
             "" if updates is None else f"{updates.value:,.0f}",
             "" if minutes is None else f"{minutes.value:,.1f}",
             format_mean(nll, 4),
-            "" if nll is None else f"{math.exp(min(nll.value, 50.0)):.3f}",
+            "" if nll is None else f"{compute_perplexity(nll.value):.3f}",
         ]
         for name in sweep.score:
             line.append(format_mean(means[f"{name}_bleu"], 2))

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
 from nmt.system.errors import Failure, UserError
-from nmt.system.progress import clock, say_once
+from nmt.system.progress import clock, say, say_once
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, RUN_FILES, RunFolder
 from nmt.system.strict_json import parse_json
 
@@ -81,18 +81,12 @@ def check_plain_file(path: Path) -> None:
         mode = path.lstat().st_mode
         if stat.S_ISREG(mode):
             return
-        what = f"a link to {_read_link(path)}" if stat.S_ISLNK(mode) else "not a plain file"
+        what = f"a link to {os.readlink(path)}" if stat.S_ISLNK(mode) else "not a plain file"
     except OSError:  # it does not exist
         return
     if stat.S_ISDIR(mode):
         what = "a folder, not a file"
     raise UserError(f"{path}: is {what}; remove it, or put a plain file there")
-
-
-def _read_link(path: Path) -> str:
-    """Return where a link leads, in a form that is fit for a message: a stranger may have made it."""
-    target = os.readlink(path)[:200]
-    return target if target.isprintable() else ascii(target)
 
 
 def has_plain_file(path: Path) -> bool:
@@ -109,9 +103,18 @@ def check_own_folder(path: Path, inside: Path) -> None:
     """
     if path.is_symlink() and not path.resolve().is_relative_to(inside.resolve()):
         raise UserError(
-            f"{path}: is a link to {_read_link(path)}, outside {inside}; put the "
+            f"{path}: is a link to {os.readlink(path)}, outside {inside}; put the "
             f"folder itself there; to keep it elsewhere, make {inside} itself the link"
         )
+
+
+@contextlib.contextmanager
+def explain_unreadable(path: str | Path, remedy: str = "") -> Iterator[None]:
+    """Turn the error of a file that cannot be read into one line that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}){remedy}") from None
 
 
 def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
@@ -147,6 +150,11 @@ def digest_content(file: BinaryIO) -> str:
     while block := file.read(DIGEST_BLOCK):
         digest.update(block)
     return digest.hexdigest()
+
+
+def digest_values(values: Any) -> str:
+    """Compute the sha256 of plain values, as JSON has them, in hexadecimal."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def sync_to_disk(path: Path) -> None:
@@ -258,12 +266,20 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
+def write_json_or_warn(path: Path, value: Any) -> None:
+    """Write what the work can do without."""
+    try:
+        write_json(path, value)
+    except OSError as error:
+        say(f"warning: {path}: cannot be written ({error.strerror})")
+    except UserError as error:
+        say(f"warning: {error}")
+
+
 def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
     """Read a JSON file whose name nmt chose, and which a stranger may have written."""
-    try:
+    with explain_unreadable(path):
         return parse_json(read_bytes(path, max_bytes), str(path))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def read_file_stamp(path: Path) -> list[int]:
@@ -444,7 +460,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         # No separators, so that no name leads out of the folder.
         is_plain_name = re.fullmatch(r"\w[\w.-]*", name, re.ASCII)
         if not is_plain_name or not _is_entry(entry):
-            raise UserError(f"{path}: is damaged (entry {ascii(name[:99])}); use another copy")
+            raise UserError(f"{path}: is damaged (entry {name!r}); use another copy")
     return entries
 
 
@@ -458,13 +474,10 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _read_size(path: Path) -> int:
-    check_plain_file(path)
-    try:
+    if not has_plain_file(path):
+        raise UserError(f"{path}: is missing, so the folder is damaged; use another copy")
+    with explain_unreadable(path, "; use another copy"):
         return path.stat().st_size
-    except FileNotFoundError:
-        raise UserError(f"{path}: is missing, so the folder is damaged; use another copy") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); use another copy") from None
 
 
 def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None = None) -> None:
@@ -487,12 +500,8 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
                 "use another copy"
             )
     for name in entries if only is None else only:
-        try:
+        with explain_unreadable(folder / name, "; use another copy"):
             sha256 = digest_file(folder / name)
-        except OSError as error:
-            raise UserError(
-                f"{folder / name}: cannot be read ({error.strerror}); use another copy"
-            ) from None
         if sha256 != entries[name]["sha256"]:
             raise UserError(
                 f"{folder / name}: is damaged: its sha256 does not match {MANIFEST_FILE}; "

@@ -7,6 +7,7 @@ so what exceeds the limit can fit at no time. torch is not imported here, becaus
 before it is.
 """
 
+import contextlib
 import resource
 import sys
 from collections.abc import Iterator
@@ -91,3 +92,14 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+@contextlib.contextmanager
+def explain_memory_error(explanation: Exception) -> Iterator[None]:
+    """Raise `explanation` in the place of an error that says that memory ran out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch raises a plain one for host memory
+        if not is_out_of_memory(error):
+            raise
+        raise explanation from None

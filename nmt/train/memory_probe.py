@@ -8,7 +8,6 @@ an equal share of an update for each rank, halved until it fits.
 
 import contextlib
 import gc
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +21,12 @@ from nmt.data.plan import divide_tokens
 from nmt.data.store import TokenStore
 from nmt.model.size import check_moments_fit
 from nmt.system.errors import UserError
-from nmt.system.memory import MemoryLimit, find_memory_limit, is_out_of_memory
+from nmt.system.memory import (
+    MemoryLimit,
+    explain_memory_error,
+    find_memory_limit,
+    is_out_of_memory,
+)
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
@@ -83,18 +87,13 @@ def probe_peak_memory(setup: Setup) -> None:
     replica.clear_gradients()
 
 
-@contextlib.contextmanager
-def explain_out_of_memory(micro_tokens: int) -> Iterator[None]:
+def explain_out_of_memory(micro_tokens: int) -> contextlib.AbstractContextManager[None]:
     """Turn an out-of-memory error into a `UserError` that proposes a smaller micro-batch."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"training.micro_tokens {micro_tokens}: a micro-batch does not fit into memory; try "
-            f"training.micro_tokens={max(1, micro_tokens // 2)}, which does not change the updates"
-        ) from None
+    explanation = UserError(
+        f"training.micro_tokens {micro_tokens}: a micro-batch does not fit into memory; try "
+        f"training.micro_tokens={max(1, micro_tokens // 2)}, which does not change the updates"
+    )
+    return explain_memory_error(explanation)
 
 
 # ---- the size of a micro-batch -----------------------------------------------------------------------------------

@@ -17,9 +17,7 @@ from nmt.config import OptimizerConfig
 from nmt.data.plan import Array
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import Vocab, Vocabulary
-from nmt.system.errors import UserError
-from nmt.system.files import write_json
-from nmt.system.progress import say
+from nmt.system.files import write_json_or_warn
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.events import replace_nonfinite
@@ -104,12 +102,7 @@ def _write_file(
         "nonfinite_weights": weights,
         "micro_batches": micro_batches,
     }
-    try:
-        write_json(path, content)
-    except OSError as error:
-        say(f"warning: {path}: cannot be written ({error.strerror})")
-    except UserError as error:
-        say(f"warning: {error}")
+    write_json_or_warn(path, content)
 
 
 def _read_texts(side: Side, pair_ids: Array, vocab: Vocab) -> list[str]:

@@ -4,11 +4,10 @@ person on stderr.
 The loop decides what happens; nothing here changes it.
 """
 
-import math
-
 from torch import Tensor
 
 from nmt.checkpoint import TrainState
+from nmt.score.score import compute_perplexity
 from nmt.system.device import read_peak_memory
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
@@ -67,7 +66,7 @@ class RunLog:
             epoch=state.cursor.epoch,
             loss=round(state.mean_loss, 5),
             nll=round(nll, 5),
-            ppl=round(math.exp(min(nll, 50.0)), 3),
+            ppl=round(compute_perplexity(nll), 3),
             lr=lr,
             grad_norm=round_digits(grad_norm),
             src_tokens_per_s=round(throughput.n_src / seconds, 1),

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import read_json, write_json
+from nmt.system.files import read_json, write_json_or_warn
 from nmt.system.progress import clock, say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
@@ -128,12 +128,7 @@ class StatusFile:
             "pid": os.getpid(),
             "updated": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
-        try:
-            write_json(self.path, status)
-        except OSError as error:
-            say(f"warning: {self.path}: cannot be written ({error.strerror})")
-        except UserError as error:
-            say(f"warning: {error}")
+        write_json_or_warn(self.path, status)
 
     @contextlib.contextmanager
     def recording_failures(self) -> Iterator[None]:

@@ -54,9 +54,10 @@ def send_events(run: Path, name: str, events: Iterable[Event], max_errors: int =
         for event in events:
             if sink is None:
                 sink = stack.enter_context(closing(open_sink(name, run)))
+            line = event.to_line()
             try:
-                sink.write(event.to_line())
-            except Exception:
+                sink.write(line)
+            except Exception:  # of code that is not ours
                 n_errors += 1
                 if n_errors >= max_errors:
                     raise

@@ -5,7 +5,6 @@ Perplexity is per piece and without label smoothing, comparable across tools wit
 """
 
 import json
-import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
@@ -19,7 +18,7 @@ from nmt.data.loader import make_batch
 from nmt.data.plan import split_pairs
 from nmt.data.store import REMEDY, TokenStore, open_store
 from nmt.data.vocab import Vocabulary
-from nmt.score.score import Score, score_bleu, score_chrf
+from nmt.score.score import Score, compute_perplexity, score_bleu, score_chrf
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes
 from nmt.system.progress import Progress
@@ -79,7 +78,7 @@ class Validation:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.nll.value, 50.0))  # a diverged run would fill the line with digits
+        return compute_perplexity(self.nll.value)
 
 
 LENGTH_BOUNDS = (10, 20, 30, 40, 50, 60)  # pieces; the last group has all longer ones

@@ -65,15 +65,8 @@ def _encode_weights(head: WeightArray) -> str:
 
 def compute_attention_maps(
     model: Transformer, vocab: Vocabulary, sources: Sentences, targets: Sentences
-) -> list[AttentionMap]:
-    """Compute the map of each translation; sources and targets are ids without marks."""
-    return list(generate_attention_maps(model, vocab, sources, targets))
-
-
-def generate_attention_maps(
-    model: Transformer, vocab: Vocabulary, sources: Sentences, targets: Sentences
 ) -> Iterator[AttentionMap]:
-    """Do the same batch by batch."""
+    """Yield the map of each translation; sources and targets are ids without marks."""
     config = model.config
     n_heads = config.n_heads * (config.encoder_depth + 2 * config.decoder_depth)
     for batch in split_pairs_by_cells(sources, targets, MAX_WEIGHTS // n_heads):

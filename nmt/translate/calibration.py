@@ -14,13 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nmt.score.score import compute_perplexity
+from nmt.system.errors import Failure
+from nmt.system.memory import explain_memory_error
 from nmt.system.progress import track
 from nmt.translate.ensemble import average_log_probs
 from nmt.translate.pair_scores import (
+    SCORING_TOO_LARGE,
     PairScorer,
     batch_pairs,
     iterate_log_probs,
-    report_short_memory,
 )
 
 N_BINS = 20  # of equal width
@@ -46,7 +49,7 @@ class Calibration:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.nll, 50.0))
+        return compute_perplexity(self.nll)
 
     @property
     def confidence(self) -> float:
@@ -93,7 +96,7 @@ def measure_calibration(
     sums = torch.zeros(3, N_BINS, dtype=torch.float64, device=device)
     nll_sum = torch.zeros((), dtype=torch.float64, device=device)
     for batch in track(batches, "reading references", "batches"):
-        with report_short_memory():
+        with explain_memory_error(Failure(SCORING_TOO_LARGE)):
             for each, gold in iterate_log_probs(models, batch):
                 log_probs = average_log_probs(each)
                 # the authors' vocabulary is padded: its last rows are no pieces

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from nmt.corpus.text_files import check_encoding, decode_lines
 from nmt.system.errors import UserError
+from nmt.system.files import explain_unreadable
 from nmt.system.progress import say
 
 # Lines of a chunk, the first and the largest. Measured: 64 lose a quarter of the speed, more than
@@ -147,13 +148,11 @@ def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
 
 
 def _read(handle: int, name: str) -> bytes:
-    try:
+    with explain_unreadable(name):
         while True:
             with suppress(BlockingIOError):  # set not to wait, by another program that shares it
                 return os.read(handle, READ_BYTES)
             select.select([handle], [], [])
-    except OSError as error:
-        raise UserError(f"{name}: cannot be read ({error.strerror})") from None
 
 
 @contextmanager
@@ -162,10 +161,8 @@ def open_input(path: str | None) -> Iterator[LineReader]:
     if path is None:
         yield LineReader(0, "standard input")
         return
-    try:
+    with explain_unreadable(path):
         handle = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     try:
         yield LineReader(handle, path)
     finally:

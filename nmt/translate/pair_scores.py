@@ -6,7 +6,6 @@ could not have translated has probability 0 and says why: an empty source with a
 and a line that is too long. Nothing is left out.
 """
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from nmt.data.plan import split_pairs
 from nmt.data.vocab import EOS
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure
-from nmt.system.memory import is_out_of_memory
+from nmt.system.memory import explain_memory_error
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Sentences, pack_pairs
 from nmt.translate.ensemble import average_log_probs
 from nmt.translate.length_penalty import compute_penalty
@@ -31,6 +30,7 @@ from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import Translator, open_translator, warn_if_untagged
 
 MAX_SCORED_LOGITS = 1 << 24  # held at a time
+SCORING_TOO_LARGE = "scoring ran out of memory; lower decoding.batch_tokens"
 MIN_SCORED_ROWS = 256  # at least, because each chunk reads all weights
 
 ScoreKind = Literal["sum", "mean", "search"]
@@ -162,16 +162,6 @@ def batch_pairs(
         yield PairBatch(places, src, tgt, gold)
 
 
-@contextlib.contextmanager
-def report_short_memory() -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch raises a plain one for host memory
-        if is_out_of_memory(error):
-            raise Failure("scoring ran out of memory; lower decoding.batch_tokens") from None
-        raise
-
-
 @torch.inference_mode()
 def compute_log_probs(
     models: Sequence[Transformer],
@@ -185,7 +175,7 @@ def compute_log_probs(
     """
     for batch in batch_pairs(sources, targets, device, batch_tokens):
         chunks = []
-        with report_short_memory():
+        with explain_memory_error(Failure(SCORING_TOO_LARGE)):
             for each, gold in iterate_log_probs(models, batch):
                 chunks.append(average_log_probs([one.gather(1, gold) for one in each]))
         lengths = [len(targets[i]) + 1 for i in batch.places]

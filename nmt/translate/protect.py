@@ -57,6 +57,10 @@ def find_protected(text: str) -> Counter[str]:
     return found
 
 
+def count_strings(by_line: dict[int, Counter[str]]) -> int:
+    return sum(counter.total() for counter in by_line.values())
+
+
 def find_lost(protected: Counter[str], translation: str) -> Counter[str]:
     """Return which strings a translation does not have as often as its source."""
     return protected - find_protected(translation) if protected else protected

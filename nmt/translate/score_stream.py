@@ -14,6 +14,7 @@ from typing import Any
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.reader import PAIRS_AT_ONCE, Block, read_blocks
+from nmt.score.score import compute_perplexity
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 from nmt.translate.n_best import NBest
@@ -56,7 +57,7 @@ class ScoreTotals:
         text = f"{self.pairs:,} pairs, {self.tokens:,} tokens"
         if self.tokens:
             nll = self.nll / self.tokens
-            text += f": NLL per token {nll:.4f}, perplexity {math.exp(min(nll, 50.0)):.3f}"
+            text += f": NLL per token {nll:.4f}, perplexity {compute_perplexity(nll):.3f}"
         if self.impossible:
             text += f"; {self.impossible:,} impossible pairs are not counted"
         return text

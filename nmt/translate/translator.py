@@ -34,22 +34,26 @@ from nmt.model.transformer import Transformer
 from nmt.model.weightless import WithoutDrawing
 from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
-from nmt.system.memory import is_out_of_memory
+from nmt.system.memory import explain_memory_error
 from nmt.system.progress import Progress, say
 from nmt.translate.alignment import align
-from nmt.translate.attention_maps import AttentionMap, generate_attention_maps
+from nmt.translate.attention_maps import AttentionMap, compute_attention_maps
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
 from nmt.translate.capitals import is_in_capitals, lower_capitals
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.links import link_characters
-from nmt.translate.phrases import PhraseRules
-from nmt.translate.protect import Survival, find_lost, find_protected
+from nmt.translate.phrases import LinePhrases, PhraseRules
+from nmt.translate.protect import Survival, count_strings, find_lost, find_protected
 from nmt.translate.search_state import Decodable, Hypothesis
 
 OUR_ENGINE = "nmt"
 GREEDY_MESSAGE = (
     "decoding.beam is 1, but --glossary and --must need several hypotheses; give --beam 4 or more"
+)
+SEARCH_TOO_LARGE = (
+    "the search ran out of memory; lower decoding.beam (--n-best if you sample) or "
+    "decoding.batch_tokens"
 )
 SHOWN_OF_PART = 60  # characters, in a message
 Candidates = list["Translation"]  # of a line, best first
@@ -64,6 +68,9 @@ class Translation:
     is_cut: bool = False  # it has as many pieces as it may have, so its end may be missing
 
 
+NO_TRANSLATION = Translation("", 0.0)  # of an empty line
+
+
 @dataclass(frozen=True)
 class TranslatedText:
     """A document, its sentences, and the candidates of each."""
@@ -71,6 +78,15 @@ class TranslatedText:
     text: str
     sentences: list[Sentence]
     candidates: list[Candidates]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line to translate, with how its translation must begin and what it must contain."""
+
+    text: str
+    prefix: str = ""
+    demanded: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -261,7 +277,7 @@ class TextToText(ABC):
         self, lines: Sequence[str], progress: Progress | None = None, first: int = 1
     ) -> Candidates:
         """Translate each line, in order; `first` is the number of the first line in messages."""
-        results = [Translation("", 0.0)] * len(lines)
+        results = [NO_TRANSLATION] * len(lines)
         for n_done in self.translate_into(results, lines, first):
             if progress is not None:
                 progress.advance(n_done)
@@ -271,10 +287,10 @@ class TextToText(ABC):
         self, results: list[Translation], lines: Sequence[str], first: int = 1
     ) -> Generator[int]:
         """Fill `results` batch by batch; yields how many lines each batch completed."""
-        for completed in self._complete_lines(lines, Request(), None, first):
-            for line, candidates in completed:
-                results[line] = candidates[0]
-            yield len(completed)
+        for found in self._complete_lines([Line(text) for text in lines], Request(), first):
+            for place, candidates in found.items():
+                results[place] = candidates[0]
+            yield len(found)
 
     def find_candidates(
         self,
@@ -288,112 +304,99 @@ class TextToText(ABC):
 
         An empty line has one.
         """
-        results = [[Translation("", 0.0)]] * len(lines)
-        for completed in self._complete_lines(lines, request, prefixes, first, demanded):
-            for line, candidates in completed:
-                results[line] = candidates
+        n = len(lines)
+        parts = zip(lines, prefixes or [""] * n, demanded or [()] * n, strict=True)
+        results = [[NO_TRANSLATION]] * n
+        for found in self._complete_lines([Line(*one) for one in parts], request, first):
+            for place, candidates in found.items():
+                results[place] = candidates
         return results
 
     def _complete_lines(
-        self,
-        lines: Sequence[str],
-        request: Request,
-        prefixes: Sequence[str] | None,
-        first: int,
-        demanded: Sequence[Sequence[str]] | None = None,
-    ) -> Iterator[list[tuple[int, Candidates]]]:
-        """Translate lines; yields those that each batch completes, with their candidates."""
+        self, lines: Sequence[Line], request: Request, first: int
+    ) -> Iterator[dict[int, Candidates]]:
+        """Translate lines; yields those that each batch completes, with one candidate at least."""
         self.check_protect()
-        for found in self._search_lines(lines, request, prefixes, first, demanded):
+        for found in self._search_lines(lines, request, first):
             if self.config.protect:
-                self._demand_lost(found, lines, request, prefixes, demanded)
-            completed = []
-            for line, candidates in found.items():
+                self._demand_lost(found, lines, request)
+            for place, candidates in found.items():
                 if not candidates:
                     say(
-                        f"warning: line {first + line}: no translation was found that keeps to its "
+                        f"warning: line {first + place}: no translation was found that keeps to its "
                         "phrases; it is left empty"
                     )
-                if self.is_lowered(lines[line]):
+                if self.is_lowered(lines[place].text):
                     candidates = [replace(one, text=one.text.upper()) for one in candidates]
-                completed.append((line, candidates or [Translation("", 0.0)]))
-            yield completed
+                found[place] = candidates or [NO_TRANSLATION]
+            yield found
 
     def _demand_lost(
-        self,
-        found: dict[int, Candidates],
-        lines: Sequence[str],
-        request: Request,
-        prefixes: Sequence[str] | None,
-        demanded: Sequence[Sequence[str]] | None,
+        self, found: dict[int, Candidates], lines: Sequence[Line], request: Request
     ) -> None:
         """Search lines whose protected strings are lost again, with those strings demanded."""
-        protected = {line: find_protected(lines[line]) for line in found}
+        protected = {place: find_protected(lines[place].text) for place in found}
         lost = {}
-        for line, candidates in found.items():
+        for place, candidates in found.items():
             text = candidates[0].text if candidates else ""
-            lost[line] = find_lost(protected[line], text)
-        again = [line for line in found if lost[line]]
-        searched = self._search_lines(
-            [lines[line] for line in again],
-            request,
-            [prefixes[line] for line in again] if prefixes is not None else None,
-            demanded=[[*(demanded[line] if demanded else ()), *lost[line]] for line in again],
-        )
-        n_strings = sum(count.total() for count in protected.values())
-        n_first = n_strings - sum(count.total() for count in lost.values())
-        for completed in searched if again else ():
-            for place, candidates in completed.items():
-                line = again[place]
+            lost[place] = find_lost(protected[place], text)
+        n_strings = count_strings(protected)
+        n_first = n_strings - count_strings(lost)
+
+        again = [place for place in found if lost[place]]
+        demanding = []
+        for place in again:
+            line = lines[place]
+            demanding.append(replace(line, demanded=[*line.demanded, *lost[place]]))
+        for found_again in self._search_lines(demanding, request) if again else ():
+            for i, candidates in found_again.items():
+                place = again[i]
                 if candidates:
-                    found[line] = candidates
-                    lost[line] = find_lost(protected[line], candidates[0].text)
-        n_kept = n_strings - sum(count.total() for count in lost.values())
-        self.survival += Survival(n_strings, n_first, n_kept)
+                    found[place] = candidates
+                    lost[place] = find_lost(protected[place], candidates[0].text)
+        self.survival += Survival(n_strings, n_first, n_strings - count_strings(lost))
 
     def _search_lines(
-        self,
-        lines: Sequence[str],
-        request: Request,
-        prefixes: Sequence[str] | None,
-        first: int = 1,
-        demanded: Sequence[Sequence[str]] | None = None,
+        self, lines: Sequence[Line], request: Request, first: int = 1
     ) -> Iterator[dict[int, Candidates]]:
         """Search lines that are not empty; yields the candidates of those that each batch completes."""
-        encoded = self.encode_source(lines)
+        encoded = self.encode_source([line.text for line in lines])
         self._warn_of_unknown(encoded, first)
-        line_prefixes = [[]] * len(lines) if prefixes is None else self.vocab.tgt.encode(prefixes)
-        places: list[int] = []  # the lines that are not empty
-        sources: list[list[int]] = []  # of these lines
-        forced: list[list[int]] = []
-        for line, ids in enumerate(encoded):
-            prefix = line_prefixes[line]
-            if len(prefix) > self.longest:
-                raise LineTooLong(
-                    line,
-                    f"line {first + line}: its prefix has {len(prefix):,} pieces, more than "
-                    f"{self.longest:,}; shorten it, or raise decoding.max_source",
-                )
+        prefixes = self.vocab.tgt.encode([line.prefix for line in lines])
+        places = []  # of the lines that are not empty
+        sources = []
+        for place, ids in enumerate(encoded):
+            self._check_prefix(prefixes[place], place, first)
             if ids:
-                places.append(line)
-                sources.append([*self.tag_ids, *self.shorten(ids, line, first)])
-                forced.append(prefix)
+                places.append(place)
+                sources.append([*self.tag_ids, *self.shorten(ids, place, first)])
 
-        phrases = None
-        rules = self.rules
-        if demanded is not None:
-            rules = rules or self.demand_rules
-        if rules is not None:
-            phrases = [
-                rules.for_line(self.read_line(lines[line]), demanded[line] if demanded else ())
-                for line in places
-            ]
-            if self.config.beam == 1 and any(one.required for one in phrases):
-                raise UserError(GREEDY_MESSAGE)
-        requests = Requests(sources, None if prefixes is None else forced, phrases)
+        own_prefixes = [prefixes[place] for place in places]
+        phrases = self._list_phrases([lines[place] for place in places])
+        requests = Requests(sources, own_prefixes if any(own_prefixes) else None, phrases)
         for batch, hypotheses in self.search_batches(requests, request.n_best):
             translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
             yield dict(zip([places[i] for i in batch], translations, strict=True))
+
+    def _check_prefix(self, prefix: list[int], index: int, first: int) -> None:
+        if len(prefix) > self.longest:
+            raise LineTooLong(
+                index,
+                f"line {first + index}: its prefix has {len(prefix):,} pieces, more than "
+                f"{self.longest:,}; shorten it, or raise decoding.max_source",
+            )
+
+    def _list_phrases(self, lines: Sequence[Line]) -> list[LinePhrases] | None:
+        """Return what the translation of each line must contain, or must not; None if nothing is asked."""
+        rules = self.rules
+        if rules is None and any(line.demanded for line in lines):
+            rules = self.demand_rules
+        if rules is None:
+            return None
+        phrases = [rules.for_line(self.read_line(line.text), line.demanded) for line in lines]
+        if self.config.beam == 1 and any(one.required for one in phrases):
+            raise UserError(GREEDY_MESSAGE)
+        return phrases
 
     def _warn_of_unknown(self, sources: Sequence[list[int]], first: int) -> None:
         """Say once that the model cannot read a text."""
@@ -410,36 +413,32 @@ class TextToText(ABC):
         self, sources: Sentences, hypotheses: list[list[Hypothesis]], request: Request
     ) -> list[Candidates]:
         # all hypotheses of all sentences in one list: together they are decoded and aligned faster
-        flat: list[Hypothesis] = []
-        source_of_each: list[Sequence[int]] = []
-        for source, some in zip(sources, hypotheses, strict=True):
-            flat += some
-            source_of_each += [source] * len(some)
-        targets = [one.ids for one in flat]
+        pairs = [
+            (source, one) for source, some in zip(sources, hypotheses, strict=True) for one in some
+        ]
+        targets = [one.ids for _, one in pairs]
         texts = self.vocab.tgt.decode(targets)
-        alignments: list[list[int]] = [] if request.is_aligned else [[]] * len(flat)
+        alignments: Sentences = [()] * len(pairs)
         if request.is_aligned:
             # What follows the tag most is said to follow the first piece of the line.
             n_before = len(self.tag_ids)
-            for links in self.align(source_of_each, targets):
-                alignments.append([max(0, place - n_before) for place in links])
+            links = self.align([source for source, _ in pairs], targets)
+            alignments = [[max(0, place - n_before) for place in row] for row in links]
 
         # and back to a list for each sentence
         remaining = (
             Translation(
-                text,
-                one.score,
-                tuple(one.ids),
-                tuple(alignment),
-                len(one.ids) >= self.config.find_longest(len(source)),
+                text=text,
+                score=one.score,
+                piece_ids=tuple(one.ids),
+                alignment=tuple(alignment),
+                is_cut=len(one.ids) >= self.config.find_longest(len(source)),
             )
-            for one, source, text, alignment in zip(
-                flat, source_of_each, texts, alignments, strict=True
-            )
+            for (source, one), text, alignment in zip(pairs, texts, alignments, strict=True)
         )
         return [list(islice(remaining, len(some))) for some in hypotheses]
 
-    def shorten(self, ids: list[int], index: int, first: int = 1) -> list[int]:
+    def shorten(self, ids: list[int], index: int, first: int) -> list[int]:
         """Return what the model reads of line `index` of those that begin with number `first`."""
         n = len(ids)
         if n <= self.longest:
@@ -539,18 +538,10 @@ class Translator(TextToText):
 
     def search_batches(self, requests: Requests, n_best: int) -> Iterator[SearchedBatch]:
         requests = replace(requests, sources=[[*ids, EOS] for ids in requests.sources])
-        with suspend_dropout(self.model):
-            try:
-                yield from self.search_engine.search_batches(
-                    self.decodable, requests, self.config, self.device, n_best
-                )
-            except (MemoryError, RuntimeError) as error:  # torch raises a plain one for host memory
-                if is_out_of_memory(error):
-                    raise Failure(
-                        "the search ran out of memory; lower decoding.beam (--n-best if you sample) or "
-                        "decoding.batch_tokens"
-                    ) from None
-                raise
+        with suspend_dropout(self.model), explain_memory_error(Failure(SEARCH_TOO_LARGE)):
+            yield from self.search_engine.search_batches(
+                self.decodable, requests, self.config, self.device, n_best
+            )
 
     def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
         """Find the source piece of each target piece, by the attention of the first model."""
@@ -559,7 +550,7 @@ class Translator(TextToText):
 
     def attend(self, sources: Sentences, targets: Sentences) -> Iterator[AttentionMap]:
         """Yield the attention of the first model behind each translation."""
-        return generate_attention_maps(self.model, self.vocab, sources, targets)
+        return compute_attention_maps(self.model, self.vocab, sources, targets)
 
 
 def make_translator(

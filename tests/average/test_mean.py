@@ -161,7 +161,7 @@ def test_two_runs_do_not_average(
     with pytest.raises(UserError) as caught:
         average_checkpoints([ours, other], tmp_path / MEAN)
     assert (
-        "e\\nnxxx" in str(caught.value)
+        "e<U+000A>nxxx" in str(caught.value)
         and str(caught.value).isprintable()
         and len(str(caught.value)) < 700
     )

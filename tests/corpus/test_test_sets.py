@@ -112,13 +112,12 @@ def test_a_set_by_either_name_from_sacrebleus_cache(
         found.src,
         found.ref,
         found.known_as,
-        found.is_verified,
         found.warning,
         found.subset,
-    ) == (name, SRC, REF, "newstest2013", True, None, None)
+    ) == (name, SRC, REF, "newstest2013", None, None)
     assert (found.src_sha256, found.ref_sha256) == (sha(SRC), sha(REF))
     # A config may name the year too
-    assert testsets.open_test_set(CorpusConfig(sacrebleu=name), data).is_verified
+    assert testsets.open_test_set(CorpusConfig(sacrebleu=name), data).known_as == "newstest2013"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ def test_the_folders_of_the_corpora_are_looked_into(data: DataConfig) -> None:
     ):
         write(Path(data.root) / "news" / name, lines)
     data = replace(data, train=(CorpusConfig(src="news/train.en", tgt="news/train.de"),))
-    assert testsets.open_test_set("newstest2013", data).is_verified
+    assert testsets.open_test_set("newstest2013", data).known_as == "newstest2013"
     mine = testsets.open_test_set("mine", data)  # any name will do
     assert (mine.src, mine.ref, mine.known_as, mine.warning) == (SRC[:2], REF[:2], None, None)
 
@@ -183,7 +182,7 @@ def test_nothing_there_is_one_line_with_the_remedies(data: DataConfig) -> None:
     )
     for language in ("en", "ja"):
         write(Path(root) / f"newstest2013.{language}", SRC)
-    assert not testsets.open_test_set("newstest2013", replace(data, tgt="ja")).is_verified
+    assert testsets.open_test_set("newstest2013", replace(data, tgt="ja")).known_as is None
 
 
 NO_NETWORK = """
@@ -246,12 +245,12 @@ def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
     write(Path(data.root) / "newstest2013.de", [line.replace("5 %", "5\u00a0%") for line in REF])
     by_name = testsets.open_test_set("newstest2013", data)
     # The same text as from elsewhere
-    assert by_name.is_verified and (by_name.src, by_name.ref) == (SRC, REF)
+    assert (by_name.known_as, by_name.src, by_name.ref) == ("newstest2013", SRC, REF)
     as_files = testsets.open_test_set(
         CorpusConfig(src="newstest2013.en", tgt="newstest2013.de"), data
     )
     # As it lies, as validation reads it
-    assert as_files.is_verified and as_files.ref[2] == "Ein Haus zu 5\u00a0%"
+    assert as_files.known_as == "newstest2013" and as_files.ref[2] == "Ein Haus zu 5\u00a0%"
     # Moses' tokenizer makes one word of two around this one, and so would shorten the reference.
     write(Path(data.root) / "newstest2013.de", [line.replace("5 %", "5\x1c%") for line in REF])
     with pytest.raises(UserError, match="is not the de side of newstest2013"):
@@ -285,7 +284,7 @@ def test_another_text_is_refused_by_name_and_warned_of_in_files(
     )
 
     found = testsets.open_test_set(CorpusConfig(src="newstest2013.en", tgt="newstest2013.de"), data)
-    assert (found.src, found.ref, found.is_verified) == (src, ref, False)
+    assert (found.src, found.ref, found.known_as) == (src, ref, None)
     assert found.warning == f"the {side} is not the {language} side of newstest2013: {what}"
 
     fill(cache, "wmt13", src, ref)  # half a file in the cache is no set either
@@ -328,7 +327,6 @@ def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> N
     found = testsets.open_test_set(CorpusConfig(src=f"{name}.en", tgt=f"{name}.de"), data)
     assert found.known_as == "newstest2013"
     # Of files, only newstestYEAR is taken for a claim
-    assert found.is_verified == (name == "wmt14")
     told = None if name == "wmt14" else f"the source and the reference are newstest2013, not {name}"
     assert found.warning == told
 

@@ -75,7 +75,7 @@ def test_weights_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     vocab = make_vocab(tmp_path)
     model = make_model(vocab, SHAPE)
     src, tgt = draw_pairs(vocab, 8)
-    found = compute_attention_maps(model, vocab, src, tgt)
+    found = list(compute_attention_maps(model, vocab, src, tgt))
     for source, target, one in zip(src, tgt, found, strict=True):
         inputs = record_inputs(model, source, target)
         assert one.encoder is not None and one.decoder is not None
@@ -95,7 +95,7 @@ def test_shapes_sums_and_links(shape: ModelConfig, tmp_path: Path) -> None:
     vocab = make_vocab(tmp_path)
     model = make_model(vocab, shape).train()  # as in a validation; dropout must not show
     src, tgt = draw_pairs(vocab, 6)
-    found = compute_attention_maps(model, vocab, src, tgt)
+    found = list(compute_attention_maps(model, vocab, src, tgt))
     assert model.training
     model.eval()
     assert [one.alignment for one in found] == align(model, src, tgt)
