@@ -55,6 +55,7 @@ from nmt.system.files import (
     point_link,
     read_json,
     read_manifest,
+    read_status,
     verify,
     write_folder,
     write_json,
@@ -581,10 +582,7 @@ def _was_in_vain(run: RunFolder) -> bool:
     made = (run.average, run.results, run.curve, run.sweep)
     if list_steps(run) or any(map(os.path.lexists, made)):
         return False
-    try:
-        return bool(read_json(run.status)["step"] == 0)
-    except (UserError, OSError, KeyError, TypeError):
-        return False
+    return read_status(run).get("step") == 0
 
 
 def parse_step(name: str) -> int | None:

@@ -385,9 +385,10 @@ def _explain_corpora(names: Sequence[str], wanted: Sequence[str], whole: str) ->
 
 
 def read_test_set(
-    key: str, corpus: CorpusConfig | None, paper: KnownSet, config: RunConfig, pair: str
+    name: Literal["valid", "test"], paper: KnownSet, config: RunConfig, pair: str
 ) -> Reading:
     data = config.data
+    corpus = data.valid if name == "valid" else data.test
     ours = name_corpus(corpus, data) if corpus else "none"
     why = None
     if paper.subset is not None:
@@ -399,15 +400,7 @@ def read_test_set(
         elif ours == paper.name:
             why = f"files, recognised by their names alone: {paper.name} in full has {paper.lines:,} lines"
     is_the_papers = ours in paper.list_names(HUB_NAMES[pair])
-    return Reading(ours, {key: SAME if is_the_papers else ours}, why)
-
-
-def read_dev_set(config: RunConfig, pair: str) -> Reading:
-    return read_test_set("data.valid", config.data.valid, PAPER_DEV_SET, config, pair)
-
-
-def read_final_test_set(config: RunConfig, pair: str) -> Reading:
-    return read_test_set("data.test", config.data.test, PAPER_TEST_SET, config, pair)
+    return Reading(ours, {f"data.{name}": SAME if is_the_papers else ours}, why)
 
 
 def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
@@ -455,8 +448,8 @@ def _strip_packing(path: str) -> str:
 
 READERS: dict[str, Callable[[RunConfig, str], Reading]] = {
     "corpora": read_corpora,
-    "dev set": read_dev_set,
-    "test set": read_final_test_set,
+    "dev set": functools.partial(read_test_set, "valid", PAPER_DEV_SET),
+    "test set": functools.partial(read_test_set, "test", PAPER_TEST_SET),
     "vocabulary": read_vocabulary,
     "pieces": read_pieces,
     "layers": read_layers,

@@ -35,21 +35,27 @@ def find_better_member(checkpoint: Checkpoint, device: torch.device, run: RunFol
         dev = open_dev_of_run(checkpoint.config, checkpoint.vocab)
     except (UserError, OSError):
         return None
-    world = World(0, 1, device)
-    # one of its own, because a translator that has translated may have its weights in another layout
-    translator = make_translator(checkpoint, device, checkpoint.config.dev_decoding)
-    micro_tokens = resolve_micro_tokens(checkpoint.config, world)
-    mean = compute_dev_nll(translator, dev.store, micro_tokens, world, StopRequest())
-    assert mean is not None  # no stop is asked for
+    mean = compute_nll(checkpoint, dev, device)
     best = min(steps, key=lambda step: validations[step]["nll"])
     nll = validations[best]["nll"]
-    if mean.value <= nll + TOLERANCE:
+    if mean <= nll + TOLERANCE:
         return None
     return (
         f"on the dev set this average is worse than update {best:,}, one of its members: NLL "
-        f"{mean.value:.4f}, not {nll:.4f}; see nmt-average {run.path} --curve, or use "
+        f"{mean:.4f}, not {nll:.4f}; see nmt-average {run.path} --curve, or use "
         f"{run.checkpoint(best)}"
     )
+
+
+def compute_nll(checkpoint: Checkpoint, dev: DevSet, device: torch.device) -> float:
+    """Compute the NLL per piece of the dev set, as validation does."""
+    config, world = checkpoint.config, World(0, 1, device)
+    # one of its own, because a translator that has translated may have its weights in another layout
+    translator = make_translator(checkpoint, device, config.dev_decoding)
+    micro_tokens = resolve_micro_tokens(config, world)
+    nll = compute_dev_nll(translator, dev.store, micro_tokens, world, StopRequest())
+    assert nll is not None  # only a stop request gives None
+    return nll.value
 
 
 def open_dev_of_run(config: RunConfig, vocab: Vocabulary) -> DevSet:

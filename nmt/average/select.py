@@ -17,7 +17,7 @@ from nmt.system.files import (
     explain_unreadable,
     has_plain_file,
     open_plain_file,
-    read_json,
+    read_status,
 )
 from nmt.system.run_folder import RunFolder
 from nmt.train.events import ValidEvent
@@ -78,22 +78,16 @@ def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
     are at least that far apart in training, counted back from the newest.
     """
     candidates = list_all(run)
+    # whether the run is complete by its own settings, not stopped or killed
+    has_ended = read_status(run).get("state") == "done"
     if minutes is not None:
         return thin_out(candidates, minutes)
     if not has_plain_file(run.config):
         return candidates
     training = load_recorded_config(run.config).training
     # Patience, hours or epochs end a run at an update that no checkpoint was planned for.
-    end = candidates[-1].step if candidates and has_ended(run) else None
+    end = candidates[-1].step if candidates and has_ended else None
     return [each for each in candidates if training.is_counted(each.step) or each.step == end]
-
-
-def has_ended(run: RunFolder) -> bool:
-    """Whether the run is complete by its own settings, not stopped or killed."""
-    try:
-        return bool(read_json(run.status)["state"] == "done")
-    except (UserError, OSError, KeyError, TypeError):
-        return False
 
 
 def list_all(run: RunFolder) -> list[Candidate]:

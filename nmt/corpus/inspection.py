@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from nmt.corpus.cleaning import UNREADABLE
-from nmt.corpus.ledger import CorpusAccount, Ledger, align_columns, format_ledger, read_ledger
+from nmt.corpus.ledger import CorpusAccount, Ledger, format_ledger, read_ledger
 from nmt.data.store import Side, TokenStore, open_store
 from nmt.data.vocab import SPACE, UNK, Vocab, Vocabulary, load_vocab
 from nmt.system.errors import UserError
 from nmt.system.files import read_manifest, verify
 from nmt.system.run_folder import ids_file
+from nmt.system.tables import Table
 
 CHUNK = 1 << 22  # ids or sentences in memory at a time
 N_PAIRS = 5  # decoded ones
@@ -228,8 +229,8 @@ def _format_samples(corpus: CorpusAccount, languages: Sequence[str], width: int)
 
 
 def _format_figures(report: StoreReport, languages: Sequence[str]) -> str:
-    head = "|sentences|pieces|mean|median|90 %|99 %|longest|pieces/word|<unk>"
-    rows = [head.split("|")]
+    head = "|sentences|pieces|mean|median|90 %|99 %|longest|pieces/word|<unk>".split("|")
+    rows = []
     for split, sides in report.splits.items():
         for language, figures in zip(languages, sides.values(), strict=True):
             rows.append(
@@ -246,4 +247,4 @@ def _format_figures(report: StoreReport, languages: Sequence[str]) -> str:
                     f"{figures.unk_share:.4%}",
                 ]
             )
-    return "\n".join(align_columns(rows))
+    return "\n".join(Table(head, rows).to_lines(numbers=range(1, len(head))))

@@ -30,6 +30,7 @@ from nmt.system.extras import is_installed
 from nmt.system.files import has_plain_file, read_file_stamp, read_json
 from nmt.system.records import read_record
 from nmt.system.run_folder import LEDGER_FILE
+from nmt.system.tables import Table
 
 # How the files of the ledger looked on this machine, so that none is read again.
 SOURCES_FILE = ".sources.json"
@@ -340,23 +341,10 @@ def describe_mixture(mixture: Mixture, data: DataConfig) -> str:
 # ---- for people -------------------------------------------------------------------------------------------------
 
 
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format the rows of a table as lines: the first column is text, the others are numbers."""
-    rows = [list(map(escape_line, row)) for row in rows]
-    columns = zip(*rows, strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    lines = []
-    for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *numbers]))
-    return lines
-
-
 def format_ledger(ledger: Ledger) -> str:
     """Format what came in, what was kept, what was dropped and why."""
     src, tgt = ledger.languages
-    rows = [["corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens"]]
-    dropped = ["dropped"]
+    rows = []
     for corpus in ledger.corpora:
         times = ""
         if corpus.repeat > 1:
@@ -364,9 +352,10 @@ def format_ledger(ledger: Ledger) -> str:
         elif corpus.weight is not None:
             times = f" x {corpus.weight:.4g}"
         tokens = [f"{n:,}" for n in corpus.tokens]
-        rows.append([corpus.name, f"{corpus.lines:,}", f"{corpus.kept:,}{times}", *tokens])
-        dropped.append(corpus.dropped_by_rule or "-")
-    lines = [f"{row}  {rules}" for row, rules in zip(align_columns(rows), dropped, strict=True)]
+        figures = [f"{corpus.lines:,}", f"{corpus.kept:,}{times}", *tokens]
+        rows.append([corpus.name, *figures, corpus.dropped_by_rule or "-"])
+    head = ["corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped"]
+    lines = Table(head, rows).to_lines(numbers=range(1, 5))
     for corpus in ledger.corpora:
         lines += _describe_overlaps(corpus)
     for file in ledger.files:

@@ -10,6 +10,7 @@ checkpoints or devices; its callers handle those.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -55,8 +56,7 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """The residual connection around a sub-layer f.
 
-    Post-norm, as in section 3.1: LayerNorm(x + Dropout(f(x))). Pre-norm: x +
-    Dropout(f(LayerNorm(x))).
+    Post-norm, as in section 3.1: LayerNorm(x + Dropout(f(x))). Pre-norm: x + Dropout(f(LayerNorm(x))).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -65,12 +65,10 @@ class Residual(nn.Module):
         self.norm = LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout)
 
-    def before(self, x: Tensor) -> Tensor:
-        return x if self.is_post else self.norm(x)
-
-    def after(self, x: Tensor, y: Tensor) -> Tensor:
-        x = x + self.dropout(y)
-        return self.norm(x) if self.is_post else x
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.is_post:
+            return self.norm(x + self.dropout(sublayer(x)))
+        return x + self.dropout(sublayer(self.norm(x)))
 
 
 class EncoderLayer(nn.Module):
@@ -86,10 +84,8 @@ class EncoderLayer(nn.Module):
         weights: AttentionWeights,
         rotation: Tensor | None = None,
     ) -> Tensor:
-        residual = self.attention_residual
-        x = residual.after(x, self.attention(residual.before(x), mask, weights, rotation))
-        residual = self.feed_forward_residual
-        return residual.after(x, self.feed_forward(residual.before(x)))
+        x = self.attention_residual(x, lambda y: self.attention(y, mask, weights, rotation))
+        return self.feed_forward_residual(x, self.feed_forward)
 
 
 class DecoderLayer(nn.Module):
@@ -107,24 +103,20 @@ class DecoderLayer(nn.Module):
         memory_mask: AttentionMask,
         weights: AttentionWeights,
         self_weights: AttentionWeights,
-        rotation: Tensor | None = None,
+        rotation: Tensor | None,
     ) -> Tensor:
-        residual = self.attention_residual
-        x = residual.after(x, self.attention(residual.before(x), self_mask, self_weights, rotation))
-        residual = self.memory_residual
-        x = residual.after(
-            x, self.memory_attention(residual.before(x), memory, memory_mask, weights)
+        x = self.attention_residual(
+            x, lambda y: self.attention(y, self_mask, self_weights, rotation)
         )
-        residual = self.feed_forward_residual
-        return residual.after(x, self.feed_forward(residual.before(x)))
+        x = self.memory_residual(
+            x, lambda y: self.memory_attention(y, memory, memory_mask, weights)
+        )
+        return self.feed_forward_residual(x, self.feed_forward)
 
     def step(self, x: Tensor, step: Step, layer: int, rotation: Tensor | None) -> Tensor:
-        residual = self.attention_residual
-        x = residual.after(x, self.attention.step(residual.before(x), step, layer, rotation))
-        residual = self.memory_residual
-        x = residual.after(x, self.memory_attention.step(residual.before(x), step, layer))
-        residual = self.feed_forward_residual
-        return residual.after(x, self.feed_forward(residual.before(x)))
+        x = self.attention_residual(x, lambda y: self.attention.step(y, step, layer, rotation))
+        x = self.memory_residual(x, lambda y: self.memory_attention.step(y, step, layer))
+        return self.feed_forward_residual(x, self.feed_forward)
 
 
 class Transformer(nn.Module):

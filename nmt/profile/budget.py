@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nmt.checkpoint import load_run_config
 from nmt.config import RunConfig
-from nmt.profile.cost import CHECKPOINT_BYTES, count_parameters
+from nmt.profile.cost import CHECKPOINT_BYTES
 from nmt.profile.dry_run import DryRun
 from nmt.system.errors import UserError
 from nmt.system.progress import format_duration, say
@@ -114,6 +114,5 @@ def _measure(config: RunConfig, world: World) -> tuple[float, float]:
     dry_run = DryRun(open_setup(config, resolve_micro_tokens(config, world), world))
     with dry_run.updates() as updates:
         update_s = dry_run.run_for(updates, SAMPLE_S, "timing updates").mean_s
-    model = dry_run.setup.model
-    checkpoint_s = CHECKPOINT_BYTES * count_parameters(model) / DISK_BYTES_PER_S
+    checkpoint_s = CHECKPOINT_BYTES * dry_run.setup.n_weights / DISK_BYTES_PER_S
     return update_s, dry_run.dev_seconds() + dry_run.decoding_seconds() + checkpoint_s

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from nmt.config import ModelConfig
 from nmt.system.progress import clock
@@ -52,11 +51,6 @@ def count_flop(config: ModelConfig, n_vocab: int, src_length: float, tgt_length:
     src = config.encoder_depth * encoder + config.decoder_depth * memory_projections
     tgt = config.decoder_depth * decoder + d * n_vocab
     return Flop(FLOP_PER_MULTIPLY_ADD * src, FLOP_PER_MULTIPLY_ADD * tgt)
-
-
-def count_parameters(model: nn.Module) -> int:
-    """A matrix that several modules share counts once."""
-    return sum(weight.numel() for weight in model.parameters())
 
 
 class DeviceTimer:

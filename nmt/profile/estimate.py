@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nmt.config import RunConfig
 from nmt.data.loader import MicroBatch, Update
 from nmt.data.plan import Cursor
-from nmt.profile.cost import AVERAGE_BYTES, CHECKPOINT_BYTES, count_parameters
+from nmt.profile.cost import AVERAGE_BYTES, CHECKPOINT_BYTES
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.system.progress import format_duration
 from nmt.system.ranks import World
@@ -64,7 +64,7 @@ class Estimate:
         setup, training = self.setup, self.setup.config.training
         longest, most, typical = map(format_bytes, self.peaks)
         parameter_bytes = CHECKPOINT_BYTES + (0 if training.ema is None else AVERAGE_BYTES)
-        checkpoint_bytes = parameter_bytes * count_parameters(setup.model)
+        checkpoint_bytes = parameter_bytes * setup.n_weights
         rows = {
             "on": describe_machine(setup),
             "peak memory": f"{longest} after the longest sentences, {most} after the most sentences in "

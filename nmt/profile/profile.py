@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from nmt.config import RunConfig
 from nmt.data.loader import Loader
-from nmt.profile.cost import TRAINING_BYTES, count_flop, count_parameters, measure_ceiling
+from nmt.profile.cost import TRAINING_BYTES, count_flop, measure_ceiling
 from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
 from nmt.profile.time_by_part import sum_kernels, sum_operations
 from nmt.system.files import check_writable, refuse_run_file, sync_to_disk
@@ -39,11 +39,10 @@ class Profile:
     def table(self) -> str:
         setup, timing = self.setup, self.timing
         took = sum(timing.seconds)
-        n_parameters = count_parameters(setup.model)
         rows = {
             "on": describe_machine(setup),
-            "model": f"{n_parameters / 1e6:.1f}M parameters; weights, gradients and Adam's moments "
-            f"take {format_bytes(TRAINING_BYTES * n_parameters)}",
+            "model": f"{setup.n_weights / 1e6:.1f}M parameters; weights, gradients and Adam's moments "
+            f"take {format_bytes(TRAINING_BYTES * setup.n_weights)}",
             "target tokens/s": f"{timing.n_tgt / took:,.0f}",
             "source tokens/s": f"{timing.n_src / took:,.0f}",
             "updates/s": f"{1 / timing.mean_s:.3f}, mean of {timing.n_updates} updates",

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from nmt.config import RunConfig, format_config, load_recorded_config
+from nmt.model.size import count_weights
 from nmt.sweep.grid import PlannedRun, ScoredSet, Sweep
 from nmt.sweep.processes import PREEMPTED_CODE, STOP_SIGNALS, Children
 from nmt.sweep.result import RunResult, SetScore, read_result, write_result
@@ -108,6 +109,7 @@ def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
+    choose_matmul_library()  # as training does
 
     from nmt.checkpoint import TrainState, find_newest, open_checkpoint
 
@@ -116,16 +118,15 @@ def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
         raise Failure(f"{run.folder.path}: has no checkpoint after training")
     path = newest.path if sweep.average is None else make_average(run.folder, sweep.average)
     scored = open_checkpoint(path)
-    n_parameters, nll = measure_model(run, scored)
     return RunResult(
         average=sweep.average,
         averaged=scored.averaged,
         weights_sha256=scored.sha256[MODEL_FILE],
         vocab_sha256=scored.vocab.digest,
-        parameters=n_parameters,
+        parameters=count_weights(scored.config.model, scored.vocab.sizes),
         updates=newest.step,
         minutes=round(newest.origin.elapsed_s / 60, 2),
-        nll=nll,
+        nll=measure_nll(run, scored),
         scores=[score_set(run, path, name) for name in sweep.score],
     )
 
@@ -182,28 +183,16 @@ def score_set(run: PlannedRun, path: Path, name: ScoredSet) -> SetScore:
     )
 
 
-def measure_model(run: PlannedRun, scored: "Checkpoint") -> tuple[int, float | None]:
-    """Count the parameters of the model that is scored, and compute its NLL on the dev set."""
-    from nmt.profile.cost import count_parameters
+def measure_nll(run: PlannedRun, scored: "Checkpoint") -> float | None:
+    """Compute the NLL of the scored weights on the dev set; None if the run has none."""
+    from nmt.average.dev_check import compute_nll
     from nmt.system.device import choose_device
-    from nmt.system.ranks import World
-    from nmt.train.memory_probe import resolve_micro_tokens
-    from nmt.train.shutdown import StopRequest
-    from nmt.train.validate import compute_dev_nll, open_dev
-    from nmt.translate.translator import make_translator
+    from nmt.train.validate import open_dev
 
-    config = run.config
-    choose_matmul_library()  # as training does
-    world = World(0, 1, choose_device(config.device))
-    translator = make_translator(scored, world.device, config.dev_decoding)
-    n_parameters = count_parameters(translator.model)
-    if config.data.valid is None:
-        return n_parameters, None
-    dev = open_dev(Path(config.data.store), scored.vocab)
-    micro_tokens = resolve_micro_tokens(config, world)
-    nll = compute_dev_nll(translator, dev.store, micro_tokens, world, StopRequest())
-    assert nll is not None  # only a stop request gives None
-    return n_parameters, nll.value
+    if run.config.data.valid is None:
+        return None
+    dev = open_dev(Path(run.config.data.store), scored.vocab)
+    return compute_nll(scored, dev, choose_device(run.config.device))
 
 
 # ---- a process of its own ------------------------------------------------------------------------

@@ -282,6 +282,15 @@ def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
         return parse_json(read_bytes(path, max_bytes), str(path))
 
 
+def read_status(run: RunFolder) -> dict[str, Any]:
+    """Return what status.json says of a run; nothing if it cannot be read."""
+    try:
+        status = read_json(run.status)
+    except UserError:
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
 def read_file_stamp(path: Path) -> list[int]:
     """Return numbers that differ once the file is changed or replaced, without reading it."""
     status = path.stat()

@@ -7,7 +7,7 @@ else. Numbers that were formatted are cells like others; `None` is an empty cell
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from nmt.system.escapes import escape_html, escape_line, escape_markdown
@@ -39,12 +39,16 @@ class Table:
     head: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
 
-    def to_lines(self) -> list[str]:
-        """Return the table as lines whose columns are aligned."""
+    def to_lines(self, numbers: Container[int] = ()) -> list[str]:
+        """Return the table as lines whose columns are aligned: those of `numbers` at their right ends."""
         rows = (self.head, *self.rows)
         texts = [[escape_line(_read_text(cell)) for cell in row] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-        return [GAP.join(map(str.ljust, row, widths)).rstrip() for row in texts]
+        columns = []
+        for i, column in enumerate(zip(*texts, strict=True)):
+            align = str.rjust if i in numbers else str.ljust
+            width = max(map(len, column))
+            columns.append([align(text, width) for text in column])
+        return [GAP.join(row).rstrip() for row in zip(*columns, strict=True)]
 
     def to_text(self) -> str:
         return "\n".join(self.to_lines())

@@ -131,9 +131,8 @@ def _announce_run(trainer: Trainer) -> None:
     """
     setup = trainer.setup
     config, store, model = setup.config, setup.store, setup.model
-    n_parameters = sum(p.numel() for p in model.parameters())
     say(
-        f"model: {n_parameters / 1e6:.1f}M parameters, {format_size(setup.vocab)} pieces; data: "
+        f"model: {setup.n_weights / 1e6:.1f}M parameters, {format_size(setup.vocab)} pieces; data: "
         f"{len(store):,} pairs, {len(store.tgt.ids):,} target pieces; {config.training.precision} "
         f"on {trainer.status.machine}; run folder {trainer.run.path}"
     )

@@ -24,6 +24,7 @@ from nmt.data.mixture import Mixture
 from nmt.data.plan import choose_shape
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import Vocabulary, format_size, is_extension, load_vocab
+from nmt.model.size import count_weights
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.progress import say
@@ -58,6 +59,10 @@ class Setup:
     # of a run; a trial has neither
     dev: DevSet | None = None
     state: TrainState = TrainState()
+
+    @property
+    def n_weights(self) -> int:
+        return count_weights(self.config.model, self.vocab.sizes)
 
     @property
     def store_folder(self) -> Path:

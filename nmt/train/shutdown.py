@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import read_json, write_json_or_warn
+from nmt.system.files import read_status, write_json_or_warn
 from nmt.system.progress import clock, say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
@@ -105,16 +105,13 @@ class StatusFile:
     """Writes `status.json`; failing to write it never stops a run."""
 
     def __init__(self, run: RunFolder, steps: int, machine: str = "") -> None:
-        self.path, self.steps, self.machine = run.status, steps, machine
+        self.run, self.steps, self.machine = run, steps, machine
         self.step = 0  # the update of the last good checkpoint
 
     @property
     def has_failed(self) -> bool:
         """Whether another rank has already written that the run failed."""
-        try:
-            return read_json(self.path)["state"] == "failed"
-        except (UserError, KeyError, TypeError):
-            return False
+        return read_status(self.run).get("state") == "failed"
 
     def write(self, state: State, code: int | None = None, message: str = "") -> None:
         status = {
@@ -128,7 +125,7 @@ class StatusFile:
             "pid": os.getpid(),
             "updated": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
-        write_json_or_warn(self.path, status)
+        write_json_or_warn(self.run.status, status)
 
     @contextlib.contextmanager
     def recording_failures(self) -> Iterator[None]:

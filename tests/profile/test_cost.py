@@ -6,12 +6,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.config import ModelConfig
 from nmt.data.batch import pack
+from nmt.model.size import count_weights
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import (
     CHECKPOINT_BYTES,
     TRAINING_BYTES,
     count_flop,
-    count_parameters,
 )
 
 CPU = torch.device("cpu")
@@ -74,6 +74,6 @@ def test_bytes_are_those_of_the_tensors(is_tied: bool) -> None:
     moments = 0
     for state in adam.state.values():
         moments += sum(4 * moment.numel() for name, moment in state.items() if name != "step")
-    n = count_parameters(model)
+    n = count_weights(model.config, model.sizes)
     assert CHECKPOINT_BYTES * n == weights + moments
     assert TRAINING_BYTES * n == 2 * weights + moments

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS
+from nmt.model.multi_head_attention import MemoryAttention, SelfAttention
 from nmt.model.transformer import Transformer
 from nmt.translate.alignment import align
 
@@ -32,19 +33,23 @@ def memory_attention(model: Transformer, src: list[int], tgt: list[int]) -> list
         return torch.einsum("hqk,khd->qhd", weights, v).flatten(1), weights
 
     for layer in model.decoder:
-        q, k, v = layer.attention.project_qkv(layer.attention_residual.before(x))
-        mixed, _ = attended(q, k, v, True)
-        x = layer.attention_residual.after(x, layer.attention.output(mixed))
-        cross = layer.memory_attention
+        own, cross = layer.attention, layer.memory_attention
         keys, values = cross.keys_values(memory)
-        mixed, weights = attended(
-            cross.split_heads(cross.q(layer.memory_residual.before(x))), keys, values, False
-        )
-        layers.append(weights.mean(0).tolist())
-        x = layer.memory_residual.after(x, cross.output(mixed))
-        x = layer.feed_forward_residual.after(
-            x, layer.feed_forward(layer.feed_forward_residual.before(x))
-        )
+
+        def attend_past(y: Tensor, own: SelfAttention = own) -> Tensor:
+            mixed, _ = attended(*own.project_qkv(y), True)
+            return own.output(mixed)
+
+        def attend_memory(
+            y: Tensor, cross: MemoryAttention = cross, keys: Tensor = keys, values: Tensor = values
+        ) -> Tensor:
+            mixed, weights = attended(cross.split_heads(cross.q(y)), keys, values, False)
+            layers.append(weights.mean(0).tolist())
+            return cross.output(mixed)
+
+        x = layer.attention_residual(x, attend_past)
+        x = layer.memory_residual(x, attend_memory)
+        x = layer.feed_forward_residual(x, layer.feed_forward)
     return layers
 
 
