@@ -261,11 +261,9 @@ def score(
     from nmt.score.text_checks import Text, find_problems
     from nmt.system.errors import UserError
 
-    texts, references = [], []
-    for text, reference in pairs:
-        texts.append(text)
-        references.append(reference)
-
+    pairs = list(pairs)
+    texts = [text for text, _ in pairs]
+    references = [reference for _, reference in pairs]
     translated = Text("translations", texts, tgt)
     expected = Text("references", references, tgt)
     for problem in find_problems(translated, expected):
@@ -295,11 +293,8 @@ def score_pairs(
     from nmt.translate.pair_scores import open_pair_scorer
 
     scorer = open_pair_scorer([str(path) for path in paths], settings)
-    sources, targets = [], []
-    for source, target in pairs:
-        sources.append(source)
-        targets.append(target)
-    return scorer.score_pairs(sources, targets)
+    pairs = list(pairs)
+    return scorer.score_pairs([source for source, _ in pairs], [target for _, target in pairs])
 
 
 @overload

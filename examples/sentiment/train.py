@@ -157,31 +157,30 @@ def train_classifier(
     optimizer = make_optimizer(model, schedule)
     rng = random.Random(args.seed)
     step = 0
-    progress = Progress("training", n_steps, "updates")
-    for epoch in range(1, args.epochs + 1):
-        model.train()
-        order = rng.sample(range(n), n)
-        for first in range(0, n, args.batch):
-            # the next update
-            chosen = order[first : first + args.batch]
-            batch = pack([train_set.ids[i] for i in chosen])
-            step += 1
-            # learning_rate needs more updates than the warm-up has
-            rate = learning_rate(step, recipe.model.d_model, max(n_steps, WARMUP + 1), schedule)
-            set_learning_rate(optimizer, rate)
+    with Progress("training", n_steps, "updates") as progress:
+        for epoch in range(1, args.epochs + 1):
+            model.train()
+            order = rng.sample(range(n), n)
+            for first in range(0, n, args.batch):
+                # the next update
+                chosen = order[first : first + args.batch]
+                batch = pack([train_set.ids[i] for i in chosen])
+                step += 1
+                # learning_rate needs more updates than the warm-up has
+                rate = learning_rate(step, recipe.model.d_model, max(n_steps, WARMUP + 1), schedule)
+                set_learning_rate(optimizer, rate)
 
-            # forward, backward, one step
-            loss = F.cross_entropy(model(batch), train_set.labels[chosen])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            progress.advance(postfix=f"loss {loss:.3f}")
+                # forward, backward, one step
+                loss = F.cross_entropy(model(batch), train_set.labels[chosen])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                progress.advance(postfix=f"loss {loss:.3f}")
 
-        # how good it is by now
-        confusion = count_confusion(model, test_set, len(recipe.labels))
-        accuracy = compute_accuracy(confusion)
-        say(f"epoch {epoch}/{args.epochs}: loss {loss:.3f}, test accuracy {accuracy:.1%}")
-    progress.close()
+            # how good it is by now
+            confusion = count_confusion(model, test_set, len(recipe.labels))
+            accuracy = compute_accuracy(confusion)
+            say(f"epoch {epoch}/{args.epochs}: loss {loss:.3f}, test accuracy {accuracy:.1%}")
     return confusion
 
 

@@ -78,14 +78,13 @@ def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
     are at least that far apart in training, counted back from the newest.
     """
     candidates = list_all(run)
-    # whether the run is complete by its own settings, not stopped or killed
-    has_ended = read_status(run).get("state") == "done"
     if minutes is not None:
         return thin_out(candidates, minutes)
     if not has_plain_file(run.config):
         return candidates
     training = load_recorded_config(run.config).training
     # Patience, hours or epochs end a run at an update that no checkpoint was planned for.
+    has_ended = read_status(run).get("state") == "done"  # not stopped or killed
     end = candidates[-1].step if candidates and has_ended else None
     return [each for each in candidates if training.is_counted(each.step) or each.step == end]
 

@@ -350,7 +350,7 @@ def open_lines_output(
         say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")
     # a bar would disturb lines on the same terminal
     is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())
-    bar = stack.enter_context(closing(Progress(task, None, unit, n_done, is_shown)))
+    bar = stack.enter_context(Progress(task, None, unit, n_done, is_shown))
     return out, n_done, bar
 
 

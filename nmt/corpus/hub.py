@@ -14,7 +14,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,7 +190,7 @@ def _fetch(dataset: HubDataset, files: Sequence[HubFile], what: str) -> None:
         if shutil.disk_usage(dataset.store).free < size - n_kept:
             raise OSError(errno.ENOSPC, "it would not fit")
         say(f"{what}: downloading {size:,} bytes{kept}")
-        with closing(Progress(f"download {what}", size, "bytes", start=n_kept)) as progress:
+        with Progress(f"download {what}", size, "bytes", start=n_kept) as progress:
             for file in files:
                 if file.sha256 and not _is_sound(dataset.store / "blobs" / file.sha256, file):
                     _receive(dataset, file, progress)

@@ -8,7 +8,6 @@ the stages that are complete and does the others from their beginning.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -206,7 +205,7 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
 
 def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder: Path) -> Report:
     report = Report()
-    with closing(Progress(f"collect {describe_corpus(part.corpus)}", None, "pairs")) as progress:
+    with Progress(f"collect {describe_corpus(part.corpus)}", None, "pairs") as progress:
 
         def number_blocks() -> Iterator[tuple[int, Block]]:
             for number, block in enumerate(read_blocks(part.corpus, job.data, PAIRS_PER_SHARD)):
@@ -419,7 +418,7 @@ def _count_sample_words(path: Path, samples: list[WordSample], executor: Executo
     """Write the words of the samples with their counts; returns the number of different words."""
     n_lines = sum(sample.n_lines for sample in samples)
     counts: Counter[bytes] = Counter()
-    with closing(Progress("count words", n_lines, "lines")) as progress:
+    with Progress("count words", n_lines, "lines") as progress:
         counted = map_in_order(count_words, samples, executor)
         for sample, sample_counts in zip(samples, counted, strict=True):
             counts.update(sample_counts)
@@ -460,7 +459,7 @@ def encode_part(
         start = partial(ShardEncoder, folder, models, max_pieces, part.corpus.tag)
         name = f"encode {describe_corpus(part.corpus)}"
         shards = collected.list_shards(duplicates)
-        with closing(Progress(name, collected.report.n_kept, "pairs")) as progress:
+        with Progress(name, collected.report.n_kept, "pairs") as progress:
             for shard_report in map_with_workers(start, shards, job.executor):
                 report.extend(shard_report)
                 progress.advance(shard_report.lines)

@@ -219,7 +219,7 @@ class EpochStores:
             closing(drawn),  # after an error too, the processes end here
             closing(SideWriter(folder, "train", "src")) as src,
             closing(SideWriter(folder, "train", "tgt")) as tgt,
-            closing(Progress(f"draw epoch {draw.epoch}", len(self._stored), "pairs")) as progress,
+            Progress(f"draw epoch {draw.epoch}", len(self._stored), "pairs") as progress,
         ):
             for src_row, tgt_row in drawn:
                 self._stop_if_closed()

@@ -4,7 +4,6 @@ Every system passes `check_texts` before it is scored, which refuses text whose 
 certainly be wrong and warns about odd text. Nothing here knows a metric.
 """
 
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,7 +106,7 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     model.translator.set_tag(config.decoding.tag)
     warn_if_untagged(config.data, config.decoding.tag)
     started_at = clock()
-    with closing(Progress("translating", len(test.src), "sentences")) as progress:
+    with Progress("translating", len(test.src), "sentences") as progress:
         translations = model.translator.translate(test.src, progress)
     cut = list_cut([[one] for one in translations])
     if len(cut) > FEW_CUT * len(translations):

@@ -5,7 +5,6 @@ lock, no checkpoint. On many ranks all run the same number of updates, or rank 0
 a world of its own. Tokens are those of all ranks; memory is this rank's.
 """
 
-import contextlib
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
 from nmt.profile.cost import DeviceTimer, reset_peak_memory
 from nmt.profile.time_by_part import UPDATE
-from nmt.system.device import read_peak_memory
+from nmt.system.device import name_machine, read_peak_memory
 from nmt.system.progress import Progress, clock
 from nmt.train.memory_probe import explain_out_of_memory, make_full_batch
 from nmt.train.setup import Setup
@@ -67,7 +66,7 @@ class DryRun:
         progress = Progress(what, n, "updates", is_shown=world.is_main)
         reset_peak_memory(world.device)
         timer.mark()
-        with contextlib.closing(progress), explain_out_of_memory(self.setup.micro_tokens):
+        with progress, explain_out_of_memory(self.setup.micro_tokens):
             for _ in range(n):
                 started_at = clock()
                 update = next(updates)
@@ -137,10 +136,8 @@ class DryRun:
 
 def describe_machine(setup: Setup) -> str:
     config, world = setup.config, setup.world
-    is_cuda = world.device.type == "cuda"
-    device = torch.cuda.get_device_name(world.device) if is_cuda else "CPU"
-    text = f"{world.size} x {device}, {config.training.precision}"
-    text += f", threads {torch.get_num_threads()}, torch {torch.__version__}"
+    machine = name_machine(world.device, world.size)
+    text = f"{machine}, {config.training.precision}, torch {torch.__version__}"
     return text + (", BPE-dropout left out" if config.vocab.bpe_dropout else "")
 
 

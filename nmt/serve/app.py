@@ -87,6 +87,10 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 router = APIRouter(responses=REFUSALS)
 
 
+class SearchFailed(Exception):
+    """A bug in the search of a line, which the batcher has logged."""
+
+
 @dataclass(frozen=True)
 class Service:
     """What the routes answer from."""
@@ -216,7 +220,7 @@ class Service:
         except HTTPException as error:
             message = error.detail.replace("q: line 1", f"q: line {index + 1}")
             return StreamedLine(index=index, error=message).to_row()
-        except Exception:  # a bug in the search, logged by the batcher; the other lines go on
+        except SearchFailed:  # the other lines go on
             return StreamedLine(index=index, error=BUG).to_row()
         translated = join_text(document, candidates)
         return StreamedLine(
@@ -283,7 +287,7 @@ def read_answer(answer: LineAnswer, number: int) -> list[LineCandidate]:
         raise HTTPException(400, f"q: line {number}: {answer}")
     if isinstance(answer, Failure):
         raise HTTPException(503, str(answer), RETRY_AFTER)
-    raise answer
+    raise SearchFailed from answer
 
 
 async def wait_for_departure(request: Request) -> None:
@@ -540,7 +544,7 @@ def make_refusal(status: int, message: str, headers: Mapping[str, str] | None = 
 
 def answer_queue_full(request: Request, error: QueueFull) -> Response:
     message = "the server has too much to translate at the moment; try again"
-    return JSONResponse({"error": message}, 503, RETRY_AFTER)
+    return make_refusal(503, message, RETRY_AFTER)
 
 
 def answer_invalid(request: Request, error: ValidationError) -> Response:
@@ -548,4 +552,4 @@ def answer_invalid(request: Request, error: ValidationError) -> Response:
 
 
 def answer_bug(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": BUG}, 500)
+    return make_refusal(500, BUG)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from nmt.sweep.grid import PlannedRun, Sweep
@@ -41,7 +40,7 @@ class RunQueue:
 
     def finish_runs(self, on_end: Callable[[PlannedRun], None]) -> int:
         """Finish all runs; `on_end` is called after each. Return the signal that stopped them, or 0."""
-        with self.children, closing(self.progress):
+        with self.children, self.progress:
             while self.waiting or self.running:
                 self.start_waiting()
                 time.sleep(CHECK_S)

@@ -122,7 +122,10 @@ class Progress:
             text += f"  {self.postfix}"
         return text
 
-    def close(self) -> None:
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.close()
 
@@ -131,10 +134,7 @@ def track(
     items: Iterable[Element], what: str, unit: str, total: int | None = None
 ) -> Iterator[Element]:
     """Yield `items`, with progress shown as they are taken."""
-    progress = Progress(what, total, unit)
-    try:
+    with Progress(what, total, unit) as progress:
         for item in items:
             yield item
             progress.advance()
-    finally:
-        progress.close()

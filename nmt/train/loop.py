@@ -90,7 +90,7 @@ class Trainer:
         # epoch_stores is last so that it is closed first: otherwise the loader could block on an
         # epoch that is not needed any more
         with (
-            contextlib.closing(progress),
+            progress,
             explain_out_of_memory(self.setup.micro_tokens),
             self.setup.make_loader(epoch_stores) as updates,
             epoch_stores,

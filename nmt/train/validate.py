@@ -182,7 +182,7 @@ def _translate(
     mine = sources[world.rank :: world.size]
     results = [Translation("", 0.0)] * len(mine)
     progress = Progress("  decoding dev", len(mine), "sentences", is_shown=world.is_main)
-    with closing(progress), closing(translator.translate_into(results, mine)) as batches:
+    with progress, closing(translator.translate_into(results, mine)) as batches:
         if not stop.run_in_step(map(progress.advance, batches), world):
             return None
     if world.size == 1:

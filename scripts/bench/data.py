@@ -56,15 +56,17 @@ def make_corpus(folder: Path, data: Path, n_pairs: int) -> str:
     began = clock()
     en, de = read_sentences(data)
     words, marks = np.zeros(2, np.int64), []
-    progress = Progress("making pairs", n_pairs, "pairs")
-    with open(folder / "train.en", "wb") as src, open(folder / "train.de", "wb") as tgt:
+    with (
+        Progress("making pairs", n_pairs, "pairs") as progress,
+        open(folder / "train.en", "wb") as src,
+        open(folder / "train.de", "wb") as tgt,
+    ):
         for batch in generate_batches(en, de, n_pairs):
             for file, lines in zip((src, tgt), batch, strict=True):
                 file.write(b"\n".join(lines) + b"\n")
             words += [sum(line.count(b" ") + 1 for line in lines) for lines in batch]
             marks.append(np.fromiter(map(hash, zip(*batch, strict=True)), np.int64, len(batch[0])))
             progress.advance(len(batch[0]))
-    progress.close()
     n_distinct = len(np.unique(np.concatenate(marks)))
     for language in ("en", "de"):
         shutil.copyfile(

@@ -72,22 +72,20 @@ class Terminal(io.StringIO):
 def test_a_bar_shows_what_a_line_does(time: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setenv("COLUMNS", "100")
-    shown = Progress("training {1}", 1000, "updates", ends_at=60.0)
-    for step in range(1, 4):
-        time[0] = 10.0 * step
-        shown.advance(100, f"loss {step}")
-        assert shown.bar is not None
-        shown.bar.refresh()
-        drawn = terminal.getvalue().rpartition("\r")[2].rstrip()
-        assert drawn.startswith(f"training {{1}}:  {step}0%|")
-        assert drawn.endswith(
-            f"| {step}00/1,000 updates, 10/s, 0:{60 - 10 * step} left  loss {step}"
-        )
-    shown.close()
+    with Progress("training {1}", 1000, "updates", ends_at=60.0) as shown:
+        for step in range(1, 4):
+            time[0] = 10.0 * step
+            shown.advance(100, f"loss {step}")
+            assert shown.bar is not None
+            shown.bar.refresh()
+            drawn = terminal.getvalue().rpartition("\r")[2].rstrip()
+            assert drawn.startswith(f"training {{1}}:  {step}0%|")
+            assert drawn.endswith(
+                f"| {step}00/1,000 updates, 10/s, 0:{60 - 10 * step} left  loss {step}"
+            )
 
-    unknown = Progress("reading", None, "lines")
-    assert terminal.getvalue().endswith("\rreading: 0 lines, 0.00/s")
-    unknown.close()
+    with Progress("reading", None, "lines"):
+        assert terminal.getvalue().endswith("\rreading: 0 lines, 0.00/s")
 
 
 @pytest.mark.parametrize("state", ["absent", "closed", "broken"])

@@ -37,7 +37,8 @@ def memory_attention(model: Transformer, src: list[int], tgt: list[int]) -> list
         keys, values = cross.keys_values(memory)
 
         def attend_past(y: Tensor, own: SelfAttention = own) -> Tensor:
-            mixed, _ = attended(*own.project_qkv(y), True)
+            q, k, v = own.project_qkv(y)
+            mixed, _ = attended(q, k, v, True)
             return own.output(mixed)
 
         def attend_memory(
