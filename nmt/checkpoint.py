@@ -65,7 +65,7 @@ from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import say
 from nmt.system.ranks import Share, share_nothing
-from nmt.system.records import COUNT, RecordReader, default
+from nmt.system.records import COUNT, RecordReader, default, name_places_in
 from nmt.system.run_folder import (
     CONFIG_FILE,
     EXPORT_FILE,
@@ -378,7 +378,7 @@ def read_origin(folder: Path) -> Origin:
     if isinstance(values, dict) and not is_average:
         values = LATER_FIELDS | values
     reader = RecordReader(
-        lambda key: f"{path}: {key}" if key else str(path),
+        name_places_in(path),
         needs_all_keys=not is_average,
         remedy="damaged, or written by another version of nmt",
     )

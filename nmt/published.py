@@ -307,8 +307,8 @@ def _has_our_ids(model: bytes, names: Mapping[str, int], n_rows: int) -> bool:
         vocab = Vocab(model)
     except UserError:
         return False
-    pieces = vocab.pieces(range(vocab.size))
-    return vocab.size == n_rows and names == {piece: i for i, piece in enumerate(pieces)}
+    ids = {piece: i for i, piece in enumerate(vocab.list_pieces())}
+    return vocab.size == n_rows and names == ids
 
 
 def _split_model(model: bytes) -> tuple[list[tuple[str, bytes]], bytes]:

@@ -98,7 +98,7 @@ def inspect_store(folder: Path) -> StoreReport:
 
 def _count_word_starts(vocab: Vocab) -> np.ndarray:
     """Count the words that begin in each piece."""
-    return np.array([piece.count(SPACE) for piece in vocab.pieces(range(vocab.size))])
+    return np.array([piece.count(SPACE) for piece in vocab.list_pieces()])
 
 
 def count_side(store: Path, side: Side, word_starts: np.ndarray) -> SideFigures:

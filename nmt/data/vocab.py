@@ -136,6 +136,9 @@ class Vocab:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
+    def list_pieces(self) -> list[str]:
+        return self.pieces(range(self.size))
+
     def find_symbol(self, symbol: str) -> int:
         """Return the id of a symbol, such as the tag of a corpus."""
         i: int = self._processor.piece_to_id(symbol)

@@ -61,7 +61,6 @@ AVERAGE_USAGE = """\
     nmt-export . --to huggingface -o ../exported
 """
 METRIC_TYPES = {"BLEU": "bleu", "chrF": "chrf", "TER": "ter"}  # by how a score's name begins
-SEARCH_SETTINGS = ("beam", "penalty", "length_penalty", "sample")  # in the table of scores
 
 
 def write_average_card(folder: Path, results: Sequence[Result]) -> None:
@@ -291,14 +290,10 @@ def _format_score_table(results: Sequence[Result]) -> str:
     head = ("test set", "score", "95% interval", "signature", "search")
     rows: list[Sequence[Cell]] = []
     for result in results:
-        test_set = f"{result.test_set.name} {result.pair}, {result.test_set.lines:,} lines"
-        settings = [
-            f"{key} {result.decoding[key]}" for key in SEARCH_SETTINGS if key in result.decoding
-        ]
-        search = f"{result.engine}: {', '.join(settings)}"
         for score in result.scores:
             value = f"{score.name} {score.value:.2f}"
             interval = score.format_interval()
-            rows.append((test_set, value, interval, Code(score.signature), search))
+            signature = Code(score.signature)
+            rows.append((result.scored_text, value, interval, signature, result.search))
     note = "Scores of different signatures are different scales: compare only equal ones."
     return f"{Table(head, rows).to_markdown()}\n\n{note}"

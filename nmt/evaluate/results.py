@@ -14,10 +14,11 @@ from typing import Any
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.files import has_plain_file, lock, read_json, write_json
-from nmt.system.records import RecordReader
+from nmt.system.records import RecordReader, name_places_in
 from nmt.system.run_folder import RESULTS_FILE, RunFolder
 
 PATIENCE_S = 20.0  # another writer is done in milliseconds
+SHOWN_SETTINGS = ("beam", "penalty", "length_penalty", "sample")
 DecodingSetting = str | int | float | bool | None
 
 
@@ -57,6 +58,17 @@ class Result:
             sorted(self.decoding.items()),
             self.engine,
         )
+
+    @property
+    def search(self) -> str:
+        """What translated, and by which search, for people."""
+        shown = [f"{key} {self.decoding[key]}" for key in SHOWN_SETTINGS if key in self.decoding]
+        return ", ".join([self.engine, *shown])
+
+    @property
+    def scored_text(self) -> str:
+        """What was scored, for people."""
+        return f"{self.test_set.name} {self.pair}, {self.test_set.lines:,} lines"
 
     def with_scores_of(self, older: "Result") -> "Result":
         """Add the scores of the very same text that were not counted again."""
@@ -111,7 +123,7 @@ def find_run(checkpoint: Path) -> Path | None:
 def _from_json(entry: Any, place: str) -> Result:
     """Read one result; anything but what this version writes is refused."""
     reader = RecordReader(
-        lambda key: f"{place}: {key}" if key else place,
+        name_places_in(place),
         needs_all_keys=True,
         remedy="damaged, or of another version of nmt: move the file away",
     )

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from nmt.agreement import find_direction
-from nmt.config import DecodingConfig, RunConfig, load_recorded_config, parse_device
-from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocabulary, load_vocab, write_vocab
+from nmt.config import DecodingConfig, ModelConfig, RunConfig, load_recorded_config, parse_device
+from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, Vocabulary, load_vocab, write_vocab
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids
 from nmt.export.tensors import (
@@ -139,17 +139,16 @@ def write_ctranslate2(
     spec.decoder.scale_embeddings = shape.scale_embeddings == "embedding"
     _set_weights(spec, model, config)
 
+    def list_row_names(one: Vocab) -> list[str]:
+        return name_rows(one.list_pieces(), shape.count_rows(one.size))
+
     # vocabulary
-    for one, register in (
-        (vocab.src, spec.register_source_vocabulary),
-        (vocab.tgt, spec.register_target_vocabulary),
-    ):
-        pieces = one.pieces(range(one.size))
-        register(pieces + name_unused_rows(pieces, config.model.count_rows(one.size)))
-    spec.config.bos_token = pieces[BOS]
-    spec.config.eos_token = pieces[EOS]
-    spec.config.unk_token = pieces[UNK]
-    spec.config.decoder_start_token = pieces[BOS]
+    spec.register_source_vocabulary(list_row_names(vocab.src))
+    spec.register_target_vocabulary(list_row_names(vocab.tgt))
+    bos, eos, unk = vocab.tgt.pieces([BOS, EOS, UNK])
+    spec.config.bos_token = spec.config.decoder_start_token = bos
+    spec.config.eos_token = eos
+    spec.config.unk_token = unk
     spec.config.add_source_eos = True
 
     spec.validate()
@@ -158,31 +157,26 @@ def write_ctranslate2(
     write_vocab(folder, vocab)
 
 
-def name_unused_rows(pieces: list[str], n_rows: int) -> list[str]:
-    """Name the rows beyond the pieces, because CTranslate2 wants one name for each row."""
-    names = [f"<unused-{i}>" for i in range(len(pieces), n_rows)]
-    for name in set(names) & set(pieces):
+def name_rows(pieces: list[str], n_rows: int) -> list[str]:
+    """Name each row of an embedding, as CTranslate2 wants it: by its piece, or as unused."""
+    unused = [f"<unused-{i}>" for i in range(len(pieces), n_rows)]
+    for name in set(unused) & set(pieces):
         raise UserError(
             f"model.vocab_rows is {n_rows}: --to ctranslate2 names an unused row {name}, but the "
             "vocabulary has a piece of this name; use another format"
         )
-    return names
+    return pieces + unused
 
 
 def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
-    from ctranslate2.specs.model_spec import index_spec
-
     encoder, decoder, shape = spec.encoder, spec.decoder, config.model
 
     # layers
     parts = split_layers(model)
-    for side, n_layers in (("encoder", shape.encoder_depth), ("decoder", shape.decoder_depth)):
-        for i in range(n_layers):
-            for place, names in PLACES.items():
-                full_names = [f"{side}.layers.{i}.{name}" for name in names]
-                if full_names[0] in parts:
-                    found = [parts[name] for name in full_names]
-                    _set_parts(index_spec(spec, f"{side}/layer_{i}/{place}"), found)
+    for i, layer in enumerate(encoder.layer):
+        _set_layer(layer, parts, f"encoder.layers.{i}")
+    for i, layer in enumerate(decoder.layer):
+        _set_layer(layer, parts, f"decoder.layers.{i}")
     if shape.norm == "pre":
         _set_parts(encoder.layer_norm, [parts["encoder.layer_norm"]])
         _set_parts(decoder.layer_norm, [parts["decoder.layer_norm"]])
@@ -203,6 +197,15 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     tgt_table = make_position_table(model.tgt_positions, config.decoding)
     encoder.position_encodings.encodings = _copy_to_array(src_table)
     decoder.position_encodings.encodings = _copy_to_array(tgt_table)
+
+
+def _set_layer(layer: Any, parts: dict[str, LayerPart], name: str) -> None:
+    from ctranslate2.specs.model_spec import index_spec
+
+    for place, names in PLACES.items():
+        full_names = [f"{name}.{part}" for part in names]
+        if full_names[0] in parts:  # the encoder has no attention to a memory
+            _set_parts(index_spec(layer, place), [parts[one] for one in full_names])
 
 
 def _set_parts(place: Any, parts: list[LayerPart]) -> None:
@@ -239,11 +242,8 @@ class CTranslate2Engine:
             raise UserError(
                 f"{folder}: CTranslate2 cannot load it ({error}); export it again with nmt-export"
             ) from None
-        src, tgt = self.vocab.src, self.vocab.tgt
-        self._src_pieces, self._tgt_pieces = (
-            src.pieces(range(src.size)),
-            tgt.pieces(range(tgt.size)),
-        )
+        tgt = self.vocab.tgt
+        self._src_pieces, self._tgt_pieces = self.vocab.src.list_pieces(), tgt.list_pieces()
         self._ids = {piece: i for i, piece in enumerate(self._tgt_pieces)}
         file = folder / SHARED_VOCAB_FILE
         if not has_plain_file(file):

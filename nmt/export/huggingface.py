@@ -195,7 +195,7 @@ def _write_tokenizer(folder: Path, vocab: Vocabulary, config: RunConfig, n_posit
 
 
 def _write_ids(path: Path, vocab: Vocab) -> list[str]:
-    pieces = vocab.pieces(range(vocab.size))
+    pieces = vocab.list_pieces()
     write_json(path, {piece: i for i, piece in enumerate(pieces)})
     return pieces
 

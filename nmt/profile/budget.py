@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from nmt.checkpoint import load_run_config
 from nmt.config import RunConfig
 from nmt.profile.cost import CHECKPOINT_BYTES
-from nmt.profile.dry_run import DryRun
+from nmt.profile.dry_run import open_dry_run
 from nmt.system.errors import UserError
 from nmt.system.progress import format_duration, say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
-from nmt.train.memory_probe import resolve_micro_tokens
-from nmt.train.precision import resolve_precision
-from nmt.train.setup import open_setup
 
 SAMPLE_S = 20.0
 RESERVE = 0.03  # of the time, for the start and for a machine that becomes slower
@@ -110,8 +107,7 @@ def make_plan(config: RunConfig, seconds: float, update_s: float, validation_s: 
 
 def _measure(config: RunConfig, world: World) -> tuple[float, float]:
     """Time an update, and a validation with its checkpoint."""
-    config = resolve_precision(config, world)
-    dry_run = DryRun(open_setup(config, resolve_micro_tokens(config, world), world))
+    dry_run = open_dry_run(config, world)
     with dry_run.updates() as updates:
         update_s = dry_run.run_for(updates, SAMPLE_S, "timing updates").mean_s
     checkpoint_s = CHECKPOINT_BYTES * dry_run.setup.n_weights / DISK_BYTES_PER_S

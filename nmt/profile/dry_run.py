@@ -13,14 +13,17 @@ import numpy as np
 import torch
 from torch.autograd.profiler import record_function
 
+from nmt.config import RunConfig
 from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
 from nmt.profile.cost import DeviceTimer, reset_peak_memory
 from nmt.profile.time_by_part import UPDATE
 from nmt.system.device import name_machine, read_peak_memory
 from nmt.system.progress import Progress, clock
-from nmt.train.memory_probe import explain_out_of_memory, make_full_batch
-from nmt.train.setup import Setup
+from nmt.system.ranks import World
+from nmt.train.memory_probe import explain_out_of_memory, make_full_batch, resolve_micro_tokens
+from nmt.train.precision import resolve_precision
+from nmt.train.setup import Setup, open_setup
 from nmt.train.update import run_update
 from nmt.train.validate import choose_dev_lines, open_dev
 from nmt.translate.translator import Translator
@@ -132,6 +135,12 @@ class DryRun:
         started_at = clock()
         translator.translate(lines)
         return (clock() - started_at) * n_lines / len(lines) / self.world.size
+
+
+def open_dry_run(config: RunConfig, world: World) -> DryRun:
+    """Open what the run of a config would train with, at its update 0."""
+    config = resolve_precision(config, world)
+    return DryRun(open_setup(config, resolve_micro_tokens(config, world), world))
 
 
 def describe_machine(setup: Setup) -> str:

@@ -11,12 +11,18 @@ from nmt.config import RunConfig
 from nmt.data.loader import MicroBatch, Update
 from nmt.data.plan import Cursor
 from nmt.profile.cost import AVERAGE_BYTES, CHECKPOINT_BYTES
-from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
+from nmt.profile.dry_run import (
+    DryRun,
+    Timing,
+    describe_machine,
+    format_bytes,
+    format_rows,
+    open_dry_run,
+)
 from nmt.system.progress import format_duration
 from nmt.system.ranks import World
-from nmt.train.memory_probe import make_full_batch, order_by_memory, resolve_micro_tokens
-from nmt.train.precision import resolve_precision
-from nmt.train.setup import Setup, open_setup
+from nmt.train.memory_probe import make_full_batch, order_by_memory
+from nmt.train.setup import Setup
 
 TIMED_S = 35.0
 # Bytes a second that sums over ranks reach: of eight GPUs in one machine, and between machines
@@ -98,8 +104,7 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
     """Try what needs most memory, time updates, and print what the whole run takes from its first
     update on.
     """
-    config = resolve_precision(config, world)
-    dry_run = DryRun(open_setup(config, resolve_micro_tokens(config, world), world))
+    dry_run = open_dry_run(config, world)
     largest = _measure_peaks(dry_run)
     with dry_run.updates() as updates:
         timing = dry_run.run_for(updates, TIMED_S, "typical updates")

@@ -16,13 +16,18 @@ from torch.profiler import ProfilerActivity
 from nmt.config import RunConfig
 from nmt.data.loader import Loader
 from nmt.profile.cost import TRAINING_BYTES, count_flop, measure_ceiling
-from nmt.profile.dry_run import DryRun, Timing, describe_machine, format_bytes, format_rows
+from nmt.profile.dry_run import (
+    DryRun,
+    Timing,
+    describe_machine,
+    format_bytes,
+    format_rows,
+    open_dry_run,
+)
 from nmt.profile.time_by_part import sum_kernels, sum_operations
 from nmt.system.files import check_writable, refuse_run_file, sync_to_disk
 from nmt.system.ranks import World
-from nmt.train.memory_probe import resolve_micro_tokens
-from nmt.train.precision import resolve_precision
-from nmt.train.setup import Setup, open_setup
+from nmt.train.setup import Setup
 
 PROFILED_MICROS = 12  # micro-batches of some 10,000 events, each of which must be read
 WAITING, IDLE = "waiting for data", "GPU idle"
@@ -68,9 +73,8 @@ def profile_training(
     if trace is not None:
         world.on_main(lambda: refuse_run_file(trace))
         world.on_main(lambda: check_writable(trace))
-    config = resolve_precision(config, world)
-    setup = open_setup(config, resolve_micro_tokens(config, world), world)
-    dry_run = DryRun(setup)
+    dry_run = open_dry_run(config, world)
+    setup = dry_run.setup
     with dry_run.updates() as updates:
         timing = dry_run.run_for(updates, seconds, "timing")
         parts = _measure_parts(dry_run, updates, timing, trace)
@@ -78,7 +82,7 @@ def profile_training(
     mean_lengths = [float(side.lengths.mean()) for side in (setup.store.src, setup.store.tgt)]
     flop = count_flop(config.model, setup.model.n_vocab, *mean_lengths)
     rows = min(setup.micro_tokens, timing.n_tgt // timing.n_updates)
-    dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
+    dtype = torch.bfloat16 if setup.config.training.precision == "bf16" else torch.float32
     ceiling = measure_ceiling(config.model, rows, dtype, world.device)
     result = Profile(
         setup=setup,

@@ -102,8 +102,7 @@ def find_headline(run: RunFacts) -> tuple[str, Score] | None:
 
 
 def describe_test_set(result: Result) -> str:
-    test_set = result.test_set
-    return f"{test_set.name}, {result.pair}, {test_set.lines:,} lines, by {result.checkpoint}"
+    return f"{result.scored_text}, by {result.checkpoint}"
 
 
 def find_best_validation(run: RunFacts) -> ValidEvent | None:
@@ -117,13 +116,10 @@ def render_results(run: RunFacts) -> str:
     """List all that was scored, in every way in which it was counted: the ladder."""
     rows: list[list[Cell]] = []
     for result in reversed(run.results[-RESULTS_SHOWN:]):
-        shown = ("beam", "penalty", "length_penalty", "sample")
-        settings = [f"{key} {result.decoding[key]}" for key in shown if key in result.decoding]
-        search = [result.engine, *settings]
         for score in result.scores:
             value = Html(f'<span class="number">{score.value:.2f}</span>')
             row: list[Cell] = [describe_test_set(result), score.name, value]
-            row += [score.format_interval(), ", ".join(search), Code(score.signature)]
+            row += [score.format_interval(), result.search, Code(score.signature)]
             rows.append(row)
     head = ("scored", "score", "value", "95 % interval", "search", "signature")
     return render_stacked(head, rows, "All scores")

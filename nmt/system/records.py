@@ -172,10 +172,13 @@ def find_unusable_character(text: str) -> str | None:
 
 def read_record(path: Path, kind: type[Record], remedy: str) -> Record:
     """Read a JSON file that holds one record, and that only nmt writes."""
-    reader = RecordReader(
-        lambda key: f"{path}: {key}" if key else str(path), remedy=remedy, takes_any_text=True
-    )
+    reader = RecordReader(name_places_in(path), remedy=remedy, takes_any_text=True)
     return reader.read(kind, read_json(path))
+
+
+def name_places_in(file: str | Path) -> Callable[[str], str]:
+    """For a `RecordReader` of what is in a file, or in a part of it."""
+    return lambda key: f"{file}: {key}" if key else str(file)
 
 
 def _join(key: str, name: str) -> str:

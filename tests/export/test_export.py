@@ -152,9 +152,9 @@ def test_each_model_agrees_in_each_engine(
 
 
 def test_a_piece_with_the_name_of_an_unused_row_is_refused() -> None:
-    assert ctranslate2.name_unused_rows(["a", "b"], 4) == ["<unused-2>", "<unused-3>"]
+    assert ctranslate2.name_rows(["a", "b"], 4) == ["a", "b", "<unused-2>", "<unused-3>"]
     with pytest.raises(UserError, match="model.vocab_rows is 4: .* has a piece of this name"):
-        ctranslate2.name_unused_rows(["a", "<unused-3>"], 4)
+        ctranslate2.name_rows(["a", "<unused-3>"], 4)
 
 
 @NEEDS_HF

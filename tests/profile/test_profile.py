@@ -81,6 +81,6 @@ def test_waiting_for_data_is_shown(config: RunConfig, monkeypatch: pytest.Monkey
 def test_a_trace_that_cannot_be_written_is_refused_before_the_work(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nmt.profile.profile, "open_setup", None)  # what would begin it
+    monkeypatch.setattr(nmt.profile.profile, "open_dry_run", None)  # what would begin it
     with pytest.raises(UserError, match="nowhere/t.json"):
         profile_training(config, ALONE, trace=tmp_path / "nowhere" / "t.json")
