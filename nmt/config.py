@@ -1103,16 +1103,15 @@ def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
     return override_config(RunConfig(), asked).device
 
 
-def _explain_key(name: str) -> str | None:
-    return GONE_KEYS.get(name) or explain_foreign_name(name)
-
-
 def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
     for text in overrides:
         source = _override(source, text)
     values = copy.deepcopy(source.values)
     _fill_in_presets(values)
-    reader = RecordReader(source.name_place, explain_key=_explain_key)
+    reader = RecordReader(
+        source.name_place,
+        explain_key=lambda name: GONE_KEYS.get(name) or explain_foreign_name(name),
+    )
     return _fill_in_languages(reader.read(RunConfig, values))
 
 

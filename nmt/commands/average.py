@@ -4,6 +4,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from nmt.commands.cli import check_options, make_parser, parse_positive, start_command
@@ -20,6 +21,19 @@ The result is a checkpoint folder without optimizer state, complete in itself: n
 README.md is a model card, which is left alone once you have edited it."""
 
 CONFLICTS = {"--best": "--every --ema", "--curve": "-o"}  # --curve writes no average
+
+
+def _parse_number(text: str, least: float, end: float, words: str) -> float:
+    """The type of an option: a number from `least` to below `end`."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number; if it is the run, put it first"
+        ) from None
+    if not least <= number < end:
+        raise argparse.ArgumentTypeError(f"{text}: give {words}")
+    return number
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -56,14 +70,21 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--every",
-        type=_parse_minutes,
+        type=partial(
+            _parse_number, least=math.ulp(0), end=math.inf, words="a number of minutes above 0"
+        ),
         metavar="MINUTES",
         help="of all checkpoints, planned or not, those at least MINUTES of training apart, counted "
         "back from the newest",
     )
     parser.add_argument(
         "--ema",
-        type=_parse_decay,
+        type=partial(
+            _parse_number,
+            least=0.01,  # below it the newest is all there is
+            end=1,
+            words="a decay of at least 0.01 and below 1, such as 0.9",
+        ),
         nargs="?",
         const=0.9,
         metavar="DECAY",
@@ -96,19 +117,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return start_command("nmt-average", parse_arguments, average_run, argv)
 
 
-def _parse_number(text: str, least: float, end: float, words: str) -> float:
-    """The type of an option: a number from `least` to below `end`."""
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number; if it is the run, put it first"
-        ) from None
-    if not least <= number < end:
-        raise argparse.ArgumentTypeError(f"{text}: give {words}")
-    return number
-
-
 def _parse_counts(text: str) -> tuple[int, ...]:
     try:
         counts = tuple(map(int, text.split(",")))
@@ -119,15 +127,6 @@ def _parse_counts(text: str) -> tuple[int, ...]:
     if min(counts) < 1:
         raise argparse.ArgumentTypeError(f"{text}: give numbers of at least 1")
     return counts
-
-
-def _parse_minutes(text: str) -> float:
-    return _parse_number(text, math.ulp(0), math.inf, "a number of minutes above 0")
-
-
-def _parse_decay(text: str) -> float:
-    # below 0.01 the newest is all there is
-    return _parse_number(text, 0.01, 1, "a decay of at least 0.01 and below 1, such as 0.9")
 
 
 def check_is_run(args: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nmt.agreement import find_direction
-from nmt.config import DecodingConfig, ModelConfig, RunConfig, load_recorded_config, parse_device
+from nmt.config import DecodingConfig, RunConfig, load_recorded_config, parse_device
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, Vocabulary, load_vocab, write_vocab
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids
@@ -382,15 +382,11 @@ def open_ctranslate2(
     return LoadedModel(CTranslate2Translator(exported, config, quantization), config, [path])
 
 
-def load_unsealed(folder: Path, config: RunConfig) -> CTranslate2Engine:
-    """Load an export that is just being made: it has no manifest yet by which to verify it."""
-    return CTranslate2Engine(folder, torch.get_num_threads())
-
-
 CTRANSLATE2 = Format(
     library="ctranslate2",
     quantizations=(*FLOATS, "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
     write=write_ctranslate2,
-    load=load_unsealed,
+    # not verified, because an export that is just being made has no manifest yet
+    load=lambda folder, _: CTranslate2Engine(folder, torch.get_num_threads()),
     explain=explain_ctranslate2,
 )

@@ -6,9 +6,8 @@ its checkpoint never exists.
 """
 
 import random
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,9 +58,11 @@ def export(
         raise UserError(
             f"{out}: is a path that is not UTF-8, and engines open no other; choose another -o DIR"
         ) from None
-    check_output = partial(
-        check_replaceable, out, "an export", _is_export, is_forced, [checkpoint.path]
-    )
+
+    def check_output() -> None:
+        inputs = [checkpoint.path]
+        check_replaceable(out, "an export", lambda names: EXPORT_FILE in names, is_forced, inputs)
+
     check_output()
     config, vocab = checkpoint.config, checkpoint.vocab
     translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
@@ -128,10 +129,6 @@ def _encode_lines(
             "--check-lines: all lines are empty, so there is nothing to compare; give a file with text"
         )
     return src
-
-
-def _is_export(names: Set[str]) -> bool:
-    return EXPORT_FILE in names
 
 
 def make_lines(vocab: Vocabulary, n: int = 32, seed: int = 1) -> list[str]:

@@ -311,15 +311,11 @@ def check_tokenizer(
             )
 
 
-def load_huggingface(folder: Path, config: RunConfig) -> HuggingFaceEngine:
-    return HuggingFaceEngine(folder)
-
-
 HUGGING_FACE = Format(
     library="transformers",
     quantizations=FLOATS,
     write=write_huggingface,
-    load=load_huggingface,
+    load=lambda folder, _: HuggingFaceEngine(folder),
     explain=explain_huggingface,
     check_tokenizer=check_tokenizer,
 )

@@ -49,14 +49,10 @@ def load_safetensors(folder: Path, config: RunConfig) -> OwnEngine:
     return OwnEngine(model)
 
 
-def explain_safetensors(config: RunConfig) -> str:
-    return SAFETENSORS_USAGE
-
-
 SAFETENSORS = Format(
     library="safetensors",
     quantizations=FLOATS,
     write=write_safetensors,
     load=load_safetensors,
-    explain=explain_safetensors,
+    explain=lambda _: SAFETENSORS_USAGE,
 )

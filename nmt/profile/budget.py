@@ -29,15 +29,13 @@ DISK_BYTES_PER_S = 300e6  # of a slow disk
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings that fit a run into its time, and what they follow from."""
+    """The settings that fit a run into its time."""
 
     steps: int
     validate_every: int
     checkpoint_every: int
     warmup_steps: int
     scale: float
-    update_s: float
-    validation_s: float
 
     def list_settings(self) -> list[str]:
         return [
@@ -71,7 +69,7 @@ def plan_run(config: RunConfig, seconds: float, world: World) -> Plan:
         )
         every = training.checkpoint_every or training.steps
         numbers = training.steps, training.validate_every, every, optimizer.warmup_steps
-        return Plan(*numbers, optimizer.scale, 0.0, 0.0)
+        return Plan(*numbers, optimizer.scale)
     update_s, validation_s = (world.broadcast(value) for value in _measure(config, world))
     plan = make_plan(config, seconds, update_s, validation_s)
     if world.is_main:
@@ -102,7 +100,7 @@ def make_plan(config: RunConfig, seconds: float, update_s: float, validation_s: 
         scale = float(f"{scale * math.sqrt(warmup / config.optimizer.warmup_steps):.4g}")
     every = max(1, steps // PLANNED_CHECKPOINTS)
     validate_every = every * math.ceil(steps / (n_validations * every))
-    return Plan(steps, validate_every, every, warmup, scale, update_s, validation_s)
+    return Plan(steps, validate_every, every, warmup, scale)
 
 
 def _measure(config: RunConfig, world: World) -> tuple[float, float]:

@@ -41,12 +41,6 @@ class Callers:
     hosts: frozenset[str]
     origins: frozenset[str] = frozenset()
 
-    def may_call(self, host: str) -> bool:
-        return ANY in self.hosts or host in self.hosts
-
-    def may_use(self, origin: str) -> bool:
-        return ANY in self.origins or origin in self.origins
-
 
 class Guard:
     """An application around another one."""
@@ -96,7 +90,7 @@ class Guard:
         """Return the refusal of a request that is not meant for this server, or is too much for it."""
         headers = dict(scope["headers"])
         host = strip_port(headers.get(b"host", b"").decode("latin-1"))
-        if not self.callers.may_call(host):
+        if self.callers.hosts.isdisjoint((ANY, host)):
             return refuse(
                 421, f"{host[:99]!r} is no name of this server; see nmt-serve --allow-host"
             )
@@ -104,7 +98,8 @@ class Guard:
         # visits could use every server that the user's browser reaches.
         is_cross_site = headers.get(b"sec-fetch-site") == b"cross-site"
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if scope["method"] == "POST" and is_cross_site and not self.callers.may_use(origin):
+        is_allowed = not self.callers.origins.isdisjoint((ANY, origin))
+        if scope["method"] == "POST" and is_cross_site and not is_allowed:
             return refuse(
                 403, "pages of other sites may not use this server; see nmt-serve --allow-origin"
             )
