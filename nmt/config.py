@@ -31,8 +31,6 @@ Grouping = Literal["length", "random"]
 
 # Parsing this much takes two seconds. A config of a hundred corpora has a tenth of it.
 MAX_CONFIG_BYTES = 128 << 10
-# In older configs, `extends` could be this word in place of a file.
-SUGGESTED = "suggested"
 MAX_EXTENDED = 100  # files that one config extends, one after the other
 CORPUS_FILES = {"src", "tgt"}
 OUR_SINKS = ("tensorboard", "wandb")  # of training.track
@@ -889,11 +887,6 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
     chain = (*seen, path.resolve())
     if not isinstance(parent, str) or not parent.isprintable():
         raise UserError(f"{place}: {parent!r} is not a file name; give a path to a YAML file")
-    if parent == SUGGESTED:
-        raise UserError(
-            f"{place}: {SUGGESTED} is no longer supported; write a config with nmt-init and extend "
-            "that one, or the suggested.yaml beside data.store if there is one"
-        )
     if len(chain) > MAX_EXTENDED:
         raise UserError(
             f"{place}: the chain of files that extend one another has more than {MAX_EXTENDED:,}; "

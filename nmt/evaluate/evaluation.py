@@ -385,9 +385,8 @@ def _doubt_average(system: System) -> str | None:
 
 def _compare(a: System, b: System, seed: int) -> Comparison:
     counter = HEADLINE.make_counter()
-    return compare_systems(
-        counter, a.texts, b.texts, a.test.ref, seed=seed, more_references=a.test.more_references
-    )
+    references = [a.test.ref, *a.test.more_references]
+    return compare_systems(counter, a.texts, b.texts, references, seed=seed)
 
 
 def _calibrate(system: System) -> Calibration | None:

@@ -8,7 +8,7 @@ its addresses and shapes, and the step number is a tensor on the device.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -104,15 +104,24 @@ class Buffers:
         self.n_moves = 0
 
     def store(
-        self, name: str, x: Tensor, shape: Sequence[int], fill: float, largest: Sequence[int] = ()
+        self,
+        name: str,
+        x: Tensor,
+        n: int,
+        fill: float,
+        axis: int = -1,
+        sizes: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Copy `x` into the first corner of the tensor `name` of this shape, with `fill` around it,
-        and return that tensor.
+        """Copy `x` into the first corner of the tensor `name`, with `fill` around it, and return that
+        tensor. It has the shape of `x`, but for `n` rows, and along `axis` the first of `sizes`.
 
-        The allocation has room for `largest`, the shape expected later. `x` must not be in that
-        allocation.
+        The allocation has room for the second of `sizes`, which is expected later. `x` must not be in
+        that allocation.
         """
-        size = max(math.prod(shape), math.prod(largest) if largest else 0)
+        shape, largest = [n, *x.shape[1:]], [n, *x.shape[1:]]
+        if sizes is not None:
+            shape[axis], largest[axis] = sizes
+        size = max(math.prod(shape), math.prod(largest))
         allocation = self.allocations.get(name)
         if allocation is None or allocation.numel() < size or allocation.dtype != x.dtype:
             self.allocations.pop(name, None)
@@ -168,7 +177,7 @@ class StaticCache:
         self.values = self._split_heads(fresh.values)
         self._store_all(lambda x: x)
         no_steps = torch.zeros(1, dtype=torch.int64, device=fresh.mask.device)
-        self.length = self.buffers.store("length", no_steps, (1,), 0)  # steps taken
+        self.length = self.buffers.store("length", no_steps, 1, 0)  # steps taken
 
     def _split_heads(self, layers: list[Tensor]) -> list[Tensor]:
         return [x.unflatten(0, (-1, self.n_heads)) for x in layers]
@@ -198,12 +207,8 @@ class StaticCache:
         """Copy a tensor into its buffer, padded to the first of these sizes, with room for the second: a
         mask with MASKED_SCORE, keys and values with zeros.
         """
-        axis, fill = 2, 0.0
-        if name.endswith("mask"):
-            axis, fill = 3, MASKED_SCORE
-        shape, largest = [self.n, *x.shape[1:]], [self.n, *x.shape[1:]]
-        shape[axis], largest[axis] = sizes
-        return self.buffers.store(name, x, shape, fill, largest)
+        axis, fill = (3, MASKED_SCORE) if name.endswith("mask") else (2, 0.0)
+        return self.buffers.store(name, x, self.n, fill, axis, sizes)
 
     def list_state(self) -> list[Tensor]:
         """List what a step changes, except keys and values: the step after a recording writes those again."""

@@ -166,10 +166,7 @@ def compute_score(
     counter = metric.make_counter()
     resampled = None
     if n_bootstrap:
-        first, *more = gold
-        value, resampled = bootstrap(
-            counter, texts, first, n_bootstrap, read_seed(), more_references=more
-        )
+        value, resampled = bootstrap(counter, texts, gold, n_bootstrap, read_seed())
     else:
         value = counter.corpus_score(texts, gold).score
     signature = counter.get_signature()

@@ -85,18 +85,17 @@ def read_seed() -> int:
 def bootstrap(
     counter: "Counter",
     hypotheses: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[Sequence[str]],
     n: int = 1000,
     seed: int = 12345,
-    more_references: Sequence[Sequence[str]] = (),
 ) -> tuple[float, Bootstrap]:
-    """Return one system's score, and resample it. The counter tokenises the lines that it is given.
+    """Return one system's score, and resample it. The counter tokenises the lines that it is given; each
+    of the `references` is a translation of all lines.
 
     `corpus_score(n_bootstrap=...)` would take half the time, but it fails where chrF draws both 0
     and other scores.
     """
-    all_references = [references, *more_references]
-    (result,) = _run_paired_test(counter, [hypotheses], all_references, "bs", n, seed)
+    (result,) = _run_paired_test(counter, [hypotheses], references, "bs", n, seed)
     return result.score, _read_bootstrap(counter, result, n, seed)
 
 
@@ -104,18 +103,16 @@ def compare_systems(
     counter: "Counter",
     a: Sequence[str],
     b: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[Sequence[str]],
     n_bootstrap: int = 1000,
     n_randomisation: int = 10000,
     seed: int = 12345,
-    more_references: Sequence[Sequence[str]] = (),
 ) -> Comparison:
     """Compare b with a by paired bootstrap (Koehn 2004) and approximate randomisation (Riezler and
     Maxwell 2005).
     """
-    all_references = [references, *more_references]
-    first, second = _run_paired_test(counter, [a, b], all_references, "bs", n_bootstrap, seed)
-    _, shuffled = _run_paired_test(counter, [a, b], all_references, "ar", n_randomisation, seed)
+    first, second = _run_paired_test(counter, [a, b], references, "bs", n_bootstrap, seed)
+    _, shuffled = _run_paired_test(counter, [a, b], references, "ar", n_randomisation, seed)
     assert second.p_value is not None and shuffled.p_value is not None
     difference = second.score - first.score
     if difference == 0:
@@ -144,7 +141,7 @@ def compare_systems(
 def _run_paired_test(
     counter: "Counter",
     systems: Sequence[Sequence[str]],
-    all_references: Sequence[Sequence[str]],
+    references: Sequence[Sequence[str]],
     kind: str,
     n: int,
     seed: int,
@@ -153,15 +150,15 @@ def _run_paired_test(
     from sacrebleu.significance import PairedTest
 
     for lines in systems:
-        for references in all_references:
-            check_lengths(lines, references)
+        for reference in references:
+            check_lengths(lines, reference)
     if n < 1 or seed < 1:
         raise UserError(
             f"{n} resamples with seed {seed} are not possible; both numbers must be at least 1"
         )
     named = [(str(number), lines) for number, lines in enumerate(systems)]
-    with _set_environment(SEED_VARIABLE, str(seed)):
-        _, results = PairedTest(named, {"metric": counter}, all_references, kind, n)()
+    with _setting_seed(seed):
+        _, results = PairedTest(named, {"metric": counter}, references, kind, n)()
     (column,) = set(results) - {"System"}
     return results[column]  # type: ignore[return-value]  # only the column "System" holds names
 
@@ -177,23 +174,20 @@ def _read_bootstrap(counter: "Counter", result: "Result", n: int, seed: int) -> 
 
 
 @contextmanager
-def _set_environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
+def _setting_seed(seed: int) -> Iterator[None]:
+    before = os.environ.get(SEED_VARIABLE)
+    os.environ[SEED_VARIABLE] = str(seed)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ[SEED_VARIABLE]
+        if before is not None:
+            os.environ[SEED_VARIABLE] = before
 
 
 def estimate_spread(values: Sequence[float]) -> Spread:
     """Estimate it from scores of BLEU, which ends at 0 and 100."""
     n = len(values)
-    if n < 2:
-        raise UserError(f"a spread needs at least two scores, not {n}; score more runs")
     mean, std = statistics.fmean(values), statistics.stdev(values)
     half_width = student_t(n - 1) * std / math.sqrt(n)
     low, high = max(0.0, mean - half_width), min(HIGHEST_SCORE, mean + half_width)

@@ -276,15 +276,6 @@ def test_files_may_have_any_name(pair: Path, name: str, capsys: pytest.CaptureFi
     assert nmt_train([*given, "--print-config"]) == 0
 
 
-def test_an_old_config_that_follows_its_text_is_refused_with_the_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine.yaml").write_text("name: mine\nextends: suggested\n")
-    assert nmt_train(["--config", str(tmp_path / "mine.yaml"), "--explain"]) == 2
-    message = "mine.yaml:2: extends: suggested is no longer supported; write a config with nmt-init"
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "words, message",
     [

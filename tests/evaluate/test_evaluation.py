@@ -412,7 +412,7 @@ def test_the_difference_of_two_files(
     b = [line if i % 4 else " ".join(line.split()[:-1]) for i, line in enumerate(gold)]
     names = (put(tmp_path / "a", a), put(tmp_path / "b", b))
     found = evaluate(tmp_path, "--compare", *names, "--ref", put(tmp_path / "ref", gold))
-    expected = few_trials(BLEU(), a, b, gold, seed=int(seed or 12345))
+    expected = few_trials(BLEU(), a, b, [gold], seed=int(seed or 12345))
     assert found["comparison"] == asdict(expected)
     assert [score["value"] for score in found["scores"]] == [bleu(a, gold), bleu(b, gold)]
     out = capsys.readouterr().out

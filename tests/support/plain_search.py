@@ -63,7 +63,7 @@ class StaticToyCache:
         return self.buffers.n_moves
 
     def place(self, rows: Tensor, n: int) -> None:
-        self.rows = self.buffers.store("rows", rows, (n, rows.shape[1]), 0)
+        self.rows = self.buffers.store("rows", rows, n, 0)
 
     def resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
         self.place(self.rows.clone() if rows is None else self.rows.index_select(0, rows), n)

@@ -124,10 +124,8 @@ class GraphSearch:
         n_steps = count_steps(src.longest, longest_prefix, self.rules)
         if self.model.config.positions == "learned":
             n_steps = min(n_steps, self.model.config.max_positions)
-        self.n, self.n_source = (
-            round_up_to_class(src.n_sentences),
-            round_up_source_width(src.longest),
-        )
+        self.n = round_up_to_class(src.n_sentences)
+        self.n_source = round_up_source_width(src.longest)
         self.max_capacity = find_full_capacity(n_steps)
         self.capacity = min(FIRST_CAPACITY, self.max_capacity)
         while self.capacity < longest_prefix:  # all forced pieces are in columns from the start
@@ -135,13 +133,13 @@ class GraphSearch:
 
         none_done = torch.zeros(src.n_sentences, dtype=torch.bool, device=self.device)
         uniforms = torch.zeros(src.n_sentences, self.beam, 0, device=self.device)
-        if (
-            self.rules.is_sampling
-        ):  # all at once: a recorded step cannot draw what depends on the batch
+        if self.rules.is_sampling:
+            # all at once: a recorded step cannot draw what depends on the batch
             uniforms = draw_uniforms(src, beams.limits, self.beam, self.rules.seed)
         self._store_state(beams, none_done, uniforms)
-        self.length = self.buffers.store("length", torch.zeros_like(beams.limits[:1]), (1,), 0)
-        self.n_living = self.buffers.store("n_living", torch.zeros_like(beams.limits[:1]), (1,), 0)
+        zero = torch.zeros_like(beams.limits[:1])
+        self.length = self.buffers.store("length", zero, 1, 0)
+        self.n_living = self.buffers.store("n_living", zero, 1, 0)
         self.model.refill_cache(self.cache, src, self.n, self.capacity, self.max_capacity)
         return n_steps
 
@@ -166,12 +164,12 @@ class GraphSearch:
         """Copy a tensor into its buffer, which is allocated for full capacity at once so that it
         need not move.
         """
-        shape, largest = [self.n, *x.shape[1:]], [self.n, *x.shape[1:]]
+        widths = None
         if name in ("forced", "ids", "finished_ids"):
-            shape[-1], largest[-1] = self.capacity, self.max_capacity
-        if name == "uniforms" and self.rules.is_sampling:
-            shape[-1] = largest[-1] = self.max_capacity
-        return self.buffers.store(name, x, shape, fill, largest)
+            widths = self.capacity, self.max_capacity
+        elif name == "uniforms" and self.rules.is_sampling:
+            widths = self.max_capacity, self.max_capacity
+        return self.buffers.store(name, x, self.n, fill, sizes=widths)
 
     # ---- a step ------------------------------------------------------------------------------------------------
 
