@@ -254,10 +254,7 @@ class CTranslate2Engine:
         self._suppressed += [[name] for name in names[tgt.size :]]  # unused rows
 
     def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
-        return [found.ids for found in self.search(src, 1, 0.0, limit)]
-
-    def search(self, src: Ids, beam: int, alpha: float, limit: int) -> list[Hypothesis]:
-        return [hypotheses[0] for hypotheses in self._search(src, beam, 1, alpha, limit)]
+        return [best.ids for (best,) in self.search(src, beam=1, alpha=0.0, limit=limit)]
 
     def translate(self, src: Ids, config: DecodingConfig) -> list[Hypothesis]:
         """Search as nearly to our own search as CTranslate2 can.
@@ -266,9 +263,9 @@ class CTranslate2Engine:
         `config` is taken. The longest sentence sets the limit for all.
         """
         limit = max(map(len, src), default=0) + config.max_extra
-        ngram = config.no_repeat_ngram or 0
+        found = self.search(src, config.beam, 0.0, limit, config.beam, config.no_repeat_ngram or 0)
         rules, best = make_rules(config), []
-        for hypotheses in self._search(src, config.beam, config.beam, 0.0, limit, ngram):
+        for hypotheses in found:
             scored = []
             for one in hypotheses:
                 penalty = float(compute_penalty(len(one.ids) + 1, rules))  # with eos
@@ -276,9 +273,16 @@ class CTranslate2Engine:
             best.append(max(scored, key=lambda hypothesis: hypothesis.score))
         return best
 
-    def _search(
-        self, src: Ids, beam: int, n_best: int, alpha: float, limit: int, no_repeat_ngram: int = 0
+    def search(
+        self,
+        src: Ids,
+        beam: int,
+        alpha: float,
+        limit: int,
+        n_best: int = 1,
+        no_repeat_ngram: int = 0,
     ) -> list[list[Hypothesis]]:
+        """Find the best outputs of each sentence, by CTranslate2's own rules."""
         results = self.translator.translate_batch(
             _to_pieces(src, self._src_pieces),
             beam_size=beam,
@@ -291,13 +295,11 @@ class CTranslate2Engine:
             suppress_sequences=self._suppressed,
             **BATCHES,
         )
-        return [
-            [
-                Hypothesis([self._ids[piece] for piece in pieces], score)
-                for pieces, score in zip(result.hypotheses, result.scores, strict=True)
-            ]
-            for result in results
-        ]
+        found = []
+        for result in results:
+            ids = [[self._ids[piece] for piece in pieces] for pieces in result.hypotheses]
+            found.append(list(map(Hypothesis, ids, result.scores)))
+        return found
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         results = self.translator.score_batch(

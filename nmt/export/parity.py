@@ -18,6 +18,8 @@ from nmt.config import DecodingConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS
 from nmt.model.transformer import Transformer
+from nmt.translate.batching import DEFAULT_BATCH_TOKENS
+from nmt.translate.pair_scores import compute_log_probs
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 
@@ -57,21 +59,12 @@ class OwnEngine:
         )
         rules, outputs = make_rules(config), []
         for batch in split_batches(src):
-            for hypotheses in search(self.model, pack(add_eos(batch)), rules):
-                outputs.append(hypotheses[0].ids)
-        return outputs
+            outputs += search(self.model, pack(add_eos(batch)), rules)
+        return [best.ids for (best,) in outputs]
 
-    @torch.inference_mode()
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
-        scores = []
-        for sources, targets in zip(split_batches(src), split_batches(tgt), strict=True):
-            labels = pack(add_eos(targets))
-            states = self.model(pack(add_eos(sources)), pack(add_bos(targets)))
-            log_probs = self.model.projection(states).log_softmax(1)  # (T, V)
-            chosen = log_probs.gather(1, labels.tokens[:, None]).squeeze(1)  # (T,)
-            for sentence in chosen.split(labels.lengths.tolist()):
-                scores.append(sentence.tolist())
-        return scores
+        device = torch.device("cpu")
+        return compute_log_probs([self.model], src, tgt, device, DEFAULT_BATCH_TOKENS)
 
 
 def split_batches(sentences: Ids) -> list[Ids]:

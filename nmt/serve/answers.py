@@ -102,7 +102,6 @@ def _add_pieces(
     found = compute_log_probs(
         translator.prepared_models, sources, targets, translator.device, budget
     )
-    for batch, rows in found:
-        for i, log_probs in zip(batch, rows, strict=True):
-            pieces = zip(translator.vocab.tgt.pieces([*targets[i], EOS]), log_probs, strict=True)
-            candidates[i].pieces = [Piece(piece=p, log_prob=round(x, 6)) for p, x in pieces]
+    for candidate, target, log_probs in zip(candidates, targets, found, strict=True):
+        pieces = zip(translator.vocab.tgt.pieces([*target, EOS]), log_probs, strict=True)
+        candidate.pieces = [Piece(piece=p, log_prob=round(x, 6)) for p, x in pieces]

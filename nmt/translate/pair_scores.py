@@ -96,10 +96,8 @@ class PairScorer:
             self.translator.device,
             self.batch_tokens,
         )
-        for batch, rows in found:
-            for place, log_probs in zip(batch, rows, strict=True):
-                piece_ids = (*pairs.targets[place], EOS)
-                results[pairs.places[place]] = PairScore(piece_ids, tuple(log_probs))
+        for place, target, log_probs in zip(pairs.places, pairs.targets, found, strict=True):
+            results[place] = PairScore((*target, EOS), tuple(log_probs))
         return results
 
     def encode_pairs(self, sources: Sequence[str], targets: Sequence[str]) -> PossiblePairs:
@@ -169,10 +167,11 @@ def compute_log_probs(
     targets: Sentences,
     device: torch.device,
     batch_tokens: int,
-) -> Iterator[tuple[list[int], list[list[float]]]]:
-    """Yield batch by batch the indices of pairs and, for each, the log-probability of every piece
-    of its target and of the end mark. Neither side has marks; several models are an ensemble.
+) -> list[list[float]]:
+    """Return for each pair the log-probability of every piece of its target and of the end mark.
+    Neither side has marks; several models are an ensemble.
     """
+    results: list[list[float]] = [[]] * len(sources)
     for batch in batch_pairs(sources, targets, device, batch_tokens):
         chunks = []
         with explain_memory_error(Failure(SCORING_TOO_LARGE)):
@@ -180,7 +179,9 @@ def compute_log_probs(
                 chunks.append(average_log_probs([one.gather(1, gold) for one in each]))
         lengths = [len(targets[i]) + 1 for i in batch.places]
         rows = torch.cat(chunks).squeeze(1).cpu().split(lengths)
-        yield batch.places, [row.tolist() for row in rows]
+        for place, row in zip(batch.places, rows, strict=True):
+            results[place] = row.tolist()
+    return results
 
 
 def iterate_log_probs(

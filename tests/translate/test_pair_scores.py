@@ -67,11 +67,10 @@ def test_hypotheses_get_the_scores_that_the_search_gave_them(
     sources, targets, expected = zip(*find_search_scores(scorer), strict=True)
     models = scorer.translator.prepared_models
 
-    scores = [math.nan] * len(sources)
-    for batch, rows in compute_log_probs(models, sources, targets, CPU, 64):
-        for i, row in zip(batch, rows, strict=True):
-            scores[i] = PairScore((*targets[i], EOS), tuple(row)).value("search", config)
-
+    scores = []
+    found = compute_log_probs(models, sources, targets, CPU, 64)
+    for target, row in zip(targets, found, strict=True):
+        scores.append(PairScore((*target, EOS), tuple(row)).value("search", config))
     assert scores == pytest.approx(expected, abs=1e-5)
 
 
@@ -89,13 +88,9 @@ def test_the_batch_does_not_matter_and_the_sum_is_that_of_full_forward_passes(vo
         expected.append(steps)
 
     for budget in (1, 64, 4096):
-        batches = compute_log_probs(
-            scorer.translator.prepared_models, sources, targets, CPU, budget
-        )
-        found = {i: row for batch, rows in batches for i, row in zip(batch, rows, strict=True)}
-        assert sorted(found) == list(range(6))
-        for i in range(6):
-            assert found[i] == pytest.approx(expected[i], abs=1e-5)
+        found = compute_log_probs(scorer.translator.prepared_models, sources, targets, CPU, budget)
+        for row, truth in zip(found, expected, strict=True):
+            assert row == pytest.approx(truth, abs=1e-5)
 
 
 def test_kinds_of_scores() -> None:

@@ -467,7 +467,7 @@ def test_it_is_the_search_of_ctranslate2(vocab: Vocab, tmp_path: Path) -> None:
             )
             n += compared(
                 search(ours, pack(given), make_rules(wanted)),
-                [(tuple(one.ids), one.score) for one in theirs],
+                [(tuple(one.ids), one.score) for (one,) in theirs],
                 f"{seed} {beam}",
             )
         # Its scores are of what may still be said, so only the greedy choice is ours.
