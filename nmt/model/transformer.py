@@ -130,32 +130,38 @@ class Transformer(nn.Module):
         n_src_rows, n_rows = map(config.count_rows, self.sizes)
         self.config, self.n_pieces, self.n_vocab = config, self.sizes[1], n_rows
         self.writes_unknown = True  # a Translator forbids it if the vocabulary spells in bytes
+
+        # embeddings and projection (section 3.4), positions (section 3.5)
         self.tgt_embedding = nn.Embedding(n_rows, config.d_model)
         self.src_embedding = self.tgt_embedding
         if not config.has_shared_embeddings:
             self.src_embedding = nn.Embedding(n_src_rows, config.d_model)
         self.projection = nn.Linear(config.d_model, n_rows, config.projection_bias)
-        if config.has_shared_projection:  # section 3.4
+        if config.has_shared_projection:
             self.projection.weight = self.tgt_embedding.weight
         self.src_positions, self.tgt_positions = Positions(config), Positions(config)
         self.dropout = Dropout(config.dropout)
-        # section 3.4; or the logits' scale, applied to the hidden states that they are made of
+        # of embeddings, or of logits, applied to the hidden states that they are made of
         self.embedding_scale = self.hidden_scale = 1.0
         if config.scale_embeddings == "embedding":
             self.embedding_scale = math.sqrt(config.d_model)
         elif config.scale_embeddings == "projection":
             self.hidden_scale = config.d_model**-0.5
+
+        def make_norm(is_wanted: bool) -> nn.Module:
+            return LayerNorm(config.d_model) if is_wanted else nn.Identity()
+
         has_norm = config.embedding_norm is not None
-        self.src_embedding_norm = LayerNorm(config.d_model) if has_norm else nn.Identity()
-        self.tgt_embedding_norm = LayerNorm(config.d_model) if has_norm else nn.Identity()
-        encoder_layers, decoder_layers = range(config.encoder_depth), range(config.decoder_depth)
-        self.encoder = cast(Any, nn.ModuleList(EncoderLayer(config) for _ in encoder_layers))
-        self.decoder = cast(Any, nn.ModuleList(DecoderLayer(config) for _ in decoder_layers))
+        self.src_embedding_norm, self.tgt_embedding_norm = make_norm(has_norm), make_norm(has_norm)
+
+        # stacks of layers (section 3.1)
+        encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_depth))
+        decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_depth))
+        self.encoder, self.decoder = cast(Any, encoder), cast(Any, decoder)
         # Pre-norm layers leave their residual stream unnormalised, so each stack needs a final
         # LayerNorm.
         is_pre = config.norm == "pre"
-        self.encoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
-        self.decoder_norm = LayerNorm(config.d_model) if is_pre else nn.Identity()
+        self.encoder_norm, self.decoder_norm = make_norm(is_pre), make_norm(is_pre)
         self.reset()
 
     def reset(self) -> None:
@@ -170,19 +176,16 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        weights: list[Tensor] = []
-        for matrix in (
+        drawn: list[Tensor] = [
             self.src_embedding.weight,
             self.tgt_embedding.weight,
             self.projection.weight,
-        ):
-            # A tied matrix is drawn once: a second draw would change all that follow.
-            if not any(matrix is weight for weight in weights):
-                weights.append(matrix)
+        ]
         for positions in (self.src_positions, self.tgt_positions):
             if positions.is_learned:
-                weights.append(positions.table)
-        for weight in weights:
+                drawn.append(positions.table)
+        # A tied matrix is drawn once: a second draw would change all that follow.
+        for weight in dict.fromkeys(drawn):
             nn.init.normal_(weight, std=self.config.d_model**-0.5)
 
     def reserve_positions(self, longest: int) -> None:
