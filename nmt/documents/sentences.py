@@ -35,12 +35,12 @@ class Sentence:
         return self.start + len(self.text)
 
 
+@dataclass(frozen=True)
 class Splitter:
     """Splits paragraphs of one language into sentences that a model accepts."""
 
-    def __init__(self, language: str | None, fits: Callable[[str], bool]) -> None:
-        """`language`: None if each paragraph is a sentence."""
-        self.language, self.fits = language, fits
+    language: str | None  # None if each paragraph is a sentence
+    fits: Callable[[str], bool]
 
     def split(self, paragraph: str) -> list[Sentence]:
         """Return the sentences in order; a blank paragraph has none."""

@@ -7,6 +7,7 @@ line, of any number of lines. A page has the first lines, and a message says so 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,14 +33,19 @@ def open_attention_file(path: Path, title: str) -> Iterator["AttentionFile"]:
         written.finish()
 
 
+@dataclass
 class AttentionFile:
-    def __init__(self, path: Path, title: str, file: BinaryIO) -> None:
-        self.path, self.title, self.file = path, title, file
-        self.is_page = path.suffix == ".html"
-        self.n_lines = 0
-        self.n_weights = 0
-        self.n_shown: int | None = None  # lines, once no more fit
-        self.maps: list[AttentionMap] = []  # of a page
+    path: Path
+    title: str
+    file: BinaryIO
+    n_lines: int = 0
+    n_weights: int = 0
+    n_shown: int | None = None  # lines, once no more fit
+    maps: list[AttentionMap] = field(default_factory=list)  # of a page
+
+    @property
+    def is_page(self) -> bool:
+        return self.path.suffix == ".html"
 
     def add(
         self, translator: TextToText, lines: Sequence[str], translations: Sequence[Translation]

@@ -3,6 +3,7 @@ draws them from.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from nmt.report.curves import Chart, thin_points
@@ -14,13 +15,13 @@ from nmt.system.tables import Table
 TABLE_ROWS = 12  # of a chart as a table
 
 
+@dataclass
 class FigureList:
     """The charts of a page, in the order in which charts.js finds them."""
 
-    def __init__(self, names: Sequence[str], has_charts: bool) -> None:
-        """`names`: of the runs. `has_charts`: whether charts can be drawn; if not, tables replace them."""
-        self.names, self.has_charts = names, has_charts
-        self.charts: list[Chart] = []
+    names: Sequence[str]  # of the runs
+    has_charts: bool  # whether charts can be drawn; if not, tables replace them
+    charts: list[Chart] = field(default_factory=list)
 
     def add_group(self, charts: Sequence[Chart]) -> str:
         """Return the places of charts, which are side by side if the page is wide enough."""

@@ -528,9 +528,8 @@ def make_app(service: Service, callers: Callers) -> Guard:
 
     app.add_route("/", show_page)
     app.add_route("/page/{name}", show_page)
-    guard = Guard(app, service.limits, callers, service.metrics)
-    guard.paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
-    return guard
+    paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
+    return Guard(app, service.limits, callers, service.metrics, paths)
 
 
 def answer_refusal(request: Request, error: HTTPException) -> Response:

@@ -18,6 +18,7 @@ import traceback
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -41,13 +42,13 @@ PIECES_PER_LINE, CHARACTERS_PER_PIECE = 4, 4
 LineAnswer = list[LineCandidate] | Exception  # why there are none
 
 
+@dataclass(eq=False)
 class Asker:
-    """A request of a client: a key or an address."""
+    """A request of a client."""
 
-    def __init__(self, client: str) -> None:
-        self.client = client
-        self.is_long = False  # has more than SMALLEST_SHARE lines, or texts
-        self.turn = 0  # of its last line
+    client: str  # a key or an address
+    is_long: bool = False  # has more than SMALLEST_SHARE lines, or texts
+    turn: int = 0  # of its last line
 
 
 class WaitingLine:

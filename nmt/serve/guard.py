@@ -42,16 +42,17 @@ class Callers:
     origins: frozenset[str] = frozenset()
 
 
+@dataclass
 class Guard:
     """An application around another one."""
 
-    def __init__(
-        self, app: App, limits: ServeLimits, callers: Callers, metrics: ServerMetrics
-    ) -> None:
-        self.app, self.limits, self.callers, self.metrics = app, limits, callers, metrics
-        self.paths: frozenset[str] = frozenset()  # that the metrics name
-        self.n_unanswered = 0
-        self.is_stopping: Callable[[], bool] = lambda: False
+    app: App
+    limits: ServeLimits
+    callers: Callers
+    metrics: ServerMetrics
+    paths: frozenset[str] = frozenset()  # that the metrics name
+    n_unanswered: int = 0
+    is_stopping: Callable[[], bool] = lambda: False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the server's own start and end

@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,19 +96,21 @@ class Band:
     def judge(self, value: float, is_lower_better: bool) -> Standing:
         if self.low <= value <= self.high:
             return "within"
-        if is_lower_better:
-            is_better = value < self.low
-        else:
-            is_better = value > self.high
+        is_better = value < self.low if is_lower_better else value > self.high
         return "above" if is_better else "below"  # NaN is below
 
 
+@dataclass(frozen=True)
 class ShippedReference:
     """The reference curve that applies to a run."""
 
-    def __init__(self, name: str, curve: ReferenceCurve, has_same_search: bool) -> None:
-        self.name, self.curve, self.has_same_search = name, curve, has_same_search
-        self.index_by_step = {point.step: i for i, point in enumerate(curve.points)}
+    name: str
+    curve: ReferenceCurve
+    has_same_search: bool
+
+    @cached_property
+    def index_by_step(self) -> dict[int, int]:
+        return {point.step: i for i, point in enumerate(self.curve.points)}
 
     def describe(self) -> str:
         seeds = ", ".join(map(str, self.curve.seeds))

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from nmt.system.errors import Failure, UserError
@@ -101,12 +102,14 @@ class StopRequest:
                 os._exit(128 + number)
 
 
+@dataclass
 class StatusFile:
     """Writes `status.json`; failing to write it never stops a run."""
 
-    def __init__(self, run: RunFolder, steps: int, machine: str = "") -> None:
-        self.run, self.steps, self.machine = run, steps, machine
-        self.step = 0  # the update of the last good checkpoint
+    run: RunFolder
+    steps: int
+    machine: str = ""
+    step: int = 0  # the update of the last good checkpoint
 
     @property
     def has_failed(self) -> bool:
