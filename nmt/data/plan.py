@@ -255,10 +255,8 @@ class EpochPlan:
         too long for a micro-batch gets one of its own.
         """
         pairs = self._pairs(update)
-        src, tgt = (
-            self.src_lengths[pairs].astype(np.int64),
-            self.tgt_lengths[pairs].astype(np.int64),
-        )
+        src = self.src_lengths[pairs].astype(np.int64)
+        tgt = self.tgt_lengths[pairs].astype(np.int64)
         longest_first = np.lexsort((pairs, src, tgt))[::-1]
         pairs = pairs[longest_first]
         lengths = np.stack((src, tgt))[:, longest_first]  # (2, pairs)
@@ -315,9 +313,8 @@ def plan_epoch(
     )
     if is_grouped:
         order, bounds = shuffle_updates(order, bounds, random)
-    if shape is not None:
-        return EpochPlan(src_lengths, tgt_lengths, order, bounds, shape.tokens, shape.sentences)
-    return EpochPlan(src_lengths, tgt_lengths, order, bounds, micro_tokens)
+    limits = (micro_tokens, None) if shape is None else (shape.tokens, shape.sentences)
+    return EpochPlan(src_lengths, tgt_lengths, order, bounds, *limits)
 
 
 def _shrink(lengths: Array) -> Array:

@@ -6,21 +6,13 @@ right. Sentences have no other score here; what counts is the score of the whole
 """
 
 import difflib
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from nmt.evaluate.scored_texts import ScoredTexts
 from nmt.score.score import score_bleu
 
-SOURCE_LENGTHS = {  # in words
-    "1-10": range(1, 11),
-    "11-20": range(11, 21),
-    "21-30": range(21, 31),
-    "31-40": range(31, 41),
-    "41-50": range(41, 51),
-    "51+": range(51, sys.maxsize),
-}
+SOURCE_LENGTHS = ("1-10", "11-20", "21-30", "31-40", "41-50", "51+")  # in words
 FEWEST_LINES = 10  # a BLEU of fewer lines says nothing
 LONGEST_DIFF = 400  # words; comparing takes the square of that
 LONG_RATIO = 2.0  # a translation of more than this many times the reference's characters
@@ -45,10 +37,14 @@ def rank_lines(scores: Sequence[float]) -> list[int]:
 
 def score_by_length(texts: ScoredTexts) -> dict[str, float]:
     """Return BLEU by the length of the source in words, where there are enough lines."""
-    lengths = [len(source.split()) for source in texts.sources]
+    lines: dict[str, list[int]] = {name: [] for name in SOURCE_LENGTHS}
+    for i, source in enumerate(texts.sources):
+        n_words = len(source.split())
+        if n_words > 0:
+            span = min((n_words - 1) // 10, len(SOURCE_LENGTHS) - 1)
+            lines[SOURCE_LENGTHS[span]].append(i)
     scores = {}
-    for name, span in SOURCE_LENGTHS.items():
-        chosen = [i for i, n in enumerate(lengths) if n in span]
+    for name, chosen in lines.items():
         if len(chosen) >= FEWEST_LINES:
             translations = [texts.translations[i] for i in chosen]
             references = [texts.references[i] for i in chosen]

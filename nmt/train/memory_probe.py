@@ -122,16 +122,10 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
 def _read_micro_tokens(config: RunConfig, world: World) -> int | None:
     """Read the number that an earlier session wrote into the run folder; return None if there is
     none or it would leave ranks idle."""
-    run = RunFolder(config.folder)
-    recorded = load_run_config(run)
-    if recorded is None:
+    recorded = load_run_config(RunFolder(config.folder))
+    if recorded is None or recorded.training.micro_tokens == "auto":
         return None
     micro_tokens = recorded.training.micro_tokens
-    if isinstance(micro_tokens, str):
-        raise UserError(
-            f"{run.config}: training.micro_tokens is {micro_tokens}, but nmt-train records a number there; "
-            "give one on the command line, or remove the folder to start over"
-        )
     share = useful_share(config.training, micro_tokens, world.size)
     if share >= MIN_USEFUL_SHARE:
         return micro_tokens
@@ -155,11 +149,9 @@ def choose_micro_tokens(config: RunConfig, world: World) -> int:
     training = config.training
     update_tokens = max(training.src_tokens, training.tgt_tokens)
     if world.device.type == "cpu":
-        for n_rounds in range(1, MAX_ROUNDS + 1):
-            micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
-            if micro_tokens <= CPU_MICRO_TOKENS:
-                return micro_tokens
-        return CPU_MICRO_TOKENS
+        rounds = range(1, MAX_ROUNDS + 1)
+        sizes = [divide_tokens(update_tokens, world.size * n_rounds) for n_rounds in rounds]
+        return next((size for size in sizes if size <= CPU_MICRO_TOKENS), CPU_MICRO_TOKENS)
     n_rounds = 1
     while n_rounds <= MAX_ROUNDS:
         micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)

@@ -39,14 +39,8 @@ def resolve_precision(config: RunConfig, world: World) -> RunConfig:
 
 
 def _choose_precision(config: RunConfig, world: World) -> Precision:
-    run = RunFolder(config.folder)
-    recorded = load_run_config(run)
-    if recorded is not None:
-        if recorded.training.precision == "auto":
-            raise UserError(
-                f"{run.config}: training.precision is auto, but nmt-train records bf16 or fp32 there; "
-                "give one on the command line, or remove the folder to start over"
-            )
+    recorded = load_run_config(RunFolder(config.folder))
+    if recorded is not None and recorded.training.precision != "auto":
         check_precision(recorded.training.precision, world.device)
         return recorded.training.precision
     choice, reason = choose_precision(world.device)
