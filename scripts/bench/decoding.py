@@ -163,8 +163,7 @@ def open_theirs(folder: Path, kind: str, threads: int) -> System:
     from nmt.export.ctranslate2 import CTranslate2Engine
 
     engine = CTranslate2Engine(folder / kind, threads)
-    src = engine.vocab.src
-    pieces = src.pieces(range(src.size))
+    pieces = engine.vocab.src.list_pieces()
 
     def choose(beam: int, is_forced: bool) -> Search:
         def search(sentences: Sentences) -> list[list[str]]:
