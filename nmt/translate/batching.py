@@ -61,12 +61,13 @@ def split_pairs_by_cells(sources: Sentences, targets: Sentences, max_cells: int)
     one length, and at least one.
     """
     first = longest = 0
-    for i, sides in enumerate(zip(sources, targets, strict=True)):
-        own = max(map(len, sides)) + 1
-        longest = max(longest, own)
-        if i > first and (i + 1 - first) * longest**2 > max_cells:
+    for i, (src, tgt) in enumerate(zip(sources, targets, strict=True)):
+        length = max(len(src), len(tgt)) + 1  # with eos or bos
+        longest = max(longest, length)
+        n = i + 1 - first
+        if n > 1 and n * longest**2 > max_cells:
             yield slice(first, i)
-            first, longest = i, own
+            first, longest = i, length
     if first < len(sources):
         yield slice(first, len(sources))
 
@@ -79,20 +80,17 @@ def split_by_budget(
     A batch has at most `budget` padded source tokens, and at most SOURCE_COST times as many
     pieces in all its hypotheses: with a wide beam those fill the memory first.
     """
-    batch: list[int] = []
-    for i in sorted(range(len(sources)), key=lambda i: -len(sources[i])):
-        longest = len(sources[batch[0]]) if batch else 0
-        hypotheses_cost = beam * (longest + EXTRA_PIECES) / SOURCE_COST
-        n = len(batch) + 1
-        is_over_budget = n * max(longest, hypotheses_cost) > budget
-        if max_hypotheses is not None and n * beam > max_hypotheses:
-            is_over_budget = True
-        if batch and is_over_budget:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+    longest_first = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+    first = 0
+    while first < len(sources):
+        longest = len(sources[longest_first[first]])
+        cost_of_hypotheses = beam * (longest + EXTRA_PIECES) / SOURCE_COST
+        n = int(budget // max(longest, cost_of_hypotheses))
+        if max_hypotheses is not None:
+            n = min(n, max_hypotheses // beam)
+        n = max(n, 1)  # a sentence beyond the budget is searched alone
+        yield longest_first[first : first + n]
+        first += n
 
 
 def search_with_threads(
