@@ -712,6 +712,14 @@ class RunConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
 
     def check(self) -> str | None:
+        return (
+            self._check_course()
+            or self._check_tags()
+            or self._check_embeddings()
+            or self._check_positions()
+        )
+
+    def _check_course(self) -> str | None:
         if self.training.patience is not None and self.data.valid is None:
             return (
                 f"training.patience is {self.training.patience}, but there is no dev set; "
@@ -722,31 +730,6 @@ class RunConfig:
             return (
                 f"optimizer.warmup_steps is {warmup_steps}, but training.steps is {steps}, so the "
                 "cosine would never begin; lower optimizer.warmup_steps"
-            )
-        if complaint := self._check_tags():
-            return complaint
-        vocab_rows = self.model.vocab_rows
-        # the size of a given BPE model is not known here
-        if vocab_rows is not None and self.vocab.model is None:
-            src_size, tgt_size = self.vocab.sizes
-            if vocab_rows < max(src_size, tgt_size):
-                key = "vocab.size" if src_size >= tgt_size else "vocab.tgt_size"
-                return (
-                    f"model.vocab_rows is {vocab_rows}, but {key} is {max(src_size, tgt_size)}; "
-                    "give at least one row for each piece"
-                )
-        if self.model.has_shared_embeddings and not self.vocab.joint:
-            return (
-                f"model.tied is {self.model.tied}, but with vocab.joint=false each language has its own embeddings; "
-                "set model.tied=decoder or false"
-            )
-        if self.model.positions != "learned":
-            return None
-        rows, longest = self.model.max_positions, self.data.clean.max_pieces
-        if longest is None or longest >= rows:
-            return (
-                f"model.max_positions {rows} is too small for learned positions: data.clean.max_pieces "
-                f"is {longest}, and the end mark comes after them; raise the one or lower the other"
             )
         return None
 
@@ -762,6 +745,33 @@ class RunConfig:
                     f"data.{name}.tag is {tag!r}, but no corpus of data.train has this tag; "
                     "use one of theirs, or add it to vocab.user_symbols"
                 )
+        return None
+
+    def _check_embeddings(self) -> str | None:
+        rows = self.model.vocab_rows
+        src_size, tgt_size = self.vocab.sizes
+        pieces = max(src_size, tgt_size)
+        # the size of a given BPE model is not known here
+        if rows is not None and self.vocab.model is None and rows < pieces:
+            key = "vocab.size" if src_size == pieces else "vocab.tgt_size"
+            return (
+                f"model.vocab_rows is {rows}, but {key} is {pieces}; "
+                "give at least one row for each piece"
+            )
+        if self.model.has_shared_embeddings and not self.vocab.joint:
+            return (
+                f"model.tied is {self.model.tied}, but with vocab.joint=false each language has its own embeddings; "
+                "set model.tied=decoder or false"
+            )
+        return None
+
+    def _check_positions(self) -> str | None:
+        rows, longest = self.model.max_positions, self.data.clean.max_pieces
+        if self.model.positions == "learned" and (longest is None or longest >= rows):
+            return (
+                f"model.max_positions {rows} is too small for learned positions: data.clean.max_pieces "
+                f"is {longest}, and the end mark comes after them; raise the one or lower the other"
+            )
         return None
 
     @property
