@@ -210,7 +210,8 @@ def _build(store: Path, parts: list[Part], job: Preparation) -> None:
         raise UserError(
             "data.valid: it contains no usable pair; check the files, or leave data.valid unset"
         )
-    if not any(encoded.report.n_kept for encoded in encoded_train):
+    n_kept = [encoded.report.n_kept for encoded in encoded_train]
+    if not any(n_kept):
         raise UserError(NOTHING_LEFT)
 
     # write the data files into a new folder
@@ -227,15 +228,16 @@ def _build(store: Path, parts: list[Part], job: Preparation) -> None:
     digests = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
 
     # account for every line of the corpora, and seal
-    weights: list[float | None] = [None] * len(train)
-    if job.data.is_mixed:
-        weights[:] = compute_weights(job.data, [each.report.n_kept for each in encoded_train])
+    weights = compute_weights(job.data, n_kept) if job.data.is_mixed else [None] * len(train)
     corpora = []
     for collected, encoded, weight in zip(train, encoded_train, weights, strict=True):
-        account = _account_for(collected, encoded.report)
-        n = n_duplicates[collected.part.name]
-        shared = collected.report.held_out
-        corpora.append(replace(account, duplicates=n, held_out=shared, weight=weight))
+        account = replace(
+            _account_for(collected, encoded.report),
+            duplicates=n_duplicates[collected.part.name],
+            held_out=collected.report.held_out,
+            weight=weight,
+        )
+        corpora.append(account)
     for collected, encoded in zip(dev, encoded_dev, strict=True):
         corpora.append(_account_for(collected, encoded.report))
     ledger = Ledger(
