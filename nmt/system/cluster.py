@@ -64,14 +64,20 @@ def open_executor(on: str | None, n_workers: int, uses_gpu: bool) -> Iterator[Ex
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.callback(ray.shutdown)
+            head = ray.get_runtime_context().gcs_address
             if is_slurm:
-                jobs = SlurmJobs(options, n_workers, ray.get_runtime_context().gcs_address)
+                jobs = SlurmJobs(options, n_workers, head)
                 stack.callback(jobs.cancel)
                 jobs.submit(n_workers)
-                needs, look_after = {"num_cpus": 0, "resources": {NODE: 1}}, jobs.replace_ended
+                needs, see_to_workers = {"num_cpus": 0, "resources": {NODE: 1}}, jobs.replace_ended
             else:
                 needs = share_cluster(ray, n_workers, uses_gpu)
-                look_after = partial(_wait_for_place, needs)
+                see_to_workers = partial(_wait_for_place, needs)
+
+            def look_after(n_started: int) -> None:
+                warn_of_lost_head(head)
+                see_to_workers(n_started)
+
             start_worker = partial(_RayWorker, ray, needs)
             losses = list_losses(ray)
             yield Executor(n_workers, True, start_worker, losses, WINDOW_ELSEWHERE, look_after)
@@ -99,6 +105,20 @@ def share_cluster(ray: Any, n_workers: int, uses_gpu: bool) -> dict[str, Any]:
 def list_losses(ray: Any) -> tuple[type[Exception], ...]:
     known = ray.exceptions
     return (known.RayActorError, known.ObjectLostError, known.OutOfMemoryError, known.NodeDiedError)
+
+
+def warn_of_lost_head(address: str) -> None:
+    """Say that Ray will end this process, which it does a minute after it lost its head, at once and in
+    words for its developers. A head that is kept elsewhere may come back before.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        say_once(
+            f"warning: Ray's head, {address}, cannot be reached ({error.strerror or error}); unless it comes "
+            "back within a minute, Ray ends this command, and the same command, with --resume, goes on"
+        )
 
 
 def _wait_for_place(needs: dict[str, Any], n_started: int) -> None:

@@ -172,12 +172,12 @@ class _Crew:
 
     def wait(self) -> None:
         """Wait for the end of a job, and take its result."""
-        if clock() - self.looked_at > CLUSTER_LOOK_S:
+        until_look = self.looked_at + CLUSTER_LOOK_S - clock()
+        try:
+            future, worker, job = self.ended.get(timeout=max(0.0, until_look))
+        except Empty:
             self.executor.look_after(sum(self.workers.values()))
             self.looked_at = clock()
-        try:
-            future, worker, job = self.ended.get(timeout=CLUSTER_LOOK_S)
-        except Empty:
             return
         try:
             result = future.result()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from support.needs import needs_package
 
-from nmt.system.cluster import MAX_JOBS, SlurmJobs, open_executor
+from nmt.system.cluster import MAX_JOBS, SlurmJobs, open_executor, warn_of_lost_head
 from nmt.system.errors import UserError
 from nmt.system.pool import map_in_order, map_with_workers, use_processes
 
@@ -59,6 +60,19 @@ def test_jobs_that_end_too_often_are_not_submitted_for_ever(
     with pytest.raises(UserError, match=r"jobs end too often; see .*nmt-\w+\.log"):
         for _ in range(MAX_JOBS * 3):
             jobs.replace_ended(0)
+
+
+def test_a_head_that_cannot_be_reached_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        warn_of_lost_head(address)
+        assert capsys.readouterr().err == ""
+    warn_of_lost_head(address)
+    warn_of_lost_head(address)
+    said = capsys.readouterr().err
+    assert (
+        said.count(f"warning: Ray's head, {address}, cannot be reached (Connection refused)") == 1
+    )
 
 
 @pytest.fixture

@@ -90,6 +90,14 @@ def test_a_slow_task_holds_up_the_others_only_at_the_end_of_the_window() -> None
     assert list(results) == list(range(2, 50))
 
 
+def test_a_cluster_is_looked_at_while_results_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.system.pool.CLUSTER_LOOK_S", 0.2)
+    looks: list[int] = []
+    executor = replace(use_processes(2), look_after=looks.append)
+    assert list(map_in_order(wait_for_the_second, range(3), executor)) == [0, 1, 2]
+    assert len(looks) >= 3 and looks[-1] >= 1
+
+
 def test_quick_tasks_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.system.pool.QUICK_S", 60.0)
     assert {pid for _, pid in map_in_order(square_late, range(6), use_processes(2))} == {
