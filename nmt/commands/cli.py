@@ -259,19 +259,20 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         help="processes, each with a copy of the model and its share of the cores",
     )
     add_on(parser)
-    parser.add_argument(
-        "--plan",
-        action="store_true",
-        help="write nothing: do the beginning here, for half a minute, and print the hours and bytes of the whole",
-    )
 
 
 def add_on(parser: argparse.ArgumentParser) -> None:
+    """Where workers are, and what they would take."""
     parser.add_argument(
         "--on",
         metavar="CLUSTER",
         help="where the workers are, if not on this machine: 'ray', or 'slurm' with options of sbatch, "
         "as in --on 'slurm --gpus=1 --time=8:00:00'; see docs/clusters.md",
+    )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="write nothing: do the beginning here, for half a minute, and print the hours and bytes of the whole",
     )
 
 

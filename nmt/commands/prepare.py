@@ -15,6 +15,7 @@ from nmt.commands.cli import (
     add_config_arguments,
     add_offline,
     add_on,
+    check_options,
     go_offline,
     make_parser,
     start_command,
@@ -30,10 +31,14 @@ EXAMPLES = """\
   nmt-prepare --config demo.yaml
   nmt-prepare --config multi30k.yaml data.root=corpora/multi30k data.store=stores/multi30k
   nmt-prepare --config base.yaml 'data.train=[{src: europarl.en.gz, tgt: europarl.de.gz}]' data.workers=16
+  nmt-prepare --config base.yaml data.workers=64 --plan     hours and bytes of the whole, first
   nmt-prepare --config base.yaml data.workers=64 --on ray
   nmt-prepare --config base.yaml --offline
   nmt-prepare --inspect data/wmt14-ende
   nmt-prepare --inspect data/wmt14-ende --json > store.json"""
+
+CONFLICTS = {"--inspect": "--config --plan --on"}
+NEEDS = {"--json": "--inspect"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,7 +56,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    return build_parser().parse_intermixed_args(argv)
+    parser = build_parser()
+    args = parser.parse_intermixed_args(argv)
+    check_options(parser, args, CONFLICTS, NEEDS)
+    if not args.config and not args.inspect:
+        parser.error("give --config FILE, to prepare a store, or --inspect STORE, to look at one")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,20 +70,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare_corpus(args: argparse.Namespace) -> int:
     go_offline(args)
-    if (args.config is None) == (args.inspect is None):
-        raise UserError(
-            "give either --config FILE, to prepare a store, or --inspect STORE, to look at one"
-        )
     if args.inspect is not None:
         return print_store(args)
-    if args.json:
-        raise UserError("--json needs --inspect STORE")
 
     from nmt import api
     from nmt.system.cluster import open_executor
     from nmt.system.progress import say
 
     config = api.load_config(args.config, args.overrides)
+    if args.plan:
+        from nmt.profile.job import estimate_preparation
+        from nmt.system.caches import provide_caches
+
+        provide_caches()  # before `datasets` or sacreBLEU is imported
+        print(estimate_preparation(config.data, config.vocab, config.seed))
+        return 0
     # A batch system sends SIGTERM: it ends the work as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:

@@ -105,8 +105,8 @@ def prepare(
         )
 
     # detect mistakes in the config now, not after an hour of work
-    parts = _list_parts(data)
-    n_bytes = _estimate_text(parts, data)
+    parts = list_parts(data)
+    n_bytes = estimate_text(parts, data)
     for bpe_part in list_bpe_parts(vocab):
         bpe_part.load_given(data)
 
@@ -146,7 +146,7 @@ def _is_complete(store: Path) -> bool:
     return has_plain_file(store / MANIFEST_FILE)
 
 
-def _list_parts(data: DataConfig) -> list[Part]:
+def list_parts(data: DataConfig) -> list[Part]:
     """List the corpora; the dev set comes first, because the training text is searched for its
     sentences.
     """
@@ -162,7 +162,7 @@ def _list_parts(data: DataConfig) -> list[Part]:
     return parts
 
 
-def _estimate_text(parts: list[Part], data: DataConfig) -> int:
+def estimate_text(parts: list[Part], data: DataConfig) -> int:
     """Estimate the bytes of all text, unpacked."""
     n_bytes = 0
     for part in parts:

@@ -203,6 +203,16 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
     return CollectedPart(part, folder, collected.report, collected.files)
 
 
+def collect_beginning(job: Preparation, part: Part, blocks: Sequence[Block]) -> CollectedPart:
+    """Clean the first blocks of a corpus, as if it had no others."""
+    text = CollectedPart(part, job.work / part.name, Report(), [])
+    text.folder.mkdir()
+    collect = ShardCollector(text.folder, part.rules, None, part.corpus.min_score)
+    for task in enumerate(blocks):
+        text.report.extend(collect(task))
+    return text
+
+
 def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder: Path) -> Report:
     report = Report()
     with Progress(f"collect {describe_corpus(part.corpus)}", None, "pairs") as progress:

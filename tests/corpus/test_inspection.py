@@ -213,7 +213,10 @@ def rename_all(value: Any, text: str) -> Any:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(arguments)
+    try:
+        code = main(arguments)
+    except SystemExit as error:  # as argparse ends
+        code = int(error.code or 0)
     return code, *capsys.readouterr()
 
 
@@ -248,7 +251,8 @@ def test_it_needs_neither_corpora_nor_torch(store: Path) -> None:
     ("arguments", "told"),
     [
         ([], "--config FILE"),
-        (["--inspect", "STORE", "--config", "demo.yaml"], "--config FILE"),
+        (["--inspect", "STORE", "--config", "demo.yaml"], "--inspect does not support --config"),
+        (["--inspect", "STORE", "--plan"], "--inspect does not support --plan"),
         (["--config", "demo.yaml", "--json"], "--json needs --inspect"),
         (
             ["--inspect", "STORE", "vocab.size=3"],
