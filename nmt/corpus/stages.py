@@ -7,7 +7,7 @@ the stages that are complete and does the others from their beginning.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ from nmt.system.files import (
     write_json,
 )
 from nmt.system.pool import Executor, map_in_order, map_with_workers, run_in_process
-from nmt.system.progress import Progress, clock, say
+from nmt.system.progress import Progress, clock, say, track
 from nmt.system.records import Record, RecordReader, read_record
 from nmt.system.run_folder import VOCAB_FILE
 
@@ -177,7 +177,8 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
     stamps = [read_file_stamp(path) for path in files]
 
     def make(folder: Path) -> Collected:
-        report = _collect_shards(job, part, held_out, folder)
+        blocks = read_blocks(part.corpus, job.data, PAIRS_PER_SHARD)
+        report = collect_blocks(job, part, held_out, folder, blocks)
         sources = _list_source_files(job.data, files, report.lines)
         for path, before in zip(files, stamps, strict=True):
             if read_file_stamp(path) != before:
@@ -203,22 +204,15 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
     return CollectedPart(part, folder, collected.report, collected.files)
 
 
-def collect_beginning(job: Preparation, part: Part, blocks: Sequence[Block]) -> CollectedPart:
-    """Clean the first blocks of a corpus, as if it had no others."""
-    text = CollectedPart(part, job.work / part.name, Report(), [])
-    text.folder.mkdir()
-    collect = ShardCollector(text.folder, part.rules, None, part.corpus.min_score)
-    for task in enumerate(blocks):
-        text.report.extend(collect(task))
-    return text
-
-
-def _collect_shards(job: Preparation, part: Part, held_out: Path | None, folder: Path) -> Report:
+def collect_blocks(
+    job: Preparation, part: Part, held_out: Path | None, folder: Path, blocks: Iterable[Block]
+) -> Report:
+    """Have workers clean blocks, each into files of its own."""
     report = Report()
     with Progress(f"collect {describe_corpus(part.corpus)}", None, "pairs") as progress:
 
         def number_blocks() -> Iterator[tuple[int, Block]]:
-            for number, block in enumerate(read_blocks(part.corpus, job.data, PAIRS_PER_SHARD)):
+            for number, block in enumerate(blocks):
                 n_read = (number + 1) * PAIRS_PER_SHARD
                 progress.total = int(n_read / max(block.share, 1e-9))
                 yield number, block
@@ -426,13 +420,10 @@ def learn_bpe(
 
 def _count_sample_words(path: Path, samples: list[WordSample], executor: Executor) -> int:
     """Write the words of the samples with their counts; returns the number of different words."""
-    n_lines = sum(sample.n_lines for sample in samples)
     counts: Counter[bytes] = Counter()
-    with Progress("count words", n_lines, "lines") as progress:
-        counted = map_in_order(count_words, samples, executor)
-        for sample, sample_counts in zip(samples, counted, strict=True):
-            counts.update(sample_counts)
-            progress.advance(sample.n_lines)
+    counted = map_in_order(count_words, samples, executor)
+    for of_shard in track(counted, "count words", "shards", len(samples)):
+        counts.update(of_shard)
     return write_word_counts(path, counts)
 
 

@@ -14,8 +14,9 @@ from nmt.corpus.prepare import estimate_text, list_parts
 from nmt.corpus.reader import read_blocks
 from nmt.corpus.shards import PAIRS_PER_SHARD
 from nmt.corpus.stages import (
+    CollectedPart,
     Preparation,
-    collect_beginning,
+    collect_blocks,
     encode_part,
     learn_bpe,
     list_bpe_parts,
@@ -71,7 +72,10 @@ def estimate_preparation(data: DataConfig, vocab: VocabConfig, seed: int) -> str
             began_at = clock()
             blocks = list(islice(read_blocks(part.corpus, data, PAIRS_PER_SHARD), n_shards))
             read_at, share = clock(), blocks[-1].share if blocks else 1.0
-            texts.append(collect_beginning(job, part, blocks))
+            shards = job.work / part.name
+            shards.mkdir()
+            report = collect_blocks(job, part, None, shards, blocks)
+            texts.append(CollectedPart(part, shards, report, []))
             shares.append(share)
             alone_s += (read_at - began_at) / share
             shared_s += (clock() - read_at) / share

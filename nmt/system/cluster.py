@@ -66,17 +66,19 @@ def open_executor(on: str | None, n_workers: int, uses_gpu: bool) -> Iterator[Ex
             stack.callback(ray.shutdown)
             head = ray.get_runtime_context().gcs_address
             if is_slurm:
+                needs = {"num_cpus": 0, "resources": {NODE: 1}}
                 jobs = SlurmJobs(options, n_workers, head)
                 stack.callback(jobs.cancel)
                 jobs.submit(n_workers)
-                needs, see_to_workers = {"num_cpus": 0, "resources": {NODE: 1}}, jobs.replace_ended
             else:
                 needs = share_cluster(ray, n_workers, uses_gpu)
-                see_to_workers = partial(_wait_for_place, needs)
 
             def look_after(n_started: int) -> None:
                 warn_of_lost_head(head)
-                see_to_workers(n_started)
+                if is_slurm:
+                    jobs.replace_ended(n_started)
+                elif n_started == 0:
+                    say_once(f"waiting for Ray to find a place for a worker with {needs}")
 
             start_worker = partial(_RayWorker, ray, needs)
             losses = list_losses(ray)
@@ -119,11 +121,6 @@ def warn_of_lost_head(address: str) -> None:
             f"warning: Ray's head, {address}, cannot be reached ({error.strerror or error}); unless it comes "
             "back within a minute, Ray ends this command, and the same command, with --resume, goes on"
         )
-
-
-def _wait_for_place(needs: dict[str, Any], n_started: int) -> None:
-    if n_started == 0:
-        say_once(f"waiting for Ray to find a place for a worker with {needs}")
 
 
 class _RayWorker:
