@@ -12,6 +12,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -28,6 +29,7 @@ MAX_JOBS = 5  # for each worker: that Slurm gets before one of them is at work
 # Results are taken in order. In a simulation of 1,000 workers of which 1 % are ten times slower than the others, a
 # window of 8 keeps 37 % of them busy, one of 32 97 % (scripts/bench/workers.py).
 WINDOW_ELSEWHERE = 32
+HEAD_LOOK_S = 10.0  # between two looks at Ray's head
 NODE = "nmt_worker"  # what a node of ours offers to Ray, once
 # Whoever reaches Ray's ports could otherwise run programs as this user.
 NODE_SCRIPT = """\
@@ -65,21 +67,17 @@ def open_executor(on: str | None, n_workers: int, uses_gpu: bool) -> Iterator[Ex
             stack.enter_context(redirect_stdout(nowhere))
             stack.callback(ray.shutdown)
             head = ray.get_runtime_context().gcs_address
+            is_over = threading.Event()
+            stack.callback(is_over.set)
+            threading.Thread(target=watch_head, args=(head, is_over), daemon=True).start()
             if is_slurm:
-                needs = {"num_cpus": 0, "resources": {NODE: 1}}
                 jobs = SlurmJobs(options, n_workers, head)
                 stack.callback(jobs.cancel)
                 jobs.submit(n_workers)
+                needs, look_after = {"num_cpus": 0, "resources": {NODE: 1}}, jobs.replace_ended
             else:
                 needs = share_cluster(ray, n_workers, uses_gpu)
-
-            def look_after(n_started: int) -> None:
-                warn_of_lost_head(head)
-                if is_slurm:
-                    jobs.replace_ended(n_started)
-                elif n_started == 0:
-                    say_once(f"waiting for Ray to find a place for a worker with {needs}")
-
+                look_after = partial(_wait_for_place, needs)
             start_worker = partial(_RayWorker, ray, needs)
             losses = list_losses(ray)
             yield Executor(n_workers, True, start_worker, losses, WINDOW_ELSEWHERE, look_after)
@@ -109,18 +107,24 @@ def list_losses(ray: Any) -> tuple[type[Exception], ...]:
     return (known.RayActorError, known.ObjectLostError, known.OutOfMemoryError, known.NodeDiedError)
 
 
-def warn_of_lost_head(address: str) -> None:
-    """Say that Ray will end this process, which it does a minute after it lost its head, at once and in
-    words for its developers. A head that is kept elsewhere may come back before.
+def watch_head(address: str, is_over: threading.Event) -> None:
+    """Say when Ray's head has gone. What asks for it then waits for a minute, after which Ray ends this
+    process, in words for its developers. A head that is kept elsewhere may come back before.
     """
     host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-    except OSError as error:
-        say_once(
-            f"warning: Ray's head, {address}, cannot be reached ({error.strerror or error}); unless it comes "
-            "back within a minute, Ray ends this command, and the same command, with --resume, goes on"
-        )
+    while not is_over.wait(HEAD_LOOK_S):
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        except OSError as error:
+            say_once(
+                f"warning: Ray's head, {address}, cannot be reached ({error.strerror or error}); unless it "
+                "comes back within a minute, Ray ends this command; the same command, with --resume, goes on"
+            )
+
+
+def _wait_for_place(needs: dict[str, Any], n_started: int) -> None:
+    if n_started == 0:
+        say_once(f"waiting for Ray to find a place for a worker with {needs}")
 
 
 class _RayWorker:

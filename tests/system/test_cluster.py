@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from support.needs import needs_package
 
-from nmt.system.cluster import MAX_JOBS, SlurmJobs, open_executor, warn_of_lost_head
+from nmt.system.cluster import MAX_JOBS, SlurmJobs, open_executor, watch_head
 from nmt.system.errors import UserError
 from nmt.system.pool import map_in_order, map_with_workers, use_processes
 
@@ -62,33 +63,48 @@ def test_jobs_that_end_too_often_are_not_submitted_for_ever(
             jobs.replace_ended(0)
 
 
+class ThreeLooks(threading.Event):
+    n = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.n += 1
+        return self.n > 3
+
+
 def test_a_head_that_cannot_be_reached_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
-        warn_of_lost_head(address)
+        watch_head(address, ThreeLooks())
         assert capsys.readouterr().err == ""
-    warn_of_lost_head(address)
-    warn_of_lost_head(address)
+    watch_head(address, ThreeLooks())
     said = capsys.readouterr().err
-    assert (
-        said.count(f"warning: Ray's head, {address}, cannot be reached (Connection refused)") == 1
+    assert said.count("\n") == 1
+    assert said.startswith(
+        f"warning: Ray's head, {address}, cannot be reached (Connection refused)"
     )
 
 
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def started() -> Iterator[Any]:
     """A Ray of two nodes, each with room for one worker."""
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setattr("nmt.system.pool.QUICK_S", -1.0)
     folder = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder.parent}")
-    head = {"num_cpus": 1, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(num_cpus=1)
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    yield cluster
-    cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{folder}:{folder.parent}")
+        head = {"num_cpus": 1, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        yield cluster
+        cluster.shutdown()
+
+
+@pytest.fixture
+def nodes(started: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if len(started.list_all_nodes()) == 1:  # the first test, or one has taken the other
+        started.add_node(num_cpus=1)
+    monkeypatch.setattr("nmt.system.pool.QUICK_S", -1.0)
+    monkeypatch.setenv("RAY_ADDRESS", started.address)
+    return started
 
 
 class MortalWorker:
