@@ -79,7 +79,7 @@ def test_a_log_has_the_loss_of_each_window_and_knows_the_end(
 def test_a_bar_moves_between_log_lines(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[tuple[str, bool]] = []
 
-    def advance(self: Progress, n: int, postfix: str = "", may_print: bool = True) -> None:
+    def advance(self: Progress, n: int = 1, postfix: str = "", may_print: bool = True) -> None:
         if self.what == "training":
             shown.append((postfix, may_print))
 
