@@ -85,12 +85,12 @@ class GridFile:
         if self.grid is not None and not (self.grid and all(self.grid.values())):
             return "grid needs at least one setting, and each of them at least one value"
         for name, values in (("seeds", self.seeds), ("score", self.score)):
-            if values is not None and not 0 < len(set(values)) == len(values):
+            if values is not None and (not values or len(set(values)) < len(values)):
                 return f"{name} is {list(values)}; give at least one value, and none twice"
         n_rows = len(self.runs or {})
         if self.grid is not None:
             n_rows = math.prod(map(len, self.grid.values()))
-        n_runs = n_rows * len(self.seeds or [None])
+        n_runs = n_rows if self.seeds is None else n_rows * len(self.seeds)
         if n_runs > MAX_GRID_RUNS:
             return f"has {n_runs:,} runs; a sweep may have {MAX_GRID_RUNS:,}"
         return None
@@ -129,12 +129,15 @@ class Sweep:
         return self.folder / "configs" / f"{run.label}.yaml"
 
 
+NamedRow = tuple[str, list[PlacedSetting]]
+
+
 def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a grid and check all its runs; `overrides` apply to all of them."""
     path = find_grid(name)
     tree = parse_yaml(read_config_text(path), str(path))
 
-    def name_place(key: str) -> str:
+    def name_place(key: str) -> str:  # of the whole file its path, not "config"
         return tree.name_place(key) if key else str(path)
 
     grid = RecordReader(name_place).read(GridFile, tree.values)
@@ -142,16 +145,16 @@ def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
     check_names([row for row, _ in rows], path)
     check_overrides(rows, overrides, path)
     shared = locate_settings(grid.settings, "settings", tree)
-    seeds: list[list[PlacedSetting]] = [[]]  # the config's own
+    seeds: list[list[PlacedSetting]] = [[]]  # without a setting it is the config's own
     if grid.seeds is not None:
         place = {"seed": tree.places["seeds"]}
         seeds = [[PlacedSetting("seed", seed, place)] for seed in grid.seeds]
 
+    has_store_override = any(text.startswith("data.store=") for text in overrides)
     runs: list[PlannedRun] = []
     for (row, row_settings), seed in itertools.product(rows, seeds):
         settings = [*shared, *row_settings, *seed]
-        has_store = any(text.startswith("data.store=") for text in overrides)
-        has_store |= any("data.store" in setting.places for setting in settings)
+        has_store = has_store_override or any("data.store" in each.places for each in settings)
         try:
             config = load_config(grid.base, overrides, settings, path.parent)
             run = PlannedRun(len(runs) + 1, row, place_run(row, config, folder, has_store))
@@ -176,21 +179,24 @@ def find_grid(name: str) -> Path:
     )
 
 
-def list_named_rows(grid: GridFile, tree: YamlTree) -> Iterator[tuple[str, list[PlacedSetting]]]:
+def list_named_rows(grid: GridFile, tree: YamlTree) -> Iterator[NamedRow]:
     """Yield the name and the settings of each row of the table, without the seed."""
     for name, values in (grid.runs or {}).items():
         yield name, locate_settings(values, f"runs.{name}", tree)
-    if grid.grid is None:
-        return
-    keys = list(grid.grid)
-    short = [key.rpartition(".")[2] for key in keys]
-    if len(set(short)) < len(keys):
-        short = keys
-    for chosen in itertools.product(*(enumerate(values) for values in grid.grid.values())):
+    if grid.grid is not None:
+        yield from combine_values(grid.grid, tree)
+
+
+def combine_values(grid: dict[str, list[Any]], tree: YamlTree) -> Iterator[NamedRow]:
+    """Yield a row for each combination of the values, named after them."""
+    short_keys = [key.rpartition(".")[2] for key in grid]
+    if len(set(short_keys)) < len(grid):
+        short_keys = list(grid)  # they differ only in their sections
+    for chosen in itertools.product(*map(enumerate, grid.values())):
         words = []
         settings = []
-        for key, word, (i, value) in zip(keys, short, chosen, strict=True):
-            words.append(f"{word} {format_setting_value(value)}")
+        for key, short_key, (i, value) in zip(grid, short_keys, chosen, strict=True):
+            words.append(f"{short_key} {format_setting_value(value)}")
             settings.append(locate_setting(key, value, f"grid.{key}[{i}]", tree))
         yield ", ".join(words), settings
 
@@ -236,15 +242,14 @@ def check_names(names: Sequence[str], path: Path) -> None:
 
 
 def make_folder_name(name: str) -> str:
-    """N = 2 -> N-2."""
+    """Replace what a folder's name should not have, as in N = 2 -> N-2."""
     return re.sub(r"[^\w.+-]+", "-", name, flags=re.ASCII).strip("-.")
 
 
-def check_overrides(
-    rows: Sequence[tuple[str, Sequence[PlacedSetting]]], overrides: Sequence[str], path: Path
-) -> None:
+def check_overrides(rows: Sequence[NamedRow], overrides: Sequence[str], path: Path) -> None:
     """Refuse settings of the command line that would undo the differences between runs."""
-    # A setting may be a whole section, whose keys have places of their own.
+    # A setting may be a whole section, whose keys have places of their own. So may an override: model
+    # undoes model.d_ff, but not models.
     varied = {key for _, settings in rows for setting in settings for key in setting.places}
     for text in overrides:
         key = text.partition("=")[0]
@@ -298,7 +303,7 @@ def check_corpora(config: RunConfig, is_tested: bool) -> None:
     """Refuse missing text and vocabularies."""
     data = config.data
     corpora = [data.test] if is_tested else []
-    if not has_plain_file(Path(data.store) / MANIFEST_FILE):
+    if not has_plain_file(Path(data.store) / MANIFEST_FILE):  # the store is not prepared yet
         corpora += [*data.train, data.valid]
         for part in list_bpe_parts(config.vocab):
             part.load_given(data)  # raises UserError if a file is missing
@@ -308,8 +313,8 @@ def check_corpora(config: RunConfig, is_tested: bool) -> None:
 
 
 def check_sweep_folder(sweep: Sweep) -> None:
-    """Refuse a folder that holds files of the user, or links by which a stranger's sweep would have
-    others written.
+    """Refuse a folder that holds files of the user, or links through which a stranger's sweep would
+    write elsewhere.
     """
     for name, mark in OUTPUTS.items():
         check_replaceable_file(sweep.folder / name, "nmt-sweep's own", [mark])
@@ -324,7 +329,7 @@ def check_average(config: RunConfig, n: int | None) -> None:
     if n is None:
         return
     training = config.training
-    every = training.checkpoint_every
+    every = training.checkpoint_every  # None: only at the end
     n_planned = math.ceil(training.steps / (every or training.steps))
     if n_planned < n:
         raise UserError(

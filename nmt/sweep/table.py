@@ -1,7 +1,7 @@
 """The table of a sweep: a row for each name in the grid, with means over its seeds.
 
 ± is the half-width of the 95 % confidence interval of the mean (Student's t), as in nmt-eval: the
-mean over very many seeds is expected to lie inside it. Differences from the first row are taken seed
+mean over very many seeds is expected to be inside it. Differences from the first row are taken seed
 by seed. All numbers are read from RUN/sweep.json, so the table can be made at any time.
 """
 
@@ -29,7 +29,7 @@ NOT_SETTINGS = ("name", "out", "seed", "data.store", "data.workers")
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over seeds, and how sure it is, which a single seed does not tell."""
+    """The mean over seeds, and how sure it is, which is unknown for a single seed."""
 
     value: float
     plus_minus: float | None = None  # half-width of the 95 % confidence interval
@@ -42,7 +42,7 @@ class Row:
     settings: str  # in which it differs from the first row
     n_seeds: int
     finished: list[tuple[PlannedRun, RunResult]]
-    problems: list[str]  # what became of the others
+    problems: list[str]  # why the other seeds have no result
 
     def list_values(self, figure: str) -> dict[int, float]:
         """Return a figure (`list_figures`) of the finished seeds, where it is known."""
@@ -87,7 +87,8 @@ def compute_mean(values: Sequence[float]) -> Mean | None:
     if len(values) == 1:
         return Mean(mean)
     deviation = statistics.stdev(values)
-    return Mean(mean, student_t(len(values) - 1) * deviation / math.sqrt(len(values)), deviation)
+    half_width = student_t(len(values) - 1) * deviation / math.sqrt(len(values))
+    return Mean(mean, half_width, deviation)
 
 
 def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
@@ -198,18 +199,19 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
     if len({result.vocab_sha256 for result in results}) > 1:
         notes.append("the runs have different vocabularies, so their NLL and ppl do not compare")
     precisions = {row.name: list_precisions(row) for row in rows}
-    if len({name for names in precisions.values() for name in names}) > 1:
-        chosen = "; ".join(f"{row}: {', '.join(names)}" for row, names in precisions.items())
+    if len(set().union(*precisions.values())) > 1:
+        by_row = "; ".join(f"{name}: {', '.join(used)}" for name, used in precisions.items())
         notes.append(
-            f"the runs were trained in different precisions ({chosen}); set training.precision"
+            f"the runs were trained in different precisions ({by_row}); set training.precision"
         )
     if any(len(row.finished) > 1 for row in rows):
         notes.append(
             "±: 95 % interval of the mean over seeds (Student's t); differences seed by seed"
         )
-    scores = [score for result in results for score in result.scores if score.set in sweep.score]
-    for name, signature in sorted({(score.set, score.signature) for score in scores}):
-        notes.append(f"{name} BLEU: {signature}")
+    signatures = {(score.set, score.signature) for result in results for score in result.scores}
+    for name, signature in sorted(signatures):
+        if name in sweep.score:
+            notes.append(f"{name} BLEU: {signature}")
     machines = {read_machine(run.folder) for run, _ in finished} - {""}
     if machines:
         notes.append(f"minutes: on {', '.join(sorted(machines))}")

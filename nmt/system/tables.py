@@ -1,7 +1,7 @@
 """A table, and the ways to show it: in a terminal, in Markdown, in HTML, in CSV.
 
-Cells may come from strangers' files: whatever the format, a cell shows its text and does nothing
-else. Numbers that were formatted are cells like others; `None` is an empty cell.
+Cells may come from strangers' files: what people read shows their text and does nothing else. CSV
+is for programs, and has it as it is. Formatted numbers are cells like others; `None` is an empty cell.
 """
 
 import csv
@@ -39,10 +39,15 @@ class Table:
     head: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
 
+    @property
+    def _head_and_rows(self) -> Sequence[Sequence[Cell]]:
+        return (self.head, *self.rows)
+
     def to_lines(self, numbers: Container[int] = ()) -> list[str]:
-        """Return the table as lines whose columns are aligned: those of `numbers` at their right ends."""
-        rows = (self.head, *self.rows)
-        texts = [[escape_line(_read_text(cell)) for cell in row] for row in rows]
+        """Return the table as lines with aligned columns. Those whose indices are in `numbers` are
+        aligned at their right ends.
+        """
+        texts = [[escape_line(_read_text(cell)) for cell in row] for row in self._head_and_rows]
         columns = []
         for i, column in enumerate(zip(*texts, strict=True)):
             align = str.rjust if i in numbers else str.ljust
@@ -54,11 +59,12 @@ class Table:
         return "\n".join(self.to_lines())
 
     def to_markdown(self) -> str:
-        head, *lines = [
-            f"| {' | '.join(map(_render_markdown, row))} |" for row in (self.head, *self.rows)
-        ]
-        rule = "|" + "---|" * len(self.head)
-        return "\n".join([head, rule, *lines])
+        lines = []
+        for row in self._head_and_rows:
+            cells = " | ".join(map(_render_markdown, row))
+            lines.append(f"| {cells} |")
+        lines.insert(1, "|" + "---|" * len(self.head))  # the rule below the head
+        return "\n".join(lines)
 
     def to_html(self, caption: str = "", label: str = "table", is_stacked: bool = False) -> str:
         """Return the table as HTML.
@@ -86,7 +92,7 @@ class Table:
         """Return the table for programs: numbers that are not formatted have all their digits."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        for row in (self.head, *self.rows):
+        for row in self._head_and_rows:
             writer.writerow([cell.text if isinstance(cell, Code | Html) else cell for cell in row])
         return text.getvalue()
 
@@ -106,7 +112,9 @@ def _render_markdown(cell: Cell) -> str:
     if not isinstance(cell, Code):
         return escape_markdown(_read_text(cell))
     text = escape_line(cell.text)
-    if re.search(r"[`\\]", text):  # no signature or digest of ours
+    if re.search(
+        r"[`\\]", text
+    ):  # which end or confuse a code span; no digest or signature of ours has them
         return escape_markdown(text)
     return "`" + text.replace("|", r"\|") + "`"
 
