@@ -34,9 +34,10 @@ class Candidate:
 
     step: int
     elapsed_s: float
-    # the figures of the newest validation up to this update, and its own update
-    scores: Mapping[str, float] = field(default_factory=dict)
-    scored_step: int = 0
+    scores: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of the newest validation up to `step`
+    scored_step: int = 0  # the update of that validation
     weight: float = 1.0
 
     @property
@@ -50,7 +51,9 @@ class Candidate:
         score = f"dev NLL {self.scores['nll']:.4f}"
         if "bleu" in self.scores:
             score += f", BLEU {self.scores['bleu']:.2f}"
-        return f"{text}, {score}" + ("" if self.is_validated else f" at {self.scored_step:,}")
+        if not self.is_validated:
+            score += f" at {self.scored_step:,}"
+        return f"{text}, {score}"
 
 
 def choose_checkpoints(
@@ -65,7 +68,7 @@ def choose_checkpoints(
         return take_best(run, n_best)
     candidates = list_candidates(run, minutes)
     if n_last is None:
-        # With a decay the oldest weigh almost nothing, so all can be included.
+        # With a decay the oldest weigh almost nothing, so all can be included; of none, it is an error.
         n_last = DEFAULT_LAST if decay is None else max(1, len(candidates))
     candidates = take_last(candidates, n_last, run, minutes)
     if decay is not None:
@@ -85,11 +88,12 @@ def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
     training = load_recorded_config(run.config).training
     # Patience, hours or epochs end a run at an update that no checkpoint was planned for.
     has_ended = read_status(run).get("state") == "done"  # not stopped or killed
-    end = candidates[-1].step if candidates and has_ended else None
-    return [each for each in candidates if training.is_counted(each.step) or each.step == end]
+    last_step = candidates[-1].step if candidates and has_ended else None
+    return [each for each in candidates if training.is_counted(each.step) or each.step == last_step]
 
 
 def list_all(run: RunFolder) -> list[Candidate]:
+    """List the checkpoints of a run, oldest first; without scores if its metrics cannot be read."""
     try:
         validations = read_validations(run)
     except UserError:
@@ -98,13 +102,14 @@ def list_all(run: RunFolder) -> list[Candidate]:
     for step in list_steps(run):
         origin = read_origin(run.checkpoint(step))
         elapsed_s = float(origin.elapsed_s) if isinstance(origin, TrainState) else 0.0
-        scored = max((other for other in validations if other <= step), default=0)
-        candidates.append(Candidate(step, elapsed_s, validations.get(scored, {}), scored))
+        scored_step = max((other for other in validations if other <= step), default=0)
+        scores = validations.get(scored_step, {})
+        candidates.append(Candidate(step, elapsed_s, scores, scored_step))
     return candidates
 
 
 def find_doubts(run: RunFolder, chosen: Sequence[Candidate]) -> list[str]:
-    """Return what speaks against the mean of these, oldest first."""
+    """Return what speaks against the mean of these checkpoints, which are given oldest first."""
     doubts = []
     if has_plain_file(run.config):
         warmup_steps = load_recorded_config(run.config).optimizer.warmup_steps
@@ -178,9 +183,13 @@ def take_best(run: RunFolder, n: int) -> list[Candidate]:
         key = load_recorded_config(run.config).evaluation.best_by
     if not all(key in candidate.scores for candidate in validated):
         key = "nll"
-    sign = -1 if key == "nll" else 1
+
+    def rate(row: Sequence[Candidate]) -> tuple[float, int]:
+        mean = fmean(candidate.scores[key] for candidate in row)
+        return -mean if key == "nll" else mean, row[-1].step
+
     rows = [validated[i : i + n] for i in range(len(validated) - n + 1)]
-    return max(rows, key=lambda row: (sign * fmean(x.scores[key] for x in row), row[-1].step))
+    return max(rows, key=rate)
 
 
 def read_validations(run: RunFolder) -> dict[int, dict[str, float]]:
