@@ -79,8 +79,8 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
             f"{path}: was edited, or was not written by nmt, so it is left unchanged; "
             "move it away to get a new one"
         )
-    manifest = read_manifest(folder)
-    weights, vocab = manifest[MODEL_FILE]["sha256"], load_vocab(folder)
+    weights = read_manifest(folder)[MODEL_FILE]["sha256"]
+    vocab = load_vocab(folder)
     own_results = [
         result
         for result in results
@@ -181,7 +181,7 @@ def _render_card(
 
 
 def _render_metadata(config: RunConfig, library: str, results: Sequence[Result]) -> str:
-    """Return the YAML at the top, as the Hugging Face hub defines it."""
+    """Return the YAML at the top of the card, as the Hugging Face hub defines it."""
     data: dict[str, Any] = {"language": [config.data.src, config.data.tgt]}
     if config.license:
         data["license"] = config.license
@@ -224,9 +224,9 @@ def _describe_result(result: Result) -> dict[str, Any]:
 
 
 def _describe_metric(score: Score) -> dict[str, Any]:
-    known = [kind for begin, kind in METRIC_TYPES.items() if score.name.startswith(begin)]
+    known = (kind for begin, kind in METRIC_TYPES.items() if score.name.startswith(begin))
     return {
-        "type": known[0] if known else score.name.lower(),
+        "type": next(known, score.name.lower()),
         "value": round(score.value, 4),
         "name": f"{score.name} ({score.signature})",
         "verified": False,
@@ -238,8 +238,8 @@ def _list_hub_datasets(config: RunConfig) -> list[str]:
     found = set()
     for corpus in config.data.train:
         name = corpus.dataset
-        if name is None or (Path(config.data.root) / name).exists():  # a local folder
-            continue
+        if name is None or (Path(config.data.root) / name).exists():
+            continue  # it is in files, or in a local folder
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
             found.add(name)
     return sorted(found)

@@ -28,19 +28,19 @@ from nmt.system.tables import format_interval
 Conclusion = Literal["reproduced", "close", "not reproduced", "not comparable"]
 # The standard deviation of BLEU over seeds on newstest2014 English-German, by model. It is about
 # that of So, Liang and Le (The Evolved Transformer, 2019: 0.1 for base, 0.2 for big), and two pairs
-# of base runs in gluon-nlp's issue 1038 (December 2019) give 0.08 and 0.18. Nobody published one of
-# five or more seeds, and no GPU run of this project has measured it. Averaging may lower it.
+# of base runs in gluon-nlp's issue 1038 (December 2019) give 0.08 and 0.18. None over five or more
+# seeds is published, and no GPU run of this project has measured it. Averaging may lower it.
 SEED_SPREAD = {"base": 0.15, "big": 0.2}
 SPREAD_SOURCE = {
     "en-de": "published in 2019, not measured here",
     "en-fr": "that of English-German, published in 2019; none is known for English-French",
 }
 CLOSE_SPREADS = 3
-# No published run of the paper's models is as far above it: the best known are 29.02 for base, after
-# 38 times the updates, and 29.3 and 43.2 for big, in updates of 128 GPUs.
+# No published run of the paper's models is this many BLEU above it: the best known are 29.02 for base,
+# after 38 times the updates, and 29.3 and 43.2 for big, in updates of 128 GPUs.
 MOST_ABOVE = 3.0
-MOST_TEST_PAIRS = 0.01  # in the training text; short ones, such as Why?, occur in any
-EVERY_TOLERANCE = 0.25
+MOST_TEST_PAIRS = 0.01  # share in the training text; short pairs, such as Why?, occur in any
+EVERY_TOLERANCE = 0.25  # share by which checkpoints may be nearer or further apart than the paper's
 TASK_KEYS = ("data.src", "data.tgt", "data.train")  # settings that make it another task
 # Settings of which the effect itself is examined: the test set that was scored, the checkpoints that
 # were averaged, and whether training reached its end.
@@ -142,8 +142,8 @@ class Verdict:
 
 
 def judge(metric: Metric, runs: Sequence[JudgedRun]) -> Verdict:
-    """Compare a run's score with the paper's, or the mean of several that `check_one_recipe` let
-    pass. The scores are on `metric`, the likeliest reading of Table 2.
+    """Compare a run's score with the paper's, or the mean of several that `check_one_recipe`
+    accepted. The scores are on `metric`, the likeliest reading of Table 2.
     """
     # The checkpoint knows how it was trained; of what the command line changed, only the search
     # took effect.
@@ -152,21 +152,20 @@ def judge(metric: Metric, runs: Sequence[JudgedRun]) -> Verdict:
     values = [run.score.value for run in runs]
     seeds = estimate_spread(values) if len(values) > 1 else None
     value = seeds.mean if seeds is not None else values[0]
-    outcome, comparison = _compare(value, paper)
-    reasons = _collect(runs, [_find_obstacles(paper, run) for run in runs])
-    reasons += tuple(_find_odd_scores(paper, max(values), seeds))
+    obstacles = _collect(runs, [_find_obstacles(paper, run) for run in runs])
+    obstacles += tuple(_find_odd_scores(paper, max(values), seeds))
     missing = _collect(runs, [_find_missing_steps(paper, run.system) for run in runs])
-    if reasons:
-        outcome = "not comparable"
-    elif missing and outcome != "not reproduced":
+    outcome, reason = _compare(value, paper)
+    if missing and outcome != "not reproduced":
         reached = "reached" if outcome == "reproduced" else "nearly reached"
         outcome = "not comparable"
-        reasons = (
+        reason = (
             f"the paper's figure was {reached} by another recipe: "
-            f"{len(missing)} of its steps were not applied",
+            f"{len(missing)} of its steps were not applied"
         )
-    else:
-        reasons = (comparison,)
+    if obstacles:  # whatever the score is
+        outcome = "not comparable"
+    reasons = obstacles or (reason,)
     return Verdict(outcome, reasons, missing, runs, value, metric.reading, seeds, paper)
 
 
@@ -211,7 +210,7 @@ def _compare(value: float, paper: Conformance) -> tuple[Conclusion, str]:
 
 
 def _collect(runs: Sequence[JudgedRun], found: Sequence[Iterator[str]]) -> tuple[str, ...]:
-    """List what is true of all runs as it is, and put names before what is true of only some."""
+    """Return each fact once: as it is if it is true of all runs, else after the names of those runs."""
     names_by_fact: dict[str, list[str]] = {}
     for run, facts in zip(runs, found, strict=True):
         for fact in facts:
@@ -288,15 +287,17 @@ def _find_flaw(origin: Origin, n: int, every: int) -> str | None:
         return f"{len(origin.averaged)} checkpoints"
     if origin.weights is not None:
         return "a weighted mean"
-    # Only under the names that training gives is a checkpoint refused if it is of another update.
+    # A name is proof of the update only if it is one that training gives: `read_origin` refuses a
+    # checkpoint of another update under it.
     steps = sorted(step for step in map(parse_step, origin.averaged) if step is not None)
-    # An average has no time of its own, whatever its folder is called.
+    # Averages of averages have no times, whatever the folders are called.
     if origin.elapsed_s is None or len(steps) < n or steps[-1] != origin.step:
         return "of what are not checkpoints of training under their own names"
     distances = [after - before for before, after in pairwise(steps)]
     shortest, longest = min(distances), max(distances)
     # The last one may be shorter, because training ends between two checkpoints.
-    is_apart = shortest > 0 and min(distances[:-1]) >= every * (1 - EVERY_TOLERANCE)
-    if is_apart and longest <= every * (1 + EVERY_TOLERANCE):
+    is_far_enough = shortest > 0 and min(distances[:-1]) >= every * (1 - EVERY_TOLERANCE)
+    is_near_enough = longest <= every * (1 + EVERY_TOLERANCE)
+    if is_far_enough and is_near_enough:
         return None
     return f"checkpoints {shortest:,} to {longest:,} updates apart"
