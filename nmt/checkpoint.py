@@ -3,7 +3,7 @@ self-contained.
 
 - `model.safetensors`: each weight once, even if it is tied; with `training.ema`, their moving averages.
 - `optimizer.safetensors`: Adam's moments, by the name of the weight; with `training.ema`, also the weights.
-  A checkpoint that soon follows another is without: it is for averages, and training does not continue from it.
+  A checkpoint that is written soon after another may lack it: it is for averages, not to continue from.
 - `state.json`: the few numbers that training resumes from.
 - `config.yaml` and `vocab.model`, or one vocabulary for each side, so that no other file is needed.
 - `manifest.json`: the sha256 of each file.
@@ -198,25 +198,27 @@ def take_snapshot(
     shares: dict[str, Share] | None = None,
     gather: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
 ) -> Snapshot:
-    """Collect weights, or their `averages`, and, if asked for, moments, none of which is copied.
+    """Collect the weights, or their `averages`, and moments unless `has_moments` is false. No tensor is
+    copied.
 
     If ranks have `shares` of averages and moments, `gather` makes whole tensors of them on the main
     rank. Then this is a collective operation: all ranks must call it.
     """
     weights = {name: p.detach() for name, p in model.named_parameters()}
+    if shares is None:
+        shares = share_nothing(model)
     moments = {}
+    if has_moments and averages is not None:
+        moments = {f"weight.{name}": weight for name, weight in weights.items()}
     if has_moments:
-        if averages is not None:
-            moments = {f"weight.{name}": weight for name, weight in weights.items()}
-        shares = share_nothing(model) if shares is None else shares
         states = {name: optimizer.state[share.weight] for name, share in shares.items()}
         for key in ("exp_avg", "exp_avg_sq"):
             parts = {name: state[key] for name, state in states.items() if key in state}
             for name, value in gather(parts).items():
                 moments[f"{key}.{name}"] = value
-                # All parameters have taken the same steps, also those of other ranks' shares.
-                step = states[name] if name in states else next(iter(states.values()))
-                moments[f"step.{name}"] = step["step"]
+                # This rank has no state of other ranks' shares, but all have taken the same steps.
+                state = states[name] if name in states else next(iter(states.values()))
+                moments[f"step.{name}"] = state["step"]
     if averages is not None:
         weights = gather(averages)
     return Snapshot(weights, moments)
@@ -250,9 +252,10 @@ def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vo
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint folder, the newest checkpoint of a run folder, or a published model, after
-    verifying all its files but Adam's moments, of which sizes are enough: only a training reads them,
-    and they are twice as large as the weights.
+    """Open a checkpoint folder, the newest checkpoint of a run folder, or a published model.
+
+    All its files are verified but Adam's moments, of which only the size is: they are twice as large as
+    the weights, and only a training reads them.
     """
     path = convert_if_published(path)
     if (path / "checkpoints").is_dir():
@@ -277,15 +280,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _verify_weights(checkpoint: Checkpoint) -> None:
-    """Verify all that is read to use a model. It is done last, because hashing takes about a second per
-    gigabyte or two.
+    """Verify all that is read to use a model. This comes last, because hashing takes about a second for
+    each gigabyte or two.
     """
     verify(checkpoint.path, only=(*COMMON_FILES, *checkpoint.vocab.files))
 
 
 def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = False) -> Path:
-    """Return the checkpoint that a published model was converted to, by default one that is kept for
-    the next time. Any other path comes back as it is.
+    """Convert a published model to a checkpoint, and return its path: `out`, or one in the cache, where
+    it is kept for the next time. Any other path comes back as it is.
     """
     is_on_hub = str(path).startswith(published.HUB)
     if not is_on_hub and not published.is_published(path):
@@ -300,6 +303,11 @@ def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = 
             return out
     else:
         check_replaceable(out, "a converted model", is_without_optimizer, is_forced, [path])
+    _convert(path, out)
+    return out
+
+
+def _convert(path: Path, out: Path) -> None:
     say(f"converting {path} to {out}")
     found = published.read_published(path)
     make_folder(out.parent)
@@ -310,7 +318,6 @@ def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = 
         write_small_files(folder, origin, found.config, found.vocab)
 
     write_folder(out, fill)
-    return out
 
 
 def is_without_optimizer(names: Set[str]) -> bool:
@@ -319,11 +326,10 @@ def is_without_optimizer(names: Set[str]) -> bool:
 
 
 def open_unverified(path: Path) -> Checkpoint:
-    """Open a checkpoint after checking everything that can be checked without reading tensor data,
-    such as one that the main rank has just verified.
+    """Open a checkpoint after checking all that can be checked without reading tensor data: file sizes,
+    the small files, and whether the tensors' names, shapes and dtypes match the config.
 
-    That is file sizes, the small files, and whether the tensors' names, shapes and dtypes match the
-    config.
+    That is enough where another rank has just verified the rest.
     """
     _check_place(path)
     entries = read_manifest(path)
@@ -387,8 +393,7 @@ def read_origin(folder: Path) -> Origin:
 
     # `best` and `last` are links, so the folder's own name counts too
     for name in {folder.name, folder.resolve().name}:
-        match = re.fullmatch(r"step-([0-9]{7,})", name)
-        if match and int(match[1]) != origin.step:
+        if parse_step(name) not in (None, origin.step):
             raise UserError(
                 f"{path}: belongs to step {origin.step}, not to this folder; "
                 "files or folders were mixed up, use another copy"
@@ -511,14 +516,14 @@ def load_grown_weights(checkpoint: Checkpoint, model: Transformer) -> None:
     }
     with open_tensors(checkpoint.path / MODEL_FILE, "pt") as file:
         for name, target in model.named_parameters():
-            value = file.get_tensor(name)
+            trained = file.get_tensor(name)
             side = side_of.get(id(target))
-            if side is not None:
-                n_before, n_pieces = checkpoint.vocab.sizes[side], model.sizes[side]
-                before, value = value, value.new_empty(target.shape)
-                value[: len(before)] = before  # with model.vocab_rows, more than there were pieces
-                value[n_before:n_pieces] = before[:n_before].mean(0)
-            target.copy_(value)
+            if side is None:
+                target.copy_(trained)
+                continue
+            n_before, n_pieces = checkpoint.vocab.sizes[side], model.sizes[side]
+            target[: len(trained)] = trained  # with model.vocab_rows, more than there were pieces
+            target[n_before:n_pieces] = trained[:n_before].mean(0)
 
 
 @torch.no_grad()
@@ -533,8 +538,10 @@ def load_optimizer(
     """
     assert isinstance(checkpoint.origin, TrainState), "an average has no optimizer"
     path = checkpoint.path / OPTIMIZER_FILE
+    if shares is None:
+        shares = share_nothing(model)
     with open_tensors(path, "pt") as file:
-        for name, share in (share_nothing(model) if shares is None else shares).items():
+        for name, share in shares.items():
             device = share.weight.device
             state = {"step": file.get_tensor(f"step.{name}").to(device, copy=True)}
             for key in ("exp_avg", "exp_avg_sq"):
@@ -566,23 +573,23 @@ def list_steps(run: RunFolder) -> list[int]:
 
 
 def load_run_config(run: RunFolder) -> RunConfig | None:
-    """Load the config that a run was begun with; None if another run may begin in its folder,
-    because nothing has come of this one: it failed, or was killed, before its first checkpoint.
+    """Load the config that a run was begun with; None if another run may begin in its folder, because
+    this one failed, or was killed, before its first checkpoint.
     """
     if not has_plain_file(run.config):
         return None
     recorded = load_recorded_config(run.config)  # which refuses what another program wrote
-    return None if _was_in_vain(run) else recorded
+    return recorded if _has_results(run) else None
 
 
-def _was_in_vain(run: RunFolder) -> bool:
-    """Whether the run never saved a checkpoint, by what it wrote itself. A folder whose checkpoints
-    somebody removed still has their metrics and scores.
+def _has_results(run: RunFolder) -> bool:
+    """Whether the run has ever saved a checkpoint. If these were removed, what was made of them, or
+    its status, still says so.
     """
-    made = (run.average, run.results, run.curve, run.sweep)
-    if list_steps(run) or any(map(os.path.lexists, made)):
-        return False
-    return read_status(run).get("step") == 0
+    made_of_them = (run.average, run.results, run.curve, run.sweep)
+    if list_steps(run) or any(map(os.path.lexists, made_of_them)):
+        return True
+    return read_status(run).get("step") != 0
 
 
 def parse_step(name: str) -> int | None:
@@ -595,7 +602,7 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
     """Open the newest checkpoint whose weights are undamaged; given a `config`, the newest from which
     a training with it can continue.
 
-    Returns None if the run has no checkpoint at all, and fails if none can be used.
+    Return None if the run has no checkpoint at all; fail if none can be used.
     """
     steps = list_steps(run)
     reasons = []
@@ -603,14 +610,16 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
         path = run.checkpoint(step)
         try:
             checkpoint = open_unverified(path)
-            if config and isinstance(checkpoint.origin, TrainState) and not checkpoint.has_moments:
+            is_of_training = isinstance(checkpoint.origin, TrainState)
+            if config and is_of_training and not checkpoint.has_moments:
+                # as planned, so there is nothing to warn of
                 reasons.append(f"{path}: has weights alone, without {OPTIMIZER_FILE}")
                 continue
             if config:
                 verify(path)
             else:
                 _verify_weights(checkpoint)
-            if isinstance(checkpoint.origin, Average):
+            if not is_of_training:
                 raise UserError(
                     f"{path / STATE_FILE}: belongs to an average; training cannot continue from it"
                 )
