@@ -51,7 +51,7 @@ BYTES_A_WEIGHT = 16  # with its gradient and Adam's two moments, in fp32
 CORE_SPEED = 35e9
 BF16_GAIN = 1.6  # how much faster a core is that has instructions for bf16
 
-# A section of a config: values, or pairs of a value and the reason for it.
+# A section of a config: each key has a value, or a pair of a value and the reason for it.
 Choices = dict[str, Any]
 
 
@@ -78,7 +78,7 @@ def inspect_machine() -> Machine:
 
 @dataclass(frozen=True)
 class Size:
-    """A model for so much text."""
+    """A model that fits an amount of text, and how to train it."""
 
     max_words: float  # of one side of the training text
     vocab: int
@@ -94,7 +94,7 @@ class Size:
 
     @property
     def n_weights(self) -> int:
-        """The weights that a source token and a target token are multiplied with, each counted once."""
+        """Count the weights that source and target tokens are multiplied with, each of them once."""
         encoder = self.n_layers * (4 * self.d_model**2 + 2 * self.d_model * self.d_ff)
         decoder = self.n_layers * (8 * self.d_model**2 + 2 * self.d_model * self.d_ff)
         return encoder + decoder + self.d_model * self.vocab
@@ -104,8 +104,8 @@ class Size:
         return min(MAX_STEPS, max(MIN_STEPS, updates))
 
     def estimate_hours(self, n_words: float, machine: Machine) -> float:
-        """Hours of training on a CPU, by a rough count of operations."""
-        # forward and twice as much backward, a multiplication and an addition each
+        """Estimate the hours of training on a CPU from a rough count of operations."""
+        # A multiplication and an addition for each weight and token, and twice as much backward.
         n_operations = 6 * self.n_weights * self.tokens
         speed = CORE_SPEED * machine.n_cores * (BF16_GAIN if machine.has_bf16 else 1)
         return self.count_updates(n_words) * n_operations / speed / 3600
@@ -146,7 +146,7 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Start:
-    """A model that the training continues, and what docs/fine-tuning.md measured for it."""
+    """A model to continue from. The constants are what docs/fine-tuning.md found best."""
 
     path: str
     config: RunConfig  # with which it was trained
@@ -159,14 +159,14 @@ class Start:
 
     def choose_model(self) -> Choices:
         """Return its settings, without those that are defaults."""
-        unset = to_plain_values(ModelConfig())
+        defaults = to_plain_values(ModelConfig())
         settings = to_plain_values(self.config.model)
-        return {key: value for key, value in settings.items() if value != unset[key]}
+        return {key: value for key, value in settings.items() if value != defaults[key]}
 
     def choose_schedule(self, n_words: float) -> Choices:
         n_tokens = n_words * PIECES_A_WORD
-        most = self.config.training.tgt_tokens
-        tokens = int(min(most, max(self.MIN_TOKENS, _round_up(n_tokens / self.UPDATES_A_PASS))))
+        wanted_tokens = max(self.MIN_TOKENS, _round_up(n_tokens / self.UPDATES_A_PASS))
+        tokens = int(min(wanted_tokens, self.config.training.tgt_tokens))
         every = _round_up(max(10.0, n_tokens * self.PASSES / tokens / self.N_VALIDATIONS))
         rate = float(f"{self.RATE * math.sqrt(256 / self.config.model.d_model):.1g}")
         optimizer: Choices = {
@@ -216,9 +216,9 @@ def suggest_config(
     hours: float | None = None,
     plan: Mapping[str, float] | None = None,
 ) -> None:
-    """Look at the text that `data` names, choose, and write the config `path` and the sets that were
-    drawn beside it, for a new model or one that begins as `start`. `UserError` if one of them exists
-    and differs, unless `is_forced`.
+    """Survey the text that `data` names and write a config for it at `path`, with the drawn sets beside
+    it. The model is new, or begins as `start`. A file that exists and differs is an error, unless
+    `is_forced`.
 
     The model is one that a CPU trains in `hours`. `plan` has the settings that fit it into them, by a
     measured speed.
@@ -235,16 +235,15 @@ def suggest_config(
     if has_spaces(survey):
         is_kept &= survey.words.max(1) <= MAX_RATIO * survey.words.min(1)
 
-    written: dict[Path, str] = {}
+    contents: dict[Path, str] = {}  # of the files to write
     sets = {"valid": data.valid, "test": data.test}
     for split, places in held_out.drawn.items():
-        names = []
-        lines_of_sides = _read_pairs_at(places, data)
-        for language, lines in zip((data.src, data.tgt), lines_of_sides, strict=True):
-            file = path.with_name(f"{path.stem}.{split}.{language}")
-            written[file] = "".join(f"{line}\n" for line in lines)
-            names.append(os.path.relpath(file, data.root))
-        sets[split] = CorpusConfig(src=names[0], tgt=names[1])
+        src_file = path.with_name(f"{path.stem}.{split}.{data.src}")
+        tgt_file = path.with_name(f"{path.stem}.{split}.{data.tgt}")
+        contents[src_file], contents[tgt_file] = _read_pairs_at(places, data)
+        sets[split] = CorpusConfig(
+            src=os.path.relpath(src_file, data.root), tgt=os.path.relpath(tgt_file, data.root)
+        )
     data = replace(data, valid=sets["valid"], test=sets["test"])
 
     n_words = _count_words(survey, is_kept)
@@ -268,33 +267,36 @@ def suggest_config(
         choices |= start.choose_schedule(n_words)
     if plan is not None:
         _apply_plan(choices, plan, hours)
-    written[path] = "\n".join(_format_choices(choices)) + "\n"
-    _write_files(written, inputs, is_forced)
+    contents[path] = "\n".join(_format_choices(choices)) + "\n"
+    _write_files(contents, inputs, is_forced)
 
 
-def _write_files(written: dict[Path, str], inputs: set[Path], is_forced: bool) -> None:
-    for file, content in written.items():
+def _write_files(contents: dict[Path, str], inputs: set[Path], is_forced: bool) -> None:
+    """Write the files once all of them are known to replace nothing of the user's."""
+    for file, content in contents.items():
         if file.resolve() in inputs:
             raise UserError(f"{file}: is your own text; give another -o FILE")
         check_writable(file)
         if file.exists() and not is_forced and read_bytes(file) != content.encode():
             raise UserError(f"{file}: exists; give another -o FILE, or replace it with --force")
-    for file, content in written.items():
+    for file, content in contents.items():
         write_text(file, content)
         say(f"wrote {file}")
 
 
 def guess_languages(names: Sequence[str]) -> tuple[str, str] | None:
-    """The languages in the names of two files, train.en and train.de, or of one, pairs.en-de.tsv."""
-    words = [re.split("[^A-Za-z]+", Path(name).name) for name in names]
-    if len(words) == 1:
+    """Find the languages in the name of one file, pairs.en-de.tsv, or where the names of two differ,
+    train.en and train.de.
+    """
+    if len(names) == 1:
         found = re.search(r"(?<![A-Za-z])([a-z]{2})[-_]([a-z]{2})(?![A-Za-z])", Path(names[0]).name)
         return (found[1], found[2]) if found else None
+    src_words, tgt_words = (re.split("[^A-Za-z]+", Path(name).name) for name in names)
     # from the end: the files may have other names before their languages
-    for src, tgt in zip(reversed(words[0]), reversed(words[1]), strict=False):
+    for src, tgt in zip(reversed(src_words), reversed(tgt_words), strict=False):
         if src != tgt:
-            are_languages = re.fullmatch("[a-z]{2} [a-z]{2}", f"{src} {tgt}")
-            return (src, tgt) if are_languages else None
+            has_languages = re.fullmatch("[a-z]{2} [a-z]{2}", f"{src} {tgt}")
+            return (src, tgt) if has_languages else None
     return None
 
 
@@ -304,23 +306,24 @@ def guess_languages(names: Sequence[str]) -> tuple[str, str] | None:
 def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
     """Draw the sets that are not given, and choose the rule that keeps all sets out of training."""
     given = {"valid": data.valid, "test": data.test}
-    shares_a_side = np.zeros(survey.n_pairs, bool)
+    is_shared = np.zeros(survey.n_pairs, bool)  # has a side in common with a given set
     for corpus in given.values():
         if corpus is not None:
-            shares_a_side |= survey.shares_a_side(survey_corpus(corpus, data))
-    n_shared = int(shares_a_side.sum())
+            is_shared |= survey.shares_a_side(survey_corpus(corpus, data))
+    n_shared = int(is_shared.sum())
     if n_shared > survey.n_pairs / 2:
         raise UserError(
             f"{n_shared:,} of {survey.n_pairs:,} training pairs have a side in common with the dev or "
             "test set; give sets of other text"
         )
-    rule = "drop-sides" if n_shared <= MAX_SHARED * survey.n_pairs else "drop-pairs"
+    rule = "drop-pairs"
     is_dropped = np.zeros(survey.n_pairs, bool)
-    if rule == "drop-sides":
-        is_dropped |= shares_a_side
+    if n_shared <= MAX_SHARED * survey.n_pairs:
+        rule = "drop-sides"
+        is_dropped |= is_shared
 
     missing = [split for split, corpus in given.items() if corpus is None]
-    is_usable = survey.is_usable & ~shares_a_side
+    is_usable = survey.is_usable & ~is_shared
     candidates = np.flatnonzero(is_usable & survey.is_unique)
     n_lines = int(min(MAX_HELD_OUT, max(MIN_HELD_OUT, HELD_OUT_SHARE * is_usable.sum())))
     # at least as many stay for training as are drawn
@@ -342,16 +345,16 @@ def _name_sets(splits: Iterable[str]) -> str:
     return " and ".join("dev" if split == "valid" else split for split in splits)
 
 
-def _read_pairs_at(places: np.ndarray, data: DataConfig) -> tuple[list[str], list[str]]:
-    """The pairs at these places, without the spaces around them."""
-    src, tgt = [], []
+def _read_pairs_at(places: np.ndarray, data: DataConfig) -> tuple[str, str]:
+    """Return each side of the pairs at these places as text, without the spaces around its lines."""
+    src = tgt = ""
     first = 0
     for block in read_blocks(data.train[0], data, PAIRS_PER_SHARD):
-        last = first + len(block.src)
-        for place in places[(places >= first) & (places < last)] - first:
-            src.append(block.src[place].strip())
-            tgt.append(block.tgt[place].strip())
-        first = last
+        end = first + len(block.src)
+        for place in places[(places >= first) & (places < end)] - first:
+            src += block.src[place].strip() + "\n"
+            tgt += block.tgt[place].strip() + "\n"
+        first = end
     return src, tgt
 
 
@@ -403,12 +406,13 @@ def _check_amount(survey: Survey, corpus: CorpusConfig, least: int) -> None:
 
 
 def choose_size(n_words: float, machine: Machine, hours: float | None = None) -> tuple[Size, str]:
-    """Return the size for so much text, or a smaller one that this machine can train in `hours`, and
-    the reason.
+    """Return the size for this many words, or a smaller one that this machine can train in `hours`,
+    and the reason.
     """
     days = MAX_DAYS if hours is None else hours / 24
     place = next(i for i, size in enumerate(SIZES) if n_words <= size.max_words)
     wanted = SIZES[place]
+    obstacle = wanted.find_obstacle(n_words, machine, days)
     while place > 0 and SIZES[place].find_obstacle(n_words, machine, days):
         place -= 1
     size = SIZES[place]
@@ -416,10 +420,9 @@ def choose_size(n_words: float, machine: Machine, hours: float | None = None) ->
     if size is not wanted:
         reason += (
             f"; the text is enough for {wanted.vocab:,} pieces, d_model {wanted.d_model}, d_ff "
-            f"{wanted.d_ff} and updates of {wanted.tokens:,} tokens, which "
-            f"{wanted.find_obstacle(n_words, machine, days)}"
+            f"{wanted.d_ff} and updates of {wanted.tokens:,} tokens, which {obstacle}"
         )
-    elif obstacle := size.find_obstacle(n_words, machine, days):
+    elif obstacle is not None:
         reason += f"; it {obstacle}, and nothing smaller is worth training"
     return size, reason
 
@@ -456,17 +459,15 @@ def _choose_data(
     if has_spaces(survey):
         n_uneven = (survey.words.max(1) > MAX_RATIO * survey.words.min(1)).sum()
         clean["max_ratio"] = MAX_RATIO, f"as Moses does; drops {n_uneven:,} pairs here"
+    advice = "add text that the model learned from, or it forgets some (docs/fine-tuning.md)"
+    if is_new:
+        advice = "more corpora: further entries of this list (docs/data.md)"
     choices: Choices = {
         "src": data.src,
         "tgt": data.tgt,
         "root": (data.root, "where the paths of the corpora start"),
         "store": store,
-        "train": (
-            [to_plain_values(corpus) for corpus in data.train],
-            "more corpora: further entries of this list (docs/data.md)"
-            if is_new
-            else "add text that the model learned from, or it forgets some (docs/fine-tuning.md)",
-        ),
+        "train": ([to_plain_values(corpus) for corpus in data.train], advice),
         "valid": (to_plain_values(data.valid), _describe_sets(held_out)),
         "test": to_plain_values(data.test),
         "clean": clean,
@@ -539,7 +540,7 @@ def _apply_plan(choices: Choices, plan: Mapping[str, float], hours: float | None
 
 
 def _count_words(survey: Survey, is_kept: np.ndarray) -> float:
-    """The words of the side that has more; where words have no spaces between them, an estimate."""
+    """Count the words of the side that has more; without spaces between them, estimate their number."""
     n_words = []
     for side, per_word in enumerate(survey.characters_per_word):
         words = survey.words[is_kept, side].sum()
@@ -556,7 +557,7 @@ def _describe_hours(hours: float) -> str:
 
 
 def _round_up(number: float) -> int:
-    """To two digits, so that people can remember it."""
+    """Round up to two digits, so that people can remember the number."""
     unit = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.ceil(number / unit) * unit
 
@@ -580,7 +581,7 @@ def _describe_rule(held_out: HeldOut) -> str:
 
 
 def _format_choices(choices: Choices, indent: str = "") -> list[str]:
-    """Lines of YAML, with each reason above its key."""
+    """Return lines of YAML, with each reason above its key."""
     lines: list[str] = []
     for key, choice in choices.items():
         value, reason = choice if isinstance(choice, tuple) else (choice, "")
