@@ -7,6 +7,7 @@ for a whole batch at once, from the pieces that the search found.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from nmt.data.vocab import EOS
 from nmt.documents.document import Link
@@ -41,11 +42,13 @@ class LineOptions:
         links: Sequence[Link] = ()
         if self.has_links:
             links = self.model.loaded.translator.link(source, translation).links
-        alignment = [(source, target) for target, source in enumerate(translation.alignment)]
+        alignment = None
+        if self.has_alignments:
+            alignment = [(src, tgt) for tgt, src in enumerate(translation.alignment)]
         return LineCandidate(
             text=translation.text.replace("\n", " "),
             score=round(translation.score, 6) if self.has_scores else None,
-            alignment=alignment if self.has_alignments else None,
+            alignment=alignment,
             links=links,
         )
 
@@ -66,24 +69,22 @@ def answer_lines_alike(
         demanded=demanded,
     )
 
-    # all candidates of all lines in one list, each with its line
+    # What else is asked for is computed for all candidates at once, so each gets a line of its own.
     answers: list[list[LineCandidate]] = []
     lines: list[str] = []
     translations: list[Translation] = []
-    candidates: list[LineCandidate] = []
-    for text, of_line in zip(texts, found, strict=True):
-        answer = [options.make_candidate(text, one) for one in of_line]
-        answers.append(answer)
-        lines += [text] * len(answer)
-        translations += of_line
-        candidates += answer
+    for text, best_first in zip(texts, found, strict=True):
+        answers.append([options.make_candidate(text, translation) for translation in best_first])
+        lines += [text] * len(best_first)
+        translations += best_first
+    candidates = list(chain.from_iterable(answers))
     if options.has_pieces:
         _add_pieces(translator, lines, translations, candidates)
     if options.has_attention:
         maps = translator.map_attention(lines, translations)
-        for candidate, map_of_one in zip(candidates, maps, strict=True):
-            if map_of_one is not None:
-                candidate.attention = ShownAttention(**map_of_one.to_json())
+        for candidate, attention in zip(candidates, maps, strict=True):
+            if attention is not None:
+                candidate.attention = ShownAttention(**attention.to_json())
     return answers
 
 
@@ -94,7 +95,7 @@ def _add_pieces(
     candidates: Sequence[LineCandidate],
 ) -> None:
     """Give each candidate its pieces and their log-probabilities."""
-    assert isinstance(translator, Translator)
+    assert isinstance(translator, Translator)  # other engines are refused before
     ids_of_lines = translator.encode_source(lines)
     sources = [[*translator.tag_ids, *ids[: translator.longest]] for ids in ids_of_lines]
     targets = [list(translation.piece_ids) for translation in translations]
@@ -103,5 +104,8 @@ def _add_pieces(
         translator.prepared_models, sources, targets, translator.device, budget
     )
     for candidate, target, log_probs in zip(candidates, targets, found, strict=True):
-        pieces = zip(translator.vocab.tgt.pieces([*target, EOS]), log_probs, strict=True)
-        candidate.pieces = [Piece(piece=p, log_prob=round(x, 6)) for p, x in pieces]
+        pieces = translator.vocab.tgt.pieces([*target, EOS])
+        candidate.pieces = [
+            Piece(piece=piece, log_prob=round(log_prob, 6))
+            for piece, log_prob in zip(pieces, log_probs, strict=True)
+        ]

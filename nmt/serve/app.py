@@ -142,8 +142,11 @@ class Service:
         documents: Sequence[Document],
         prefixes: Sequence[str] = (),
         waits_for_room: bool = False,
+        first_number: int = 1,
     ) -> list[list[list[LineCandidate]]]:
-        """Return the candidates of each sentence of each document; a few sentences wait at a time."""
+        """Return the candidates of each sentence of each document; a few sentences wait at a time. In
+        messages the documents are lines of the request, the first of them line `first_number`.
+        """
         lines = [
             WaitingLine(asker, options, sentence.text, prefix if number == 0 else "")
             for document, prefix in zip(documents, prefixes or repeat(""), strict=False)
@@ -153,11 +156,12 @@ class Service:
         for group in split_into_groups(lines, self.limits.max_at_once):
             await self._translate_lines(group, waits_for_room)
             waits_for_room = True  # what has begun is not refused any more
-        answers = (line.answered.result() for line in lines)
-        return [
-            [read_answer(one, number) for one in islice(answers, len(document.sentences))]
-            for number, document in enumerate(documents, 1)
-        ]
+        unread = iter(lines)
+        candidates = []
+        for number, document in enumerate(documents, first_number):
+            own_lines = islice(unread, len(document.sentences))
+            candidates.append([read_answer(line.answered.result(), number) for line in own_lines])
+        return candidates
 
     async def _translate_lines(self, lines: Sequence[WaitingLine], waits_for_room: bool) -> None:
         while waits_for_room and not self.batcher.has_room(lines[0].asker.client, len(lines)):
@@ -177,31 +181,29 @@ class Service:
     ) -> AsyncIterator[str]:
         """Yield a row for each text, as soon as it is translated. A few texts wait at a time."""
         asker.is_long = len(asked.q) > SMALLEST_SHARE
-        left = list(range(len(asked.q)))[::-1]
-        running: dict[asyncio.Task[str], int] = {}  # with the number of sentences of each
+        n_started = 0
+        running: dict[asyncio.Task[str], int] = {}  # what each row takes of max_at_once
         try:
-            while left or running:
-                while left and sum(running.values()) < self.limits.max_at_once:
-                    index = left.pop()
-                    (document,) = await split_texts(
-                        asked.q[index : index + 1], options, asked.split
-                    )
-                    row = asyncio.create_task(
-                        self._answer_row(asker, index, document, asked, options)
-                    )
-                    running[row] = 1 + len(document.sentences)
+            while running or n_started < len(asked.q):
+                while n_started < len(asked.q) and sum(running.values()) < self.limits.max_at_once:
+                    text = asked.q[n_started]
+                    (document,) = await split_texts([text], options, asked.split)
+                    row = self._answer_row(asker, n_started, document, asked, options)
+                    # 1 more, because a text without sentences has a row too
+                    running[asyncio.create_task(row)] = 1 + len(document.sentences)
+                    n_started += 1
                 done, _ = await asyncio.wait(
                     running, timeout=self.limits.timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
                     yield StreamedLine(error=self.say_too_late()).to_row()
                     return
-                for row_of_text in done:
-                    del running[row_of_text]
-                    yield row_of_text.result()
+                for task in done:
+                    del running[task]
+                    yield task.result()
         finally:
-            for row_of_text in running:
-                row_of_text.cancel()
+            for task in running:
+                task.cancel()
 
     async def _answer_row(
         self,
@@ -215,11 +217,10 @@ class Service:
         prefixes = asked.prefix[index : index + 1] if asked.prefix else ()
         try:
             (candidates,) = await self.translate_documents(
-                asker, options, [document], prefixes, waits_for_room=True
+                asker, options, [document], prefixes, waits_for_room=True, first_number=index + 1
             )
         except HTTPException as error:
-            message = error.detail.replace("q: line 1", f"q: line {index + 1}")
-            return StreamedLine(index=index, error=message).to_row()
+            return StreamedLine(index=index, error=error.detail).to_row()
         except SearchFailed:  # the other lines go on
             return StreamedLine(index=index, error=BUG).to_row()
         translated = join_text(document, candidates)
@@ -244,7 +245,7 @@ def split_into_groups(lines: Sequence[WaitingLine], most: int) -> Iterator[Seque
 
 async def read_documents(asked: TextsRequest, options: LineOptions) -> Sequence[Document]:
     if asked.format == "text":
-        return await split_texts(asked.texts, options, True)
+        return await split_texts(asked.texts, options, has_sentences=True)
     splitter = options.model.loaded.translator.make_splitter()
     try:
         return await asyncio.to_thread(
@@ -262,7 +263,8 @@ async def split_texts(
     def split() -> list[PlainText]:
         return [PlainText(text, splitter) for text in texts]
 
-    # what takes long is done in a thread, so that others are answered meanwhile; a thread takes long too
+    # A long text is split in a thread, so that others are answered meanwhile. For a short one, starting
+    # a thread takes longer than splitting.
     is_long = sum(map(len, texts)) > LONG_TEXT
     return await asyncio.to_thread(split) if is_long else split()
 
@@ -305,7 +307,7 @@ Served = Annotated[Service, Depends(find_service)]
 
 
 def answer_with(answer: BaseModel) -> Response:
-    """Answer with what was asked for; the rest is None."""
+    """Send what was asked for: other fields of the answer are None, and left out."""
     return Response(answer.model_dump_json(exclude_none=True), media_type=JSON_TYPE)
 
 
@@ -458,8 +460,8 @@ def check_question(asked: LinesRequest, service: Service) -> LineOptions:
         has_attention=asked.attention,
         has_scores=asked.scores,
     )
-    plain = LineOptions(model, options.search, has_scores=asked.scores)
-    if not model.is_ours and options != plain:
+    text_and_score = LineOptions(model, options.search, has_scores=asked.scores)
+    if not model.is_ours and options != text_and_score:
         raise HTTPException(
             400, f"{model.name} is translated by another engine, which gives text and score only"
         )
@@ -509,11 +511,11 @@ def make_app(service: Service, callers: Callers) -> Guard:
         },
     )
     app.state.service = service
-    # As they are: a router inside the application's own would look for each route twice.
     # Starlette's own routes come first and answer: FastAPI's, which describe them in the document, would
     # spend more on an empty dependency tree than a short request costs here.
     app.add_route("/translate", translate, methods=["POST"])
     app.add_route("/v1/translate", translate_lines, methods=["POST"])
+    # not include_router: a router inside the application's own would look for each route twice
     app.router.routes.extend(router.routes)
     pages = read_page_files()
 
