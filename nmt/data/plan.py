@@ -120,7 +120,7 @@ def swap_until_fit(lengths: Array, owner: Array, n: int, capacity: int) -> bool:
     """Swap pairs between the n micro-batches, in place, until none has more than `capacity` tokens
     on a side.
 
-    `lengths` are (2, pairs), `owner` is from `deal_pairs`. Returns whether it succeeded.
+    `lengths` are (2, pairs), `owner` is from `deal_pairs`. Return whether it succeeded.
     """
     held = np.stack([np.bincount(owner, side, n) for side in lengths]).astype(np.int64)  # (2, n)
     while (held > capacity).any():
@@ -163,7 +163,7 @@ def _find_best_swap(
 def _pick_one_per_size(lengths: Array, is_chosen: Array) -> Array:
     """Return the first of the chosen pairs for each combination of source and target length."""
     pairs = np.flatnonzero(is_chosen)
-    sizes = lengths[0, pairs] << 32 | lengths[1, pairs]
+    sizes = lengths[0, pairs] << 32 | lengths[1, pairs]  # one number for both, faster to sort
     _, firsts = np.unique(sizes, return_index=True)
     return pairs[np.sort(firsts)]
 
@@ -187,10 +187,10 @@ def choose_shape(
 ) -> BatchShape:
     """Choose the one shape of a run's micro-batches.
 
-    It holds `micro_tokens` per side, or the longest sentence if that is more, and one and a half
-    times as many sentences as that many tokens usually contain; if pairs are grouped by length, as
-    many as a micro-batch of short ones contains. If pairs are drawn anew, their lengths differ
-    between epochs, up to `max_pieces`.
+    It holds `micro_tokens` per side, or the longest sentence if that is more. It has room for one and
+    a half times as many sentences as that many tokens usually contain or, if pairs are grouped by
+    length, for as many as a micro-batch of short ones contains. If each epoch encodes its text anew,
+    lengths differ between epochs, up to `max_pieces`.
     """
     sides = (src_lengths, tgt_lengths)
     longest = max(int(side.max(initial=1)) for side in sides)
@@ -211,7 +211,7 @@ def choose_shape(
 def find_short_length(src_lengths: Array, tgt_lengths: Array) -> int:
     """Return the length of a pair, by its longer side, below which SHORT_SHARE of all tokens lie.
 
-    Micro-batches of shorter pairs are cut off by the number of sentences, which so few are.
+    Micro-batches of shorter pairs reach the limit of sentences first, but there are few of them.
     """
     longer = np.sort(np.maximum(src_lengths, tgt_lengths))
     ends = np.cumsum(longer, dtype=np.int64)
@@ -313,8 +313,9 @@ def plan_epoch(
     )
     if is_grouped:
         order, bounds = shuffle_updates(order, bounds, random)
-    limits = (micro_tokens, None) if shape is None else (shape.tokens, shape.sentences)
-    return EpochPlan(src_lengths, tgt_lengths, order, bounds, *limits)
+    if shape is None:
+        return EpochPlan(src_lengths, tgt_lengths, order, bounds, micro_tokens)
+    return EpochPlan(src_lengths, tgt_lengths, order, bounds, shape.tokens, shape.sentences)
 
 
 def _shrink(lengths: Array) -> Array:
