@@ -50,8 +50,10 @@ class Plan:
 def parse_duration(text: str) -> float:
     """Return the seconds of a time such as 2h, 90m or 1h30m."""
     found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?", text)
-    hours, minutes = (float(part or 0) for part in found.groups()) if found else (0.0, 0.0)
-    seconds = 3600 * hours + 60 * minutes
+    seconds = 0.0
+    if found is not None:
+        hours, minutes = found.groups("0")
+        seconds = 3600 * float(hours) + 60 * float(minutes)
     if not 60 <= seconds < 1e7:
         raise UserError(
             f"budget={text}: give a time of at least a minute, such as 2h, 90m or 1h30m"
@@ -67,9 +69,13 @@ def plan_run(config: RunConfig, seconds: float, world: World) -> Plan:
         say(
             f"budget: {config.folder} continues with the {training.steps:,} updates that it began with"
         )
-        every = training.checkpoint_every or training.steps
-        numbers = training.steps, training.validate_every, every, optimizer.warmup_steps
-        return Plan(*numbers, optimizer.scale)
+        return Plan(
+            steps=training.steps,
+            validate_every=training.validate_every,
+            checkpoint_every=training.checkpoint_every or training.steps,
+            warmup_steps=optimizer.warmup_steps,
+            scale=optimizer.scale,
+        )
     update_s, validation_s = (world.broadcast(value) for value in _measure(config, world))
     plan = make_plan(config, seconds, update_s, validation_s)
     if world.is_main:
@@ -84,8 +90,8 @@ def plan_run(config: RunConfig, seconds: float, world: World) -> Plan:
 def make_plan(config: RunConfig, seconds: float, update_s: float, validation_s: float) -> Plan:
     """Return how many updates of these costs fit, and what follows from their number."""
     useful_s = (1 - RESERVE) * seconds
-    most = int(VALIDATION_SHARE * useful_s / max(validation_s, 1e-9))
-    n_validations = min(MAX_VALIDATIONS, max(1, most))
+    affordable = int(VALIDATION_SHARE * useful_s / max(validation_s, 1e-9))
+    n_validations = min(MAX_VALIDATIONS, max(1, affordable))
     steps = int((useful_s - n_validations * validation_s) / update_s)
     if steps < LEAST_UPDATES:
         raise UserError(
@@ -99,6 +105,7 @@ def make_plan(config: RunConfig, seconds: float, update_s: float, validation_s: 
     if config.optimizer.schedule == "paper":  # the same highest rate, reached earlier
         scale = float(f"{scale * math.sqrt(warmup / config.optimizer.warmup_steps):.4g}")
     every = max(1, steps // PLANNED_CHECKPOINTS)
+    # a multiple, so that each validated update has a checkpoint
     validate_every = every * math.ceil(steps / (n_validations * every))
     return Plan(steps, validate_every, every, warmup, scale)
 

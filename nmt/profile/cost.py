@@ -32,7 +32,7 @@ class Flop:
 
 
 def count_flop(config: ModelConfig, n_vocab: int, src_length: float, tgt_length: float) -> Flop:
-    """For sentences of these mean lengths, marks included."""
+    """Count for sentences of these mean lengths, begin and end marks included."""
     d = config.d_model
     keys = config.n_heads * config.key_size
     values = config.n_heads * config.value_size
@@ -71,7 +71,7 @@ class DeviceTimer:
             self.moments.append(clock())
 
     def seconds(self) -> list[float]:
-        """From each moment to the next."""
+        """Return the time from each moment to the next."""
         pairs = zip(self.moments[:-1], self.moments[1:], strict=True)
         if not self.is_cuda:
             return [after - before for before, after in pairs]
@@ -94,9 +94,11 @@ def measure_ceiling(
     """Operations per second of the feed-forward's products on `rows` tokens: the best of many."""
     x = torch.randn(rows, config.d_model, device=device, dtype=dtype)
     weight = torch.randn(config.d_model, config.d_ff, device=device, dtype=dtype)
-    y, back = x @ weight, torch.empty_like(x)
-    in_a_row = 10 if device.type == "cuda" else 1  # on a GPU launching one takes time
-    best, started_at = float("inf"), clock()
+    y = x @ weight
+    back = torch.empty_like(x)
+    in_a_row = 10 if device.type == "cuda" else 1  # hides the time to launch one on a GPU
+    best = float("inf")
+    started_at = clock()
     while clock() - started_at < MEASURED_S:
         timer = DeviceTimer(device)
         timer.mark()

@@ -52,13 +52,15 @@ class Timing:
 
 
 class DryRun:
+    """A training at its first update, to be timed."""
+
     def __init__(self, setup: Setup) -> None:
         self.setup, self.world = setup, setup.world
         self.step = 0
 
     def updates(self) -> Loader:
-        """Those of the run, from its first on, without BPE-dropout, which would write its epochs to
-        disk.
+        """Load the updates of the run, from its first on, without BPE-dropout, which would write its
+        epochs to disk.
         """
         return self.setup.make_loader(lambda _: self.setup.store)
 
@@ -88,18 +90,18 @@ class DryRun:
         return timing
 
     def run_for(self, updates: Loader | Iterator[Update], seconds: float, what: str) -> Timing:
-        """Do as many updates as take about that long, at least three, after some that warm up."""
+        """Do as many updates as take about `seconds`, at least three, after some that warm up."""
         first_s = self.run(updates, 1).mean_s
         if self.setup.shape is not None:
             first_s = self.run(updates, 1).mean_s  # the very first one compiled and recorded
         # Decided by the main rank, because all ranks must run the same number.
-        is_slow = self.world.broadcast(first_s) > seconds / 5
+        is_slow = self.world.broadcast(first_s) > seconds / 5  # three more would take too long
         update_s = first_s if is_slow else min(self.run(updates, 3).seconds)
         n = int(self.world.broadcast(max(float(MIN_TIMED_UPDATES), seconds / update_s)))
         return self.run(updates, n, what)
 
     def dev_seconds(self) -> float:
-        """How long the NLL of the whole dev set takes, judged by one micro-batch of its middle
+        """Estimate how long the NLL of the whole dev set takes, from one micro-batch of pairs of middle
         lengths.
         """
         setup = self.setup
@@ -118,8 +120,8 @@ class DryRun:
         return took * dev.tgt.n_tokens / batch.n_tokens / self.world.size
 
     def decoding_seconds(self) -> float:
-        """How long the dev set takes to translate, judged by some of its lines. A model that has learned
-        little would write outputs of any length, so theirs is that of the source.
+        """Estimate how long the dev set takes to translate, from some of its lines. A model that has
+        learned little would write outputs of any length, so they are made as long as their sources.
         """
         setup = self.setup
         config = setup.config

@@ -5,6 +5,7 @@ of typical updates. What could not be measured is listed as not included.
 """
 
 import itertools
+import math
 from dataclasses import dataclass
 
 from nmt.config import RunConfig
@@ -40,7 +41,7 @@ class Estimate:
 
     @property
     def tgt_tokens(self) -> float:
-        """Those of the whole run."""
+        """Target tokens of the whole run."""
         return self.setup.config.training.steps * self.timing.n_tgt / self.timing.n_updates
 
     @property
@@ -52,7 +53,7 @@ class Estimate:
     @property
     def n_validations(self) -> int:
         training = self.setup.config.training
-        return -(-training.steps // training.validate_every)
+        return math.ceil(training.steps / training.validate_every)
 
     @property
     def updates_s(self) -> float:
@@ -101,8 +102,8 @@ def describe_network(n_bytes: float) -> str:
 
 
 def estimate_run(config: RunConfig, world: World, price: float | None = None) -> Estimate:
-    """Try what needs most memory, time updates, and print what the whole run takes from its first
-    update on.
+    """Run the largest micro-batches, time typical updates, and print what the whole run takes from its
+    first update on.
     """
     dry_run = open_dry_run(config, world)
     largest = _measure_peaks(dry_run)
@@ -118,7 +119,7 @@ def estimate_run(config: RunConfig, world: World, price: float | None = None) ->
 
 
 def _measure_peaks(dry_run: DryRun) -> tuple[int, int]:
-    """Peak memory of updates of the longest sentences, and of the most, on each rank."""
+    """Return the peak memory of updates of the longest sentences, and of the most sentences."""
     setup = dry_run.setup
     peaks = []
     for order in order_by_memory(setup.store):

@@ -33,21 +33,27 @@ UNKNOWN_SIZE = "--plan needs to know how much there is: give a file with lines, 
 
 
 def estimate_job(chunks: Iterable[DoneChunk], unit: str, n_workers: int, n_bytes: int) -> str:
-    """Return a table. The work is done as `chunks` are drawn; the input has `n_bytes`; 0: unknown."""
+    """Return a table. The work is done as `chunks` are drawn. The input has `n_bytes`, or 0 if that is
+    unknown.
+    """
     if not n_bytes:
         raise UserError(UNKNOWN_SIZE)
     n_units = n_written = 0
-    marks = [(clock(), 0.0)]  # times, and how much was read by then
+    began_at = clock()
+    marks = [(began_at, 0.0)]  # times, and the share of the input that was read by then
     for chunk in chunks:
-        n_units, n_written = n_units + chunk.n_lines, n_written + len(chunk.data)
-        marks.append((clock(), chunk.share))
-        if marks[-1][0] - marks[0][0] > TIMED_CHUNKS_S:
+        n_units += chunk.n_lines
+        n_written += len(chunk.data)
+        ended_at = clock()
+        marks.append((ended_at, chunk.share))
+        if ended_at - began_at > TIMED_CHUNKS_S:
             break
-    started_at, unread = marks[min(1, len(marks) - 2)]  # the first chunk also compiles
+    # The first chunk also compiles, so it is not timed if there are more.
+    started_at, read_before = marks[1] if len(marks) > 2 else marks[0]
     ended_at, read = marks[-1]
     if not read:
         raise UserError(UNKNOWN_SIZE)
-    seconds = (ended_at - started_at) / (read - unread)
+    seconds = (ended_at - started_at) / (read - read_before)
     measured = f"by {n_units:,} {unit}, {read:.2%} of the input; threads {torch.get_num_threads()}"
     rows = {
         "a worker": f"{n_units / read / seconds:,.1f} {unit}/s if as fast as this process, {measured}",
@@ -71,7 +77,8 @@ def estimate_preparation(data: DataConfig, vocab: VocabConfig, seed: int) -> str
         for part in parts:
             began_at = clock()
             blocks = list(islice(read_blocks(part.corpus, data, PAIRS_PER_SHARD), n_shards))
-            read_at, share = clock(), blocks[-1].share if blocks else 1.0
+            read_at = clock()
+            share = blocks[-1].share if blocks else 1.0  # of the corpus
             shards = job.work / part.name
             shards.mkdir()
             report = collect_blocks(job, part, None, shards, blocks)
@@ -89,8 +96,8 @@ def estimate_preparation(data: DataConfig, vocab: VocabConfig, seed: int) -> str
             n_timed += text.report.lines
             n_pairs += text.report.lines / share
             # ids of two bytes, and for each side of a pair an offset of eight
-            of_store = 2 * sum(report.tokens) + 16 * report.n_kept
-            n_written += of_store * text.part.corpus.repeat / share
+            store_bytes = 2 * sum(report.tokens) + 16 * report.n_kept
+            n_written += store_bytes * text.part.corpus.repeat / share
     rows = {
         "a worker": f"{n_pairs / shared_s:,.0f} pairs/s if as fast as this process, by {n_timed:,} pairs, "
         f"{n_timed / n_pairs:.2%} of the input",

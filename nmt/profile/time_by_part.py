@@ -46,7 +46,7 @@ def sum_kernels(events: list[FunctionEvent]) -> dict[str, float]:
     """Seconds of each part by the kernels that ran on the GPU, including those of a CUDA graph."""
     sums: dict[str, float] = defaultdict(float)
     for event in events:
-        # It spans the kernels within it
+        # A range spans kernels that are events too.
         is_range = event.is_user_annotation or event.name == UPDATE
         if event.device_type == DeviceType.CUDA and not is_range:
             sums[find_part(event.name)] += event.time_range.elapsed_us() / 1e6
