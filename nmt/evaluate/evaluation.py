@@ -129,7 +129,7 @@ def evaluate_system(
     if with_calibration and (calibration := _calibrate(system)):
         scores += score_calibration(calibration, system)
         report += _format_calibration(calibration)
-        values["scores"] = _scores_to_json(scores)
+        values["scores"] = _scores_to_json(scores)  # now with the figures of calibration
         values["calibration"] = _describe_calibration(calibration)
     if with_verdict:
         by_name = {score.name: score for score in scores}
@@ -158,8 +158,8 @@ def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluatio
 
     # report
     runs = [
-        JudgedRun(system, own[2], examine_training_text(system))
-        for system, own in zip(systems, scores, strict=True)
+        JudgedRun(system, on_paper_metric, examine_training_text(system))
+        for system, (*_, on_paper_metric) in zip(systems, scores, strict=True)
     ]
     verdict = judge(paper_metric, runs)
     report = [*_format_side_by_side(systems, scores), "", *verdict.to_lines()]
@@ -235,13 +235,13 @@ def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]
     first, *others = systems
     scores = [score_system(system, [HEADLINE, CHRF2]) for system in systems]
     comparisons = [_compare(first, other, seed) for other in others]
-    differences = ["", *(f"{found.difference:+.2f}" for found in comparisons)]
-    p_values = ["", *(f"{found.p_bootstrap:.4f}" for found in comparisons)]
+    from_first = [["", ""]]
+    from_first += [[f"{each.difference:+.2f}", f"{each.p_bootstrap:.4f}"] for each in comparisons]
     rows = []
     for i, (system, (bleu, chrf)) in enumerate(zip(systems, scores, strict=True)):
         figures = [f"{bleu.value:.2f}", bleu.format_interval(), f"{chrf.value:.2f}"]
         own_settings = [str(values[i]) for values in settings.values()]
-        rows.append([system.label, *figures, differences[i], p_values[i], *own_settings])
+        rows.append([system.label, *figures, *from_first[i], *own_settings])
     head = ["", "BLEU", "95 %", "chrF2", "difference", "p", *settings]
     report = [
         _format_joint_head(systems),
@@ -369,7 +369,7 @@ def score_system(
 
 
 def _doubt_average(system: System) -> str | None:
-    """Say so if the system is an average that is worse on the dev set than one of its members."""
+    """Return a warning if the system is an average that is worse on the dev set than a member of it."""
     model = system.model
     if model is None or len(model.checkpoints) != 1:
         return None
@@ -417,7 +417,7 @@ def score_calibration(calibration: Calibration, system: System) -> list[Score]:
 
 
 def _join_lines(lines: Sequence[str]) -> str:
-    """Return the report. Names of systems and test sets may be a stranger's."""
+    """Return the lines as one text. Names of systems and test sets may be a stranger's."""
     return "\n".join(map(escape_line, lines))
 
 
@@ -608,7 +608,7 @@ def record_scores(evaluation: Evaluation) -> None:
 
 def _record(system: System, scores: Sequence[Score]) -> None:
     model = system.model
-    # A file, an export or an ensemble belongs to no single run
+    # A file, an export or an ensemble belongs to no single run.
     if model is None or len(model.checkpoints) != 1:
         return
     (checkpoint,) = model.checkpoints
@@ -616,7 +616,8 @@ def _record(system: System, scores: Sequence[Score]) -> None:
     if run is None:
         return
     texts = collect_texts(system)
-    versions = {"nmt": nmt.__version__} | {name: version(name) for name in ("torch", "sacrebleu")}
+    versions = {"python": python_version(), "nmt": nmt.__version__}
+    versions |= {name: version(name) for name in ("torch", "sacrebleu")}
     result = replace(
         describe_result(system, scores, texts),
         checkpoint=checkpoint.path.resolve().name,
@@ -625,7 +626,7 @@ def _record(system: System, scores: Sequence[Score]) -> None:
         weights_sha256=checkpoint.sha256[MODEL_FILE],
         vocab_sha256=checkpoint.vocab.digest,
         decoding=to_plain_values(system.config.decoding),
-        versions={"python": python_version()} | versions,
+        versions=versions,
     )
     add_result(run, result)
     write_scored_texts(run, texts)
