@@ -85,25 +85,26 @@ class Preparation:
         kind: type[Record],
         make: Callable[[Path], Record],
     ) -> tuple[Path, Record]:
-        """Return the folder that `make` fills, and the result that it returns; run once for equal
-        `made_with`.
+        """Return the folder that `make` fills, and the result that it returns. It runs only if no
+        folder of the same name, `made_with` and versions is complete.
         """
         key = digest_values([LAYOUT, made_with, list_versions()])
         folder = self.work / f"{name}.{key[:16]}"
         result = read_stage_result(folder, kind)
-        if result is None:
-            for old in self.work.glob(f"{name}.*"):  # unfinished, or made with other settings
-                remove_entry(old)
-            folder.mkdir()
-            started_at = clock()
-            result = make(folder)
-            for path in folder.iterdir():
-                sync_to_disk(path)
-            done = DoneFile(_list_sizes(folder), asdict(result))  # type: ignore[call-overload]
-            write_json(folder / DONE_FILE, asdict(done))
-            seconds = clock() - started_at
-            if seconds >= 1:
-                say(f"stage {name}: {seconds:.1f} s")
+        if result is not None:
+            return folder, result
+        for old in self.work.glob(f"{name}.*"):  # unfinished, or made with other settings
+            remove_entry(old)
+        folder.mkdir()
+        started_at = clock()
+        result = make(folder)
+        for path in folder.iterdir():
+            sync_to_disk(path)
+        done = DoneFile(_list_sizes(folder), asdict(result))  # type: ignore[call-overload]
+        write_json(folder / DONE_FILE, asdict(done))
+        seconds = clock() - started_at
+        if seconds >= 1:
+            say(f"stage {name}: {seconds:.1f} s")
         return folder, result
 
 
@@ -125,7 +126,7 @@ def _list_sizes(folder: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Part:
-    """One corpus on its way into the store. The dev set has no rules: it is taken as it is."""
+    """One corpus on its way into the store. The dev set has no rules, because it is not cleaned."""
 
     name: str
     corpus: CorpusConfig
@@ -157,8 +158,8 @@ class CollectedPart:
     files: list[SourceFile]
 
     def list_shards(self, duplicates: Path | None) -> list[Shard]:
-        """List its shards. The folder `duplicates` holds for each training part a mask of the pairs
-        to leave out.
+        """List its shards. The folder `duplicates`, from `mark_duplicates`, has a mask for each
+        training part: the pairs to leave out.
         """
         mask = None
         if duplicates is not None and self.part.split == "train":
@@ -180,8 +181,8 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         blocks = read_blocks(part.corpus, job.data, PAIRS_PER_SHARD)
         report = collect_blocks(job, part, held_out, folder, blocks)
         sources = _list_source_files(job.data, files, report.lines)
-        for path, before in zip(files, stamps, strict=True):
-            if read_file_stamp(path) != before:
+        for path, stamp in zip(files, stamps, strict=True):
+            if read_file_stamp(path) != stamp:
                 raise UserError(f"{path}: changed while it was being read; run the command again")
         return Collected(report, sources)
 
@@ -194,7 +195,7 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         "corpus": to_plain_values(replace(part.corpus, repeat=1, weight=None, tag=None)),
         "src": job.data.src,
         "tgt": job.data.tgt,
-        "files": [[str(path), *before] for path, before in zip(files, stamps, strict=True)],
+        "files": [[str(path), *stamp] for path, stamp in zip(files, stamps, strict=True)],
         "rules": rules,
         "on_bad_line": job.data.on_bad_line,
         "shard": PAIRS_PER_SHARD,
@@ -207,14 +208,14 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
 def collect_blocks(
     job: Preparation, part: Part, held_out: Path | None, folder: Path, blocks: Iterable[Block]
 ) -> Report:
-    """Have workers clean blocks, each into files of its own."""
+    """Have workers clean blocks, each into a shard of its own."""
     report = Report()
     with Progress(f"collect {describe_corpus(part.corpus)}", None, "pairs") as progress:
 
         def number_blocks() -> Iterator[tuple[int, Block]]:
             for number, block in enumerate(blocks):
                 n_read = (number + 1) * PAIRS_PER_SHARD
-                progress.total = int(n_read / max(block.share, 1e-9))
+                progress.total = int(n_read / max(block.share, 1e-9))  # share: read by now
                 yield number, block
 
         start = partial(ShardCollector, folder, part.rules, held_out, part.corpus.min_score)
@@ -225,7 +226,7 @@ def collect_blocks(
 
 
 def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> list[SourceFile]:
-    """The files of a corpus of `n_lines` pairs, for the ledger."""
+    """Describe the files of a corpus of `n_lines` pairs for the ledger."""
     sources = []
     for path in files:
         rows = count_rows(path)  # a dataset may consist of several tables
@@ -238,7 +239,7 @@ def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> lis
 def gather_held_out(
     job: Preparation, valid: CollectedPart | None
 ) -> tuple[Path, TestSetAccount | None]:
-    """Write the dev and test sets into one file; returns it and the account of the test set.
+    """Write the dev and test sets into one file; return it and the account of the test set.
 
     A test set that cannot be read is left out with a note, unless data.clean.held_out drops pairs
     because of it.
@@ -285,13 +286,12 @@ def mark_duplicates(
     """
 
     def make(folder: Path) -> Duplicates:
-        digests = []
-        for each in train:
-            digests += [
-                shard_file(each.folder, number, "digests")
-                for number in range(len(each.report.kept))
-            ]
-        is_duplicate = find_duplicates(digests, job.executor)
+        digests = [
+            shard_file(each.folder, number, "digests")
+            for each in train
+            for number in range(len(each.report.kept))
+        ]
+        is_duplicate = find_duplicates(digests, job.executor)  # of all parts, one after the other
         counts = {}
         first = 0
         for each in train:
@@ -323,15 +323,15 @@ class BpePart:
     def kind(self) -> str:
         if self.vocab.joint:
             return "joint BPE"
-        return f"BPE of the {('source', 'target')[self.sides[0]]}"
+        return f"BPE of the {'source' if self.has_source else 'target'}"
 
     @property
     def has_source(self) -> bool:
         return 0 in self.sides
 
     def load_given(self, data: DataConfig) -> Vocab | None:
-        """Load the model that the config names, if it names one, and give it the symbols and, for the
-        source, the tags of training text that it lacks. The source's must then have all tags.
+        """Load the model that the config names, if it names one, and add the symbols that it lacks. Those
+        of the source include the tags of the training text; then it must have those of all corpora.
         """
         if self.vocab.model is None:
             return None
@@ -343,11 +343,12 @@ class BpePart:
                 f"{self.key}model: {error}; relative paths start from data.root={data.root}"
             ) from None
         tags = data.train_tags if self.has_source else []
+        corpora = (*data.train, data.valid, data.test) if self.has_source else ()
         try:
             given = given.with_symbols(tags, self.vocab.user_symbols or ())
-            for corpus in (*data.train, data.valid, data.test):
-                if corpus is not None and corpus.tag is not None and self.has_source:
-                    given.find_symbol(corpus.tag)
+            for corpus in corpora:
+                if corpus is not None and corpus.tag is not None:
+                    given.find_symbol(corpus.tag)  # raises UserError if it has no such tag
         except UserError as error:
             raise UserError(f"{self.key}model={self.vocab.model}: {error}") from None
         return given
@@ -377,7 +378,8 @@ def learn_bpe(
     shards = [shard for each in train for shard in each.list_shards(duplicates)]
     n_usable = [int((~shard.read_duplicate_mask()).sum()) for shard in shards]
     n_lines = [len(part.sides) * n for n in n_usable]
-    n_sampled = min(sum(n_lines), part.vocab.sample_sentences)
+    n_all = sum(n_lines)
+    n_sampled = min(n_all, part.vocab.sample_sentences)
     if n_sampled == 0:
         raise UserError(NOTHING_LEFT)
     given = part.load_given(job.data)
@@ -403,7 +405,7 @@ def learn_bpe(
             learn(part)
         else:  # its memory goes when its process ends
             run_in_process(learn, part)
-        seed = job.seed if n_sampled < sum(n_lines) else None
+        seed = job.seed if n_sampled < n_all else None
         sha256 = digest_file(folder / VOCAB_FILE)
         return BpeAccount(sha256, part.vocab.size, n_sampled, n_words, seed)
 
