@@ -238,6 +238,8 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
     """Return the options as settings, then the settings that were written out, which take
     precedence.
     """
+    from nmt.config import RUNNING_TEXT
+
     options = {
         "preset": args.preset,
         "beam": args.beam,
@@ -247,8 +249,6 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
         "protect": "true" if args.protect else None,
         "tag": args.tag and json.dumps(args.tag),
     }
-    from nmt.config import RUNNING_TEXT
-
     overrides = [f"decoding.{key}={value}" for key, value in options.items() if value is not None]
     if args.text or args.html or args.srt:
         overrides = [*RUNNING_TEXT, *overrides]
@@ -272,7 +272,12 @@ def translate_text(args: argparse.Namespace) -> int:
 
     # open the model
     layout = Layout(
-        args.n_best, args.scores, args.alignments, args.json, args.attention is not None, args.text
+        n_best=args.n_best,
+        has_scores=args.scores,
+        has_alignments=args.alignments,
+        is_json=args.json,
+        keeps_translations=args.attention is not None,
+        is_text=args.text,
     )
     load_model = partial(
         open_model,
@@ -302,12 +307,12 @@ def translate_text(args: argparse.Namespace) -> int:
     if args.must:
         model.translator.check_phrases("--must")
     names_files = args.input or args.output or args.prefix or args.must or args.attention
-    is_prompt = args.interactive
-    if not names_files and args.workers == 1 and not args.on and sys.stdin.isatty():
-        is_prompt = True  # a person who gave no input would wait for nothing
+    is_alone = args.workers == 1 and not args.on
+    # a person who gave no input would wait for nothing
+    is_at_terminal = not names_files and is_alone and sys.stdin.isatty()
     if args.html or args.srt:
         translate_document(args, model.translator)
-    elif is_prompt:
+    elif args.interactive or is_at_terminal:
         converse(model, layout)
     else:
         translate_input(args, model.translator, layout, load_model)
@@ -364,11 +369,9 @@ def translate_input(
 
     with ExitStack() as stack:
         source = stack.enter_context(open_input(args.input))
-        beside = {}
-        for add, path in ((add_prefixes, args.prefix), (add_demanded, args.must)):
-            if path:
-                beside[add] = stack.enter_context(open_input(path))
-        handles = [reader.handle for reader in (source, *beside.values())]
+        prefixes = stack.enter_context(open_input(args.prefix)) if args.prefix else None
+        phrases = stack.enter_context(open_input(args.must)) if args.must else None
+        handles = [reader.handle for reader in (source, prefixes, phrases) if reader is not None]
         out, n_done, progress = open_lines_output(args, handles, stack, "translating", "lines")
         attention = None
         if args.attention:
@@ -383,8 +386,10 @@ def translate_input(
 
         # chunks of many batches
         chunks = source.read_chunks(n_done, max(LARGEST_CHUNK, translator.chunk_lines))
-        for add, reader in beside.items():
-            chunks = add(chunks, reader, n_done)
+        if prefixes is not None:
+            chunks = add_prefixes(chunks, prefixes, n_done)
+        if phrases is not None:
+            chunks = add_demanded(chunks, phrases, n_done)
         is_warned = False
         n_cut = first_cut = 0
         survival = Survival()
@@ -395,8 +400,9 @@ def translate_input(
             if attention is not None:
                 attention.add(translator, result.lines, result.translations)
             survival += result.survival
+            if result.cut and not n_cut:
+                first_cut = result.cut[0]
             n_cut += len(result.cut)
-            first_cut = first_cut or next(iter(result.cut), 0)
             if not is_warned and len(result.shortened) > MAX_SHORTENED * result.n_lines:
                 is_warned = True
                 warn_of_shortened(source.name, result.shortened)
