@@ -99,7 +99,7 @@ def profile_training(
 def _measure_parts(
     dry_run: DryRun, updates: Loader, timing: Timing, trace: Path | None
 ) -> dict[str, float]:
-    """The ms of each part of an update that is not profiled."""
+    """Return the ms of each part of an update, as it is without a profiler."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it reports its own start and end
     world = dry_run.world
     tokens = PROFILED_MICROS * dry_run.setup.micro_tokens * world.size
@@ -111,17 +111,11 @@ def _measure_parts(
     with torch.profiler.profile(activities=activities) as profiler:
         dry_run.run(updates, n, "profiling")
     if trace is not None and world.is_main:
-        with tempfile.TemporaryDirectory(prefix=".trace.", dir=trace.parent) as folder:
-            complete = Path(folder, trace.name)  # torch compresses a name that ends in .gz
-            profiler.export_chrome_trace(str(complete))
-            sync_to_disk(complete)
-            os.replace(complete, trace)
-        sync_to_disk(trace.parent)
+        _write_trace(profiler, trace)
 
     events = list(profiler.events())
     if is_cuda:
-        # Kernels take as long under a profiler as without; what is left of an update, the GPU had
-        # no work.
+        # Kernels take as long under a profiler as without. In the rest of an update the GPU has no work.
         seconds = sum_kernels(events)
         busy_s = min(timing.mean_s, sum(seconds.values()) / n)
         left_over = IDLE
@@ -134,6 +128,15 @@ def _measure_parts(
     parts = {part: 1000 * scale * took for part, took in seconds.items()}
     parts[left_over] = 1000 * (timing.mean_s - busy_s)
     return parts
+
+
+def _write_trace(profiler: torch.profiler.profile, trace: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".trace.", dir=trace.parent) as folder:
+        complete = Path(folder, trace.name)  # torch compresses a name that ends in .gz
+        profiler.export_chrome_trace(str(complete))
+        sync_to_disk(complete)
+        os.replace(complete, trace)
+    sync_to_disk(trace.parent)
 
 
 def _format_speed(flop_per_s: float) -> str:
