@@ -28,7 +28,7 @@ from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
 from nmt.train.validate import Validation, validate
 from nmt.translate.translator import Translator
 
-MOMENTS_SHARE = 0.1  # of checkpoint_minutes: so old may the last checkpoint with moments be
+MOMENTS_SHARE = 0.1  # of checkpoint_minutes: how old the last checkpoint with moments may become
 SECONDS_BETWEEN_LINES = 1.0  # of losses in a log, so that a small model does not flood it
 
 
@@ -315,7 +315,8 @@ class Trainer:
         if self.stop.exit_code or not self.is_validation_due:
             return
         average = self.optimizer.average
-        with contextlib.nullcontext() if average is None else average.in_place_of_weights():
+        weights = contextlib.nullcontext() if average is None else average.in_place_of_weights()
+        with weights:
             result = self.score()
         if result is None:
             return
@@ -349,7 +350,8 @@ class Trainer:
             return  # a run cannot be resumed from NaN or infinite weights
         has_moments = self.must_save_moments()
         is_new = self.saved_step != self.state.step
-        if is_new or (has_moments and self.moments_step != self.state.step):
+        lacks_moments = has_moments and self.moments_step != self.state.step
+        if is_new or lacks_moments:
             snapshot = self.take_snapshot(has_moments)
 
             def write() -> None:
@@ -411,22 +413,28 @@ class Trainer:
         self.writer.finish()
         code = self.stop.exit_code
         if code:
+            end = "stopped"
             message = f"stopped by {self.stop.reason}; run the same command again to continue"
             self.write_status("preempted", code, message)
         else:
+            end = "done"
             self.write_status("done", 0)
-        if not code and self.state.best is not None and self.state.best_step == 0:
+            self.warn_if_start_is_best()
+        cause = ""
+        if self.end_reason not in (None, "training.steps"):
+            cause = f", ended by {self.end_reason}"
+        say(
+            f"{end}: {self.state.step} updates in {format_duration(self.state.elapsed_s)}{cause}; "
+            f"checkpoints in {self.run.checkpoints}"
+        )
+
+    def warn_if_start_is_best(self) -> None:
+        if self.state.best is not None and self.state.best_step == 0:
             start = self.config.training.init_from
             say(
                 f"warning: no validation was better than {start}, with which this run began; use that, or "
                 "train with a lower rate or more text"
             )
-        reason = self.end_reason
-        cause = f", ended by {reason}" if reason not in (None, "training.steps") else ""
-        say(
-            f"{'stopped' if code else 'done'}: {self.state.step} updates in "
-            f"{format_duration(self.state.elapsed_s)}{cause}; checkpoints in {self.run.checkpoints}"
-        )
 
     def confirm_end(self) -> None:
         """Say that a run is over already, and how it can go on."""
