@@ -963,8 +963,8 @@ def _is_another_corpus(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return not (is_one_side and "src" in old)
 
 
-def _override(source: YamlTree, text: str) -> YamlTree:
-    """Apply one `section.key=value` override to `source`."""
+def parse_override(text: str) -> PlacedSetting:
+    """Return the setting that `section.key=value` on a command line gives."""
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", key):
         raise UserError(
@@ -976,7 +976,7 @@ def _override(source: YamlTree, text: str) -> YamlTree:
         raise UserError(f"{text!r}: the value contains YAML syntax; quote it: {key}='\"...\"'")
     inner_keys = [inner.removeprefix("value") for inner in parsed.places if inner]
     places = {key + inner: "command line" for inner in inner_keys}
-    return _put(source, PlacedSetting(key, parsed.values["value"], places))
+    return PlacedSetting(key, parsed.values["value"], places)
 
 
 def _put(source: YamlTree, setting: PlacedSetting) -> YamlTree:
@@ -1108,7 +1108,7 @@ def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
 
 def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
     for text in overrides:
-        source = _override(source, text)
+        source = _put(source, parse_override(text))
     values = copy.deepcopy(source.values)
     _fill_in_presets(values)
     reader = RecordReader(

@@ -34,10 +34,9 @@ class Candidate:
 
     step: int
     elapsed_s: float
-    scores: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of the newest validation up to `step`
-    scored_step: int = 0  # the update of that validation
+    # the figures of the newest validation up to `step`, and its own update
+    scores: Mapping[str, float] = field(default_factory=dict)
+    scored_step: int = 0
     weight: float = 1.0
 
     @property

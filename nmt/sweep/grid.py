@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from nmt.config import (
     list_differences,
     load_config,
     load_recorded_config,
+    parse_override,
     read_config_text,
 )
 from nmt.corpus.ledger import list_settings
@@ -137,24 +138,26 @@ def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
     path = find_grid(name)
     tree = parse_yaml(read_config_text(path), str(path))
 
-    def name_place(key: str) -> str:  # of the whole file its path, not "config"
-        return tree.name_place(key) if key else str(path)
+    def name_place(key: str) -> str:
+        if key in tree.places and key:
+            return tree.name_place(key)
+        return f"{path}: {key}" if key else str(path)  # a missing key, or the whole file
 
     grid = RecordReader(name_place).read(GridFile, tree.values)
     rows = list(list_named_rows(grid, tree))
     check_names([row for row, _ in rows], path)
-    check_overrides(rows, overrides, path)
+    given = {text: parse_override(text) for text in overrides}
+    check_overrides(rows, given, path)
     shared = locate_settings(grid.settings, "settings", tree)
     seeds: list[list[PlacedSetting]] = [[]]  # without a setting it is the config's own
     if grid.seeds is not None:
         place = {"seed": tree.places["seeds"]}
         seeds = [[PlacedSetting("seed", seed, place)] for seed in grid.seeds]
 
-    has_store_override = any(text.startswith("data.store=") for text in overrides)
     runs: list[PlannedRun] = []
     for (row, row_settings), seed in itertools.product(rows, seeds):
         settings = [*shared, *row_settings, *seed]
-        has_store = has_store_override or any("data.store" in each.places for each in settings)
+        has_store = any("data.store" in each.places for each in (*settings, *given.values()))
         try:
             config = load_config(grid.base, overrides, settings, path.parent)
             run = PlannedRun(len(runs) + 1, row, place_run(row, config, folder, has_store))
@@ -209,13 +212,18 @@ def locate_setting(key: str, value: Any, at: str, tree: YamlTree) -> PlacedSetti
     """Return the setting at the key `at` of the grid, with the lines of all that is in it."""
     if not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", key):
         raise UserError(f"{tree.name_place(at)}: {key!r} is not the name of a setting")
-    if key in REFUSED_KEYS:
-        raise UserError(f"{tree.name_place(at)}: {REFUSED_KEYS[key]}; leave it out")
     places = {key: tree.places[at]}
     for inner, place in tree.places.items():
         if inner.startswith((f"{at}.", f"{at}[")):
             places[key + inner[len(at) :]] = place
+    refuse_keys(places, tree.name_place(at))
     return PlacedSetting(key, value, places)
+
+
+def refuse_keys(keys: Iterable[str], what: str) -> None:
+    for key in keys:
+        if key in REFUSED_KEYS:
+            raise UserError(f"{what}: {REFUSED_KEYS[key]}; leave it out")
 
 
 def format_setting_value(value: Any) -> str:
@@ -246,19 +254,20 @@ def make_folder_name(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name, flags=re.ASCII).strip("-.")
 
 
-def check_overrides(rows: Sequence[NamedRow], overrides: Sequence[str], path: Path) -> None:
+def check_overrides(
+    rows: Sequence[NamedRow], overrides: Mapping[str, PlacedSetting], path: Path
+) -> None:
     """Refuse settings of the command line that would undo the differences between runs."""
     # A setting may be a whole section, whose keys have places of their own. So may an override: model
     # undoes model.d_ff, but not models.
     varied = {key for _, settings in rows for setting in settings for key in setting.places}
-    for text in overrides:
-        key = text.partition("=")[0]
+    for text, setting in overrides.items():
+        key = setting.key
         if any(f"{inner}.".startswith(f"{key}.") for inner in varied):
             raise UserError(
                 f"{text}: the runs of {path} differ in {key}; leave it out, or change the grid"
             )
-        if key in REFUSED_KEYS:
-            raise UserError(f"{text}: {REFUSED_KEYS[key]}; leave it out")
+        refuse_keys(setting.places, text)
 
 
 def place_run(name: str, config: RunConfig, folder: Path, has_store: bool) -> RunConfig:

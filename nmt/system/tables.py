@@ -112,9 +112,7 @@ def _render_markdown(cell: Cell) -> str:
     if not isinstance(cell, Code):
         return escape_markdown(_read_text(cell))
     text = escape_line(cell.text)
-    if re.search(
-        r"[`\\]", text
-    ):  # which end or confuse a code span; no digest or signature of ours has them
+    if re.search(r"[`\\]", text):  # they would end or confuse a code span
         return escape_markdown(text)
     return "`" + text.replace("|", r"\|") + "`"
 

@@ -56,8 +56,9 @@ def test_runs_of_the_same_data_share_a_store(tmp_path: Path) -> None:
     a, b, c, d = [run.config.data.store for run in read(tmp_path, text).runs]
     assert a == b
     assert len({a, c, d}) == 3
-    given = read(tmp_path, HEAD + TWO, "data.store=there")
-    assert {run.config.data.store for run in given.runs} == {"there"}
+    for override in ("data.store=there", "data={store: there}"):
+        given = read(tmp_path, HEAD + TWO, override)
+        assert {run.config.data.store for run in given.runs} == {"there"}
     given = read(tmp_path, f"{HEAD}settings: {{data: {{store: here}}}}\n{TWO}")
     assert {run.config.data.store for run in given.runs} == {"here"}
 
@@ -118,6 +119,9 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
         ),
         (f"{HEAD}{TWO}", ("model={n_layers: 4}",), "differ in model; leave it out"),
         (f"{HEAD}{TWO}", ("seed=4",), "seed=4: the grid's key seeds"),
+        (f"{HEAD}{TWO}", ("training={mirror: /m}",), "training={mirror: /m}: one place cannot"),
+        (f"{HEAD}settings: {{training: {{mirror: /m}}}}\n{TWO}", (), "training: one place cannot"),
+        (TWO, (), "{grid}: base: is missing"),
         (HEAD + MANY, (), "has 1,000,000,000,000 runs; a sweep may have 1,000"),
         (f"{HEAD}seeds: {list(range(501))}\n{TWO}", (), "has 1,002 runs; a sweep may have 1,000"),
         (f"{HEAD}{TWO}", ("data.train=[{src: no.en, tgt: no.de}]",), "no.en"),
