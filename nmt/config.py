@@ -4,11 +4,11 @@ Values come from four sources, each overriding the one before: the defaults belo
 `extends`, the file itself, and `section.key=value` on the command line. Unknown keys, wrong types
 and out-of-range values are rejected with a message that gives file:line, key, value and a remedy. A
 config describes the update, not the machine: it counts tokens per update, never sentences per GPU.
-Where the paper gives a value, the default is that of its base model, but for training.grouping and
-training.checkpoint_every, which its configs set.
+Where the paper gives a value, the default is that of its base model, except for training.grouping and
+training.checkpoint_every, which the paper's configs set.
 
-The comment above a field, or above the first of several, is what docs/reference/settings.md says about
-it: `make docs` writes that page.
+The comment above a field, or above the first of several, is its description in
+docs/reference/settings.md, which `make docs` writes.
 """
 
 import copy
@@ -29,7 +29,7 @@ from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 
 Grouping = Literal["length", "random"]
 
-# Parsing this much takes two seconds. A config of a hundred corpora has a tenth of it.
+# Parsing this much takes two seconds. A config with a hundred corpora is a tenth of this size.
 MAX_CONFIG_BYTES = 128 << 10
 MAX_EXTENDED = 100  # files that one config extends, one after the other
 CORPUS_FILES = {"src", "tgt"}
@@ -72,7 +72,7 @@ class CorpusConfig:
     # Two files with one sentence per line; .gz, .xz, .bz2 and .zst are decompressed on the fly.
     src: str | None = None
     tgt: str | None = None
-    # The .tgz, .zip, .tar.gz or .tar that src and tgt, or file, are members of.
+    # The archive (.tgz, .zip, .tar.gz or .tar) that contains src and tgt, or file.
     archive: str | None = None
     # One file with both sides: .tsv (source, tab, target), .jsonl, .tmx or .parquet.
     file: str | None = None
@@ -85,16 +85,16 @@ class CorpusConfig:
     sacrebleu: str | None = None
     # A split of the demo corpus, which comes with the library.
     demo: Literal["train", "valid", "test"] | None = None
-    # A file with a number for each line of the corpus, such as nmt-score writes, and the smallest
-    # one with which a training pair is kept; see docs/data.md#cleaning.
+    # A file with a number for each line of the corpus, such as nmt-score writes; training pairs with
+    # a number below min_score are dropped (docs/data.md#cleaning).
     scores: str | None = None
     min_score: float | None = default(None, THRESHOLD)
-    # How many times each pair enters the store.
+    # How many copies of each pair the store holds.
     repeat: int = default(1, SIZE)
-    # How many copies of a training corpus an epoch has; for a fraction, a share of the pairs is
-    # drawn anew for each epoch. See docs/data.md#weights.
+    # How many copies of this training corpus an epoch has; a fraction is a share of its pairs, drawn
+    # anew for each epoch (docs/data.md#weights).
     weight: float | None = default(None, WEIGHT)
-    # A symbol in front of every source sentence, such as <bt> or <de>; see docs/data.md#tags.
+    # A symbol to put in front of every source sentence, such as <bt> or <de>; see docs/data.md#tags.
     tag: str | None = None
 
     def check(self) -> str | None:
@@ -108,7 +108,7 @@ class CorpusConfig:
         if self.archive is not None and self.src is None and self.file is None:
             return "archive needs src and tgt, or file, which name its members"
         if self.weight is not None and self.repeat != 1:
-            return f"repeat is {self.repeat} and weight is {self.weight}; give one of them"
+            return f"repeat is {self.repeat} and weight is {self.weight}; give only one of them"
         if (self.scores is None) != (self.min_score is None):
             return "needs both scores and min_score, or neither"
         if self.tag is not None:
@@ -122,7 +122,7 @@ def explain_invalid_tag(tag: str) -> str | None:
     is_bracketed = len(tag) > 2 and not (tag[0].isalnum() or tag[-1].isalnum())
     fault = explain_invalid_symbol(tag)
     if fault is None and not is_bracketed:
-        fault = f"tag is {tag!r}; put it between signs, such as <{tag}>"
+        fault = f"tag is {tag!r}; enclose it in punctuation, such as <{tag}>"
     return fault
 
 
@@ -131,7 +131,7 @@ def explain_invalid_symbol(symbol: str) -> str | None:
     if not symbol.isprintable() or len(symbol.split()) != 1 or " " in symbol or "\u2581" in symbol:
         return f"{symbol!r} cannot be a symbol; use printable characters, without spaces or \u2581"
     if symbol in SPECIAL_PIECES:
-        return f"{symbol!r} is a mark of every vocabulary; choose another name"
+        return f"{symbol!r} is reserved in every vocabulary; choose another name"
     return None
 
 
@@ -168,11 +168,11 @@ class CleanConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Which share of the training pairs an epoch has in other letters, drawn anew for each epoch."""
+    """The shares of the training pairs whose case is changed, drawn anew for each epoch."""
 
-    # In capitals on both sides, so that the model can translate headlines.
+    # Both sides in capitals, so that the model can translate headlines.
     upper: float = default(0.0, SHARE)
-    # With a capital at the start of each word, on both sides.
+    # Both sides with a capital at the start of each word.
     title: float = default(0.0, SHARE)
 
     @property
@@ -181,7 +181,7 @@ class AugmentConfig:
 
     def check(self) -> str | None:
         if self.upper + self.title >= 1:
-            return f"upper {self.upper} and title {self.title} leave no pair as it is; lower one"
+            return f"upper {self.upper} and title {self.title} leave no pair unchanged; lower one"
         return None
 
 
@@ -194,16 +194,16 @@ class DataConfig:
     tgt: str = "de"
     # The folder that relative corpus paths are resolved against.
     root: str = "."
-    # The folder for the prepared data. Once it is there, training needs no other file.
+    # The folder for the prepared data. Once it exists, training needs no other file.
     store: str = "data/store"
     # The number of processes that prepare the data; the result does not depend on it.
     workers: int = default(2, WORKERS)
-    # A list of corpora, and one corpus each; docs/data.md#corpora says what a corpus is.
+    # train is a list of corpora, valid and test are one corpus each; see docs/data.md#corpora.
     train: tuple[CorpusConfig, ...] = ()
     valid: CorpusConfig | None = None
     test: CorpusConfig | None = None
-    # Whether an epoch mixes the corpora by their sizes to the power of 1/T, instead of as they are;
-    # see docs/data.md#weights.
+    # T, to mix the corpora in proportion to their sizes to the power of 1/T; null: as they are. See
+    # docs/data.md#weights.
     temperature: float | None = default(None, AT_LEAST_ONE)
     # Whether to stop at a line that cannot be read, or to drop its pair and count it.
     on_bad_line: Literal["stop", "skip"] = "stop"
@@ -212,7 +212,7 @@ class DataConfig:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether an epoch has other pairs than the store, or has them in other numbers."""
+        """Whether an epoch has other pairs than the store, or other numbers of copies of them."""
         is_weighted = any(corpus.weight is not None for corpus in self.train)
         return self.temperature is not None or is_weighted
 
@@ -232,16 +232,16 @@ class DataConfig:
             return f"src and tgt are both {self.src!r}; give two languages"
         for name, corpus in (("valid", self.valid), ("test", self.test)):
             if corpus is not None and corpus.weight is not None:
-                return f"{name} has a weight, which only corpora of train can have; leave it out"
+                return f"{name} has a weight, but only a corpus of train can have one; leave it out"
             if corpus is not None and corpus.scores is not None:
                 return f"{name} has scores, but only pairs of train are dropped by score; leave them out"
         has_counts = any(corpus.weight is not None or corpus.repeat > 1 for corpus in self.train)
         if self.temperature is not None and has_counts:
-            return "temperature is given, and a corpus has weight or repeat; give one of them"
+            return "temperature is given, but a corpus has weight or repeat; give only one of these"
         for key, folder in (("root", self.root), ("store", self.store)):
             if folder.startswith("~"):
                 return (
-                    f"{key} is {folder!r}, but only a shell knows what ~ is, and none expands it there; "
+                    f"{key} is {folder!r}, but ~ is expanded only by a shell, not here; "
                     "write the whole path"
                 )
         return None
@@ -249,15 +249,15 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class VocabConfig:
-    """The BPE vocabulary: a joint one of both languages, or one for each."""
+    """The BPE vocabulary: a joint one for both languages, or one for each."""
 
-    # Whether both languages share one. false: one for each, in vocab.src.model and vocab.tgt.model,
-    # for languages in different scripts, such as English and Chinese; then model.tied is decoder or
-    # false, because the languages have no row in common.
+    # Whether both languages share one vocabulary. false: one for each, in vocab.src.model and
+    # vocab.tgt.model, for languages in different scripts, such as English and Chinese; model.tied
+    # must then be decoder or false, because the languages share no embeddings.
     joint: bool = True
     # The number of pieces, including the four special ones (pad, unk, bos, eos).
     size: int = default(37_000, VOCAB_SIZE)
-    # The number of pieces of the target's own vocabulary; null: as many.
+    # The number of pieces of the target's own vocabulary; null: the same number.
     tgt_size: int | None = default(None, VOCAB_SIZE)
     # The share of the characters in the text that the pieces must cover.
     character_coverage: float = default(1.0, COVERAGE)
@@ -268,14 +268,14 @@ class VocabConfig:
     # An existing SentencePiece model, relative to data.root, to be used instead of learning one; it
     # decides the size.
     model: str | None = None
-    # With joint: false, the target's; given together with model, the source's.
+    # With joint: false, the target's model; model is then the source's. Give both or neither.
     tgt_model: str | None = None
     # The probability of skipping a BPE merge (Provilkov et al. 2020, who use 0.1). Each epoch is
-    # segmented again, in STORE.epochs/, which may be deleted between runs.
+    # segmented anew, into STORE.epochs/, which may be deleted between runs.
     bpe_dropout: float = default(0.0, FRACTION)
     # Texts that are always one piece, wherever they occur, such as [<url>]; null: none. Tags of
-    # corpora are symbols too, and need not be listed. A given model gets those that it lacks as
-    # further pieces.
+    # corpora are symbols too, and need not be listed. An existing model gets the symbols that it
+    # lacks as additional pieces.
     user_symbols: tuple[str, ...] | None = None
 
     def check(self) -> str | None:
@@ -293,7 +293,7 @@ class VocabConfig:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The sizes of the source's and of the target's vocabulary, unless they are given."""
+        """The sizes of the source's and the target's vocabulary if they are learned."""
         return self.size, self.tgt_size or self.size
 
 
@@ -301,53 +301,53 @@ class VocabConfig:
 class ModelConfig:
     """The dimensions of the Transformer, named as in Table 3 of the paper."""
 
-    # The size of a position's vector.
+    # The size of the vector at each position.
     d_model: int = default(512, AT_LEAST_ONE)
     # The inner size of the feed-forward network.
     d_ff: int = default(2048, AT_LEAST_ONE)
     # The number of attention heads.
     n_heads: int = default(8, AT_LEAST_ONE)
-    # The depth of both stacks, and that of one where it differs.
+    # The number of layers of each stack; the other two override it for one of them.
     n_layers: int = default(6, AT_LEAST_ONE)
     encoder_layers: int | None = default(None, AT_LEAST_ONE)
     decoder_layers: int | None = default(None, AT_LEAST_ONE)
-    # The size of a head's keys and of its values; d_model / n_heads unless given.
+    # The size of a head's keys and of its values; null: d_model / n_heads.
     d_k: int | None = default(None, AT_LEAST_ONE)
     d_v: int | None = default(None, AT_LEAST_ONE)
     # Applied to the output of each sub-layer and to the sum of embeddings and positions.
     dropout: float = default(0.1, FRACTION)
     # Applied to the attention weights, and after the activation of the feed-forward network: not in
-    # the paper, but in tensor2tensor since October 2017. No attention kernel drops weights, so on a
-    # GPU a model with attention_dropout trains without kernels and uncompiled, with a warning. That
-    # is slower; how much was not measured.
+    # the paper, but in tensor2tensor since October 2017. The attention kernels have no dropout, so on
+    # a GPU attention_dropout trains without them and uncompiled, with a warning. That is slower; how
+    # much was not measured.
     attention_dropout: float = default(0.0, FRACTION)
     ffn_dropout: float = default(0.0, FRACTION)
-    # The function between the two products of the feed-forward network. gelu is the exact one, swish
+    # The function between the two products of the feed-forward network. gelu is the exact form; swish
     # is also called SiLU.
     activation: Literal["relu", "gelu", "swish"] = "relu"
-    # LayerNorm after each sub-layer, as in the paper, or before it.
+    # Where LayerNorm is: after each sub-layer (post), as in the paper, or before it (pre).
     norm: Literal["post", "pre"] = "post"
     # Sines and cosines (section 3.5) or a learned table, added to embeddings; or rotary: self-attention
     # rotates queries and keys by angles that grow with the position (docs/learning.md).
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    # The number of rows in the table of learned positions; the others have no limit.
+    # The number of rows in the table of learned positions; the other kinds have no limit.
     max_positions: int = default(1024, AT_LEAST_ONE)
     # How many neighbours on each side self-attention can attend to (section 4, "restricted"); null:
     # all.
     window: int | None = default(None, SIZE)
-    # Which of both embeddings and the output projection are one matrix: all three (section 3.4),
-    # none, target embedding and projection (decoder), or source and target embedding (embeddings).
+    # Which of the two embeddings and the output projection share one matrix: all three (true; section
+    # 3.4), none (false), target embedding and projection (decoder), or both embeddings (embeddings).
     tied: bool | Literal["decoder", "embeddings"] = True
-    # Where the factor of section 3.4 is applied: embeddings times sqrt(d_model), or logits (projection)
-    # divided by it, or nowhere.
+    # Where the factor of section 3.4 is applied: embeddings are multiplied by sqrt(d_model)
+    # (embedding), logits are divided by it (projection), or neither (none).
     scale_embeddings: Literal["embedding", "projection", "none"] = "embedding"
     # LayerNorm on the sum of embeddings and positions, before its dropout (fairseq's
     # layernorm_embedding) or after it; null: none.
     embedding_norm: Literal["before_dropout", "after_dropout"] | None = None
     # Whether queries, keys, values and the output of attention have biases. The paper's formulas
-    # have none, the authors' code of June 2017 has them.
+    # have none; the authors' code of June 2017 has them.
     attention_bias: bool = False
-    # Whether the logits have a bias. The paper's have none; those of Marian's models do.
+    # Whether the logits have a bias. The paper's have none; those of Marian's models have one.
     projection_bias: bool = False
     # The number of rows of the embeddings and the projection; null: one for each piece. The
     # authors' code of June 2017 had 40,960. Rows beyond the vocabulary take part in the softmax and
@@ -363,7 +363,9 @@ class ModelConfig:
         if self.d_model % 2 and self.positions == "sinusoidal":
             return f"d_model is {self.d_model}, but sinusoidal positions need an even d_model"
         if self.key_size % 2 and self.positions == "rotary":
-            return f"keys have the size {self.key_size}, but rotary positions need an even one"
+            return (
+                f"d_k is {self.key_size}, but rotary positions need an even size; give an even d_k"
+            )
         return None
 
     def count_rows(self, vocab_size: int) -> int:
@@ -406,37 +408,37 @@ class ModelConfig:
 class OptimizerConfig:
     """Adam, and its learning rate, which rises linearly over the first warmup_steps updates."""
 
-    # How the learning rate follows from the number of the update; paper is section 5.3. The
-    # formulas: docs/configuration.md#schedules.
+    # How the learning rate depends on the number of the update; paper is the rule of section 5.3. For
+    # the formulas, see docs/configuration.md#schedules.
     schedule: Literal["paper", "inverse_sqrt", "cosine", "constant"] = "paper"
-    # In all schedules the rate rises linearly over these updates.
+    # The number of updates over which the rate rises linearly at first, in all schedules.
     warmup_steps: int = default(4000, AT_LEAST_ONE)
-    # A factor of the rates of paper; the others have none.
+    # Multiplies the rates of the paper schedule; the other schedules do not take it.
     scale: float = default(1.0, POSITIVE)
-    # The rate after warm-up, which all but paper need, and paper refuses.
+    # The rate after warm-up: required by every schedule but paper, which refuses it.
     peak_lr: float | None = default(None, POSITIVE)
-    # The rate at which cosine ends.
+    # The rate that the cosine schedule ends at.
     final_lr: float = default(0.0, FRACTION)
-    # Of Adam.
+    # Adam's constants.
     beta1: float = default(0.9, FRACTION)
     beta2: float = default(0.98, FRACTION)
     eps: float = default(1e-9, POSITIVE)
     # AdamW: each update first multiplies the matrices, embeddings included, by
-    # 1 - rate * weight_decay. Biases, the weights of LayerNorm and frozen parts stay, as with Hugging
-    # Face's trainer; fairseq's AdamW lets all weights decay.
+    # 1 - rate * weight_decay. Biases, the weights of LayerNorm and frozen parts do not decay, as with
+    # Hugging Face's trainer; with fairseq's AdamW all weights do.
     weight_decay: float = default(0.0, FRACTION)
 
     def check(self) -> str | None:
         if self.schedule == "paper" and self.peak_lr is not None:
             return (
-                f"peak_lr is {self.peak_lr:g}, but schedule is paper, whose rate follows from scale; "
+                f"peak_lr is {self.peak_lr:g}, but schedule is paper, whose rate comes from scale; "
                 "choose another schedule, or leave peak_lr out"
             )
         if self.schedule != "paper" and self.peak_lr is None:
             return f"schedule is {self.schedule}, which needs a peak_lr; give one, such as 5e-4"
         if self.schedule != "paper" and self.scale != 1:
             return (
-                f"scale is {self.scale:g}, but schedule is {self.schedule}, whose rate follows from "
+                f"scale is {self.scale:g}, but schedule is {self.schedule}, whose rate comes from "
                 "peak_lr; set scale to 1"
             )
         if self.schedule != "cosine" and self.final_lr != 0:
@@ -462,80 +464,81 @@ class TrainingConfig:
 
     # The number of updates.
     steps: int = default(100_000, AT_LEAST_ONE)
-    # Whether training ends earlier: after this many validations in a row without a new best, after
-    # this many passes over the data, or after this many hours of training, over all its starts. The
-    # run counts as done; raise the setting to continue. It ends with a validation and a checkpoint,
+    # End training earlier: after this many validations in a row without a new best, after this many
+    # passes over the data, or after this many hours of training, summed over all its starts. The run
+    # then counts as done; raise the setting to continue. It ends with a validation and a checkpoint,
     # which nmt-average counts.
     patience: int | None = default(None, SIZE)
     max_epochs: int | None = default(None, SIZE)
     max_hours: float | None = default(None, POSITIVE)
-    # A run, an average or a checkpoint whose weights the training begins with; null: random weights.
-    # Its vocabulary is used too, unless vocab.model says otherwise, and must be that of the store, or
-    # have its pieces in the same order and further ones at the end, whose rows of the embeddings then
-    # begin as the mean of all others. Data, optimizer, schedule and run folder are new. What it gains:
+    # A run, an average or a checkpoint whose weights training begins with; null: random weights. Its
+    # vocabulary is used too, unless vocab.model says otherwise. The store must have the same pieces in
+    # the same order, and may have more at the end, whose embeddings begin as the mean of the others.
+    # Data, optimizer, schedule and run folder are new. What it gains:
     # docs/learning.md#what-helps-with-10000-pairs-2026-11-22.
     init_from: str | None = None
-    # Parts of the model that keep the weights they began with; the projection goes with embeddings,
+    # Parts of the model that keep the weights they began with; embeddings includes the projection,
     # tied or not.
     freeze: tuple[Literal["embeddings", "encoder", "decoder"], ...] = ()
     # The token budget of an update on each side, summed over all ranks.
     src_tokens: int = default(25_000, SIZE)
     tgt_tokens: int = default(25_000, SIZE)
-    # Which pairs form an update: those of about the same length, as in the paper (section 5.1) and in
-    # its configs, with the updates in random order; or any, which learns better on a small corpus
-    # (docs/learning.md#does-grouping-by-length-learn-as-well-2026-11-22) and is what we recommend
-    # for your own data.
+    # Which pairs form an update: pairs of about the same length, as in the paper (section 5.1) and in
+    # its configs, with the updates in random order; or random pairs, which learns better on a small
+    # corpus (docs/learning.md#does-grouping-by-length-learn-as-well-2026-11-22) and is what we
+    # recommend for your own data.
     grouping: Grouping = "random"
     # The maximum number of tokens per side in one forward and backward pass; auto: chosen for
     # speed within the available memory (docs/configuration.md#micro_tokens).
     micro_tokens: int | Literal["auto"] = default("auto", SIZE)
     # The share of the loss that is spread over all other pieces.
     label_smoothing: float = default(0.1, FRACTION)
-    # Gradients of a larger norm are scaled down to this one; null: never.
+    # Gradients with a larger norm are scaled down to this norm; null: never.
     clip_norm: float | None = default(None, POSITIVE)
     # The decay, such as 0.999, of an exponential moving average of the weights: after update n it is
     # d * average + (1 - d) * weights, with d = min(ema, (n + 1) / (n + 10)). Validation scores the
-    # average, and it is what model.safetensors of a checkpoint holds, so nmt-translate, nmt-eval,
-    # nmt-average, exports and init_from use it; the weights themselves lie beside Adam's moments. A
-    # third more memory for weights and moments, and larger checkpoints by as much. null: none.
+    # average, and a checkpoint's model.safetensors holds it, so nmt-translate, nmt-eval, nmt-average,
+    # exports and init_from use it; the weights themselves are saved with Adam's moments. It needs a
+    # third more memory for weights and moments, and a third more space for checkpoints. null: none.
     ema: float | None = default(None, DECAY)
     # The precision of products and activations; weights, statistics and Adam's moments are always
-    # fp32. On most CPUs bf16 is slow, but not with AMX, AMD's AVX512-BF16 or ARM's BF16; a GPU below compute
-    # capability 8.0 refuses it. auto: bf16 if the machine on which the run begins is fast in it, otherwise
-    # fp32; the run keeps it.
+    # fp32. bf16 is slow on most CPUs, except those with AMX, AMD's AVX512-BF16 or ARM's BF16, and refused
+    # on a GPU below compute capability 8.0. auto: bf16 if the machine that the run begins on is fast in it,
+    # otherwise fp32; the run keeps the choice.
     precision: Literal["bf16", "fp32", "auto"] = "bf16"
     # on: all micro-batches have one shape and run through torch.compile, on a GPU as one CUDA graph.
     # auto: on for GPUs only, because on a CPU compiling takes a minute and gains nothing. Compiled
-    # code is kept in ~/.cache/nmt, so a second start is quick; where the home cannot be written, in a
-    # private temporary folder for as long as the process lives.
+    # code is kept in ~/.cache/nmt, so a second start is quick; if that cannot be written, it is kept in
+    # a private temporary folder until the process ends.
     compile: Literal["auto", "on", "off"] = "auto"
-    # keep: on a CPU a run continues only with the engine for attention that it began with, numba or
-    # torch, because their results differ in the last bits: not where numba is missing or its cache is
-    # damaged. any: it continues with what works.
+    # keep: on a CPU a run continues only with the attention engine that it began with, numba or torch,
+    # because their results differ in the last bits; so a run that began with numba stops if numba is
+    # missing or its cache is damaged. any: it continues with the engine that works.
     engine: Literal["keep", "any"] = "keep"
     # What to do when a loss or gradient is NaN or infinite. The update is never applied, on any rank,
-    # and nonfinite-STEP.json in the run folder has its sentences. stop ends the run with exit code 1;
+    # and nonfinite-STEP.json in the run folder lists its sentences. stop ends the run with exit code 1;
     # skip continues, but the fourth in a row ends the run.
     on_nonfinite: Literal["stop", "skip"] = "stop"
     # The number of updates between two lines of metrics.jsonl (docs/tracking.md), and between two
     # validations.
     log_every: int = default(100, AT_LEAST_ONE)
     validate_every: int = default(5_000, AT_LEAST_ONE)
-    # Save a checkpoint every N updates. These, and the one with which a run ends, are the ones that
-    # nmt-average counts; null: it counts all there are. The paper's ten minutes are 1,500 updates of
-    # base and 600 of big, at its speed.
+    # Save a checkpoint every N updates. nmt-average counts these and the one saved when a run ends;
+    # null: it counts all. The paper's ten minutes are 1,500 updates of base and 600 of big, at its
+    # speed.
     checkpoint_every: int | None = default(None, AT_LEAST_ONE)
-    # Also save one when the last is this many minutes old, so that no more is lost; null: never. One that
-    # follows within a tenth of this time has weights alone: it is for averages, and a third as large.
+    # Also save one when the last is this many minutes old, so that no more work is lost; null: never. A
+    # checkpoint that follows another within a tenth of this time has only weights: it is for averages,
+    # and a third as large.
     checkpoint_minutes: float | None = default(10.0, POSITIVE)
-    # How many of the newest checkpoints to keep, of those that nmt-average counts. The very newest
-    # and the best are kept in any case.
+    # How many checkpoints to keep: the newest of those that nmt-average counts. The very newest and
+    # the best are always kept.
     keep_checkpoints: int = default(20, AT_LEAST_ONE)
-    # Where the run is copied to while it trains, and fetched from on a machine that has nothing:
+    # Where the run is copied to while it trains, and fetched from by a machine that has no copy:
     # s3://bucket/prefix or another URL of fsspec (docs/distributed.md#machines-that-are-taken-away).
     mirror: str | None = None
-    # What else shows the figures of metrics.jsonl: tensorboard, wandb, or what an installed package
-    # offers (docs/tracking.md).
+    # Where else to send the figures of metrics.jsonl: tensorboard, wandb, or a sink that an installed
+    # package offers (docs/tracking.md).
     track: tuple[str, ...] = ()
 
     def is_checkpoint_step(self, step: int) -> bool:
@@ -546,7 +549,7 @@ class TrainingConfig:
     def is_counted(self, step: int) -> bool:
         """Whether averaging counts the checkpoint of this update.
 
-        It does not count those that the clock, a stop or a good score put between planned ones.
+        It does not count those saved between planned ones because of the clock, a stop or a good score.
         """
         return self.checkpoint_every is None or self.is_checkpoint_step(step)
 
@@ -575,7 +578,7 @@ class DecodingConfig:
     preset: Literal["vaswani2017", "fairseq", "marian", "hf"] = "vaswani2017"
     # Hypotheses per sentence; 1 is greedy.
     beam: int = default(4, BEAM_SIZE)
-    # The divisor of a log-probability: gnmt: ((5+|Y|)/6)^alpha, length: |Y|^alpha, none: 1. alpha
+    # What a log-probability is divided by: gnmt: ((5+|Y|)/6)^alpha, length: |Y|^alpha, none: 1. alpha
     # is length_penalty, and |Y| counts the end mark.
     penalty: Literal["gnmt", "length", "none"] = "gnmt"
     length_penalty: float = default(0.6, ALPHA)
@@ -584,8 +587,8 @@ class DecodingConfig:
     max_ratio: float = default(1.0, LENGTH_RATIO)
     max_extra: int = default(50, LENGTH)
     min_length: int = default(0, LENGTH)
-    # No output has the same n pieces in a row twice, except in its --prefix; where only repeats are
-    # left, it ends. null: it may.
+    # No n pieces in a row occur twice in an output, except in its --prefix; if every next piece would
+    # repeat such a sequence, the output ends. null: repeats are allowed.
     no_repeat_ngram: int | None = default(None, SIZE)
     # Which finished hypotheses are accepted, and when the search for a sentence stops; see
     # docs/decoding.md#search.
@@ -603,21 +606,22 @@ class DecodingConfig:
     seed: int = default(1, RANDOM_SEED)
     # The precision of matrix products; bf16 is twice as fast on hardware that has it.
     precision: Literal["fp32", "bf16"] = "fp32"
-    # Whether the search on a CPU is compiled loops. They take a second to load, and 20 seconds to compile, once
-    # on a machine. auto: in bf16, and in fp32 for models like base and larger; nmt-serve and nmt.api.load: on.
+    # Whether to search with compiled loops on a CPU. They take a second to load and, once per machine, 20
+    # seconds to compile. auto: on in bf16, and in fp32 for models of base's size or larger; in nmt-serve
+    # and nmt.api.load, always.
     compile: Literal["auto", "on", "off"] = "auto"
     # The longest source in pieces, and what to do with a longer one: cut it with a warning, or
     # refuse it.
     max_source: int = default(1_000, SIZE)
     long_lines: Literal["cut", "refuse"] = "cut"
-    # A tag in front of every source, such as those of the training corpora (docs/data.md#tags). The
-    # dev set and the test set have their own.
+    # A tag to put in front of every source, such as a training corpus has (docs/data.md#tags). The dev
+    # set and the test set have their own.
     tag: str | None = None
-    # Whether a line in capitals is translated in small letters, and its translation put in capitals;
-    # nmt-serve, nmt.api.load, nmt-translate --text and --html do so.
+    # Whether a line in capitals is translated in lower case, and its translation put in capitals;
+    # nmt-serve, nmt.api.load, nmt-translate --text and --html turn this on.
     lower_capitals: bool = False
-    # Whether addresses, placeholders such as {0} and %s, and long numbers must survive: where one is lost,
-    # the line is searched again with it demanded (docs/decoding.md#protected-strings).
+    # Whether addresses, placeholders such as {0} and %s, and long numbers must survive: if one is lost,
+    # the line is searched again with that string required (docs/decoding.md#protected-strings).
     protect: bool = False
     # How many source pieces to decode together; null: 4,096 on a CPU, 16,384 on a GPU. In fp32 it
     # does not change results.
@@ -658,12 +662,12 @@ class DecodingConfig:
     }
 
     def find_longest(self, n_source: int) -> int:
-        """Return how many pieces a translation of this many may have, the end mark apart."""
+        """Return how many pieces a translation of this many may have, without the end mark."""
         return int(n_source * self.max_ratio) + self.max_extra
 
 
-# What text for people needs, unless the user says otherwise: capitals do no harm, and no sentence
-# vanishes because a weak model gives its end mark the best score.
+# Settings for text that people read, unless the user says otherwise: capitals do no harm, and no
+# sentence vanishes because a weak model gives the end mark the best score.
 RUNNING_TEXT = ("decoding.lower_capitals=true", "decoding.min_length=1")
 
 
@@ -673,11 +677,11 @@ class EvaluationConfig:
 
     # Whether to translate the dev set at each validation and compute BLEU, in addition to the loss.
     bleu: bool = True
-    # How many lines to translate, spread evenly over the set; the signature has them as
+    # How many lines to translate, spread evenly over the set; the signature shows this as
     # lines:300/2027. null: all.
     sentences: int | None = default(None, SIZE)
-    # Which score of the dev set makes a checkpoint the best; chrf is chrF2. Without bleu, it is the
-    # NLL.
+    # The dev score that decides which checkpoint is the best; chrf is chrF2. If bleu is false, it is
+    # the NLL.
     best_by: Literal["bleu", "chrf", "nll"] = "bleu"
 
     def check(self) -> str | None:
@@ -696,12 +700,12 @@ class RunConfig:
     name: str = "run"
     # Determines the initial weights, the order of batches and dropout.
     seed: int = default(1, RANDOM_SEED)
-    # The run folder; runs/NAME unless given. docs/configuration.md#the-run-folder says what is in it.
+    # The run folder; runs/NAME unless given. docs/configuration.md#the-run-folder lists what is in it.
     out: str = ""
     # auto: a GPU if there is one, otherwise the CPU; see docs/configuration.md#device.
     device: Literal["auto", "cpu"] = "auto"
-    # Of the weights, as the Hugging Face hub names it: apache-2.0, cc-by-4.0, ... Cards have what the
-    # checkpoint has, so set it before the last one is saved.
+    # The license of the weights, as the Hugging Face hub names it: apache-2.0, cc-by-4.0, ... Model
+    # cards take it from the checkpoint, so set it before the last checkpoint is saved.
     license: str | None = None
     data: DataConfig = DataConfig()
     vocab: VocabConfig = VocabConfig()
@@ -736,7 +740,7 @@ class RunConfig:
     def _check_tags(self) -> str | None:
         """Check that the dev and the test set have tags that the BPE learned here will have."""
         if self.vocab.model is not None or self.training.init_from is not None:
-            return None  # preparation asks that model
+            return None  # data preparation checks against that model
         known = [*self.data.train_tags, *(self.vocab.user_symbols or ())]
         for name, corpus in (("valid", self.data.valid), ("test", self.data.test)):
             tag = corpus and corpus.tag
@@ -770,7 +774,7 @@ class RunConfig:
         if self.model.positions == "learned" and (longest is None or longest >= rows):
             return (
                 f"model.max_positions {rows} is too small for learned positions: data.clean.max_pieces "
-                f"is {longest}, and the end mark comes after them; raise the one or lower the other"
+                f"is {longest}, plus the end mark; raise max_positions or lower max_pieces"
             )
         return None
 
@@ -785,7 +789,7 @@ class RunConfig:
         return dataclasses.replace(self.decoding, tag=tag)
 
 
-# Settings that only name places and fit the work to the machine
+# Settings that only name places or fit the work to the machine
 MACHINE_KEYS = (
     "name",
     "out",
@@ -813,7 +817,7 @@ COURSE_KEYS = (
     "training.mirror",
     "training.track",
 )
-# Settings of `training` in earlier versions. One that was recorded is ignored, one that is given refused.
+# Settings of `training` in earlier versions: ignored in a recorded config, refused where they are given.
 GONE_KEYS = {"shard": "several ranks always share gradients and Adam's moments; leave it out"}
 # Settings that may change when a run is resumed; changing any other would make it a different run.
 CHANGEABLE_KEYS = (
@@ -825,7 +829,9 @@ CHANGEABLE_KEYS = (
 )
 
 PRESETS = {"data.clean": CleanConfig.PRESETS, "decoding": DecodingConfig.PRESETS}
-SEARCH_PRESET_KEYS = DecodingConfig.PRESETS["fairseq"].keys()  # what each of them decides
+SEARCH_PRESET_KEYS = DecodingConfig.PRESETS[
+    "fairseq"
+].keys()  # the settings that every preset decides
 
 
 # ---- files -> values ---------------------------------------------------------------------------------------------
@@ -833,7 +839,7 @@ SEARCH_PRESET_KEYS = DecodingConfig.PRESETS["fairseq"].keys()  # what each of th
 
 @dataclass(frozen=True)
 class PlacedSetting:
-    """A setting that was read from another file than a config, such as the grid of a sweep."""
+    """A setting that was read from a file other than a config, such as the grid of a sweep."""
 
     key: str  # dotted
     value: Any
@@ -899,8 +905,8 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
         raise UserError(f"{place}: {parent!r} is not a file name; give a path to a YAML file")
     if len(chain) > MAX_EXTENDED:
         raise UserError(
-            f"{place}: the chain of files that extend one another has more than {MAX_EXTENDED:,}; "
-            "write some of them as one file"
+            f"{place}: more than {MAX_EXTENDED:,} files extend one another; "
+            "merge some of them into one file"
         )
     try:
         found = find_config(parent, folder=path.parent)
@@ -1008,8 +1014,8 @@ def load_config(
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Raise UserError if training.track names what is not known here. Recorded configs are not
-    asked: a model translates where the user's packages are not installed.
+    """Raise UserError if training.track names an unknown sink. Recorded configs are not checked: a
+    model must translate on machines without the user's packages.
     """
     if all(name in OUR_SINKS for name in names):
         return
@@ -1045,7 +1051,7 @@ def _fill_in_languages(config: RunConfig) -> RunConfig:
 
 
 def _use_vocab_of_init_from(config: RunConfig) -> RunConfig:
-    """Use the vocabulary of the weights that training begins with, unless one is given."""
+    """Use the vocabulary of the model that training starts from, unless one is given."""
     start = config.training.init_from
     if start is None or config.vocab.model is not None:
         return config
@@ -1059,7 +1065,7 @@ def _use_vocab_of_init_from(config: RunConfig) -> RunConfig:
     if found and (joint in found) != config.vocab.joint:
         other = "false" if config.vocab.joint else "true"
         raise UserError(
-            f"training.init_from={start}: its vocabulary is that of vocab.joint={other}; set it so"
+            f"training.init_from={start}: was trained with vocab.joint={other}; set the same here"
         )
     model, tgt_model = (joint, None) if config.vocab.joint else sides
     vocab = dataclasses.replace(config.vocab, model=model, tgt_model=tgt_model)
@@ -1069,7 +1075,7 @@ def _use_vocab_of_init_from(config: RunConfig) -> RunConfig:
 def load_recorded_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Load a config that nmt wrote into a run, a checkpoint or an export.
 
-    It is a plain file and complete: an untrusted one could name any file on this machine.
+    It must be a plain file, and complete: an untrusted one could otherwise name any file on this machine.
     """
     with explain_unreadable(path):
         data = read_bytes(path)
@@ -1099,8 +1105,8 @@ def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
-    """Return the device that the command line asks for; the one in a checkpoint was for the machine
-    that trained it.
+    """Return the device that the command line asks for; that of a checkpoint was for the machine that
+    trained it.
     """
     asked = [text for text in overrides if text.startswith("device=")]
     return override_config(RunConfig(), asked).device
@@ -1160,7 +1166,7 @@ def list_differences(
 ) -> list[str]:
     """List the settings that differ and are not in `ignored`, each as a line `key: old -> new`."""
     if "cosine" in (old.optimizer.schedule, new.optimizer.schedule):
-        # Every rate follows from the number of updates, also those of updates that are done.
+        # Every rate depends on the number of updates, even the rates of past updates.
         ignored = tuple(key for key in ignored if key != "training.steps")
     if new.training.precision == "auto":
         ignored = (*ignored, "training.precision")  # the run keeps the one that it began with

@@ -144,7 +144,7 @@ def test_training_starts_from_its_weights(
     assert load_vocab(tmp_path / "store").digest == load_vocab(ground / "run").digest
     joint = ["vocab.joint=true", "vocab.tgt_size=null", "model.tied=true"]
     assert train(ground, *start, *joint) == 2
-    assert "its vocabulary is that of vocab.joint=false; set it so" in last_error(capsys)
+    assert "was trained with vocab.joint=false; set the same here" in last_error(capsys)
 
 
 def test_it_translates_scores_and_evaluates(
