@@ -1,4 +1,4 @@
-"""nmt-average: the mean of checkpoints, as the paper evaluates it."""
+"""nmt-average: the mean of several checkpoints, which is what the paper evaluates."""
 
 import argparse
 import math
@@ -14,22 +14,22 @@ from nmt.system.run_folder import RunFolder
 EXAMPLES = """\
   nmt-average runs/base --last 5                        -> runs/base/average: the paper's mean for base
   nmt-average runs/big --last 20                        the same for big
-  nmt-average runs/base --curve                         dev BLEU against N: which N is worth it for this run
+  nmt-average runs/base --curve                         dev BLEU against N: which N is best for this run
   nmt-average runs/base/checkpoints/step-0090000 runs/base/checkpoints/step-0100000 -o runs/two
 
 The result is a checkpoint folder without optimizer state, complete in itself: nmt-eval and nmt-translate take it. Its
-README.md is a model card, which is left alone once you have edited it."""
+README.md is a model card; once you have edited it, it is not overwritten."""
 
 CONFLICTS = {"--best": "--every --ema", "--curve": "-o"}  # --curve writes no average
 
 
 def _parse_number(text: str, least: float, end: float, words: str) -> float:
-    """The type of an option: a number from `least` to below `end`."""
+    """Parse the value of an option: a number of at least `least` and below `end`."""
     try:
         number = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number; if it is the run, put it first"
+            f"{text!r} is not a number; if it is the run, put it before the options"
         ) from None
     if not least <= number < end:
         raise argparse.ArgumentTypeError(f"{text}: give {words}")
@@ -42,22 +42,22 @@ def build_parser() -> argparse.ArgumentParser:
         "paths",
         nargs="+",
         metavar="RUN|CHECKPOINT",
-        help="a run folder, or checkpoint folders; with --curve device=cpu may follow",
+        help="a run folder, or checkpoint folders; with --curve, device=cpu may follow",
     )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
         "--last",
         type=parse_positive,
         metavar="N",
-        help="the newest N checkpoints of a run folder, of those planned by training.checkpoint_every "
-        "if it is set, and that of the end (default 5; with --ema all)",
+        help="the newest N checkpoints of a run folder; if training.checkpoint_every is set, only those that it "
+        "planned and the last one count (default 5; with --ema all)",
     )
     choice.add_argument(
         "--best",
         type=parse_positive,
         metavar="N",
-        help="the N validated checkpoints in a row with the best mean dev score: BLEU, or what "
-        "evaluation.best_by says",
+        help="the N consecutive validated checkpoints with the best mean dev score: BLEU, or the score that "
+        "evaluation.best_by names",
     )
     choice.add_argument(
         "--curve",
@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         const=(),
         metavar="N,N,...",
         help="average the last N for each N, decode the dev set (never the test set) and report which "
-        "N is best; writes RUN/averaging.json (default 1,2,3,5,10,20, up to the number there is)",
+        "N is best; writes RUN/averaging.json (default 1,2,3,5,10,20, up to the number of checkpoints)",
     )
     parser.add_argument(
         "--every",
@@ -74,21 +74,21 @@ def build_parser() -> argparse.ArgumentParser:
             _parse_number, least=math.ulp(0), end=math.inf, words="a number of minutes above 0"
         ),
         metavar="MINUTES",
-        help="of all checkpoints, planned or not, those at least MINUTES of training apart, counted "
-        "back from the newest",
+        help="choose from all checkpoints, planned or not, those at least MINUTES of training apart, "
+        "counted back from the newest",
     )
     parser.add_argument(
         "--ema",
         type=partial(
             _parse_number,
-            least=0.01,  # below it the newest is all there is
+            least=0.01,  # below it only the newest would count
             end=1,
             words="a decay of at least 0.01 and below 1, such as 0.9",
         ),
         nargs="?",
         const=0.9,
         metavar="DECAY",
-        help="the newest weighs most, each older one DECAY times the next (default 0.9): an "
+        help="give the newest most weight, and each older one DECAY times that of the next (default 0.9): an "
         "exponential mean over the saved checkpoints, not over updates",
     )
     parser.add_argument(
@@ -122,7 +122,8 @@ def _parse_counts(text: str) -> tuple[int, ...]:
         counts = tuple(map(int, text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of numbers such as 1,5,20; if it is the run or a setting, put it first"
+            f"{text!r} is not a list of numbers such as 1,5,20; "
+            "if it is the run or a setting, put it before the options"
         ) from None
     if min(counts) < 1:
         raise argparse.ArgumentTypeError(f"{text}: give numbers of at least 1")
@@ -130,7 +131,7 @@ def _parse_counts(text: str) -> tuple[int, ...]:
 
 
 def check_is_run(args: argparse.Namespace) -> None:
-    """Refuse what a list of checkpoints does not support."""
+    """Refuse options that a list of checkpoints does not support."""
     for name in ("last", "best", "curve", "every", "ema"):
         if vars(args)[name] is not None:
             raise UserError(f"--{name} needs a run folder, not a list of checkpoints; leave it out")
@@ -172,7 +173,7 @@ def average_run(args: argparse.Namespace) -> int:
         if doubts := find_doubts(run, chosen):
             say(
                 f"warning: this mean may be worse than its best member: {'; '.join(doubts)}; --curve "
-                "compares means on the dev set, --best N takes the row of N that scores best"
+                "compares means on the dev set, --best N takes the N in a row that score best"
             )
 
     # average

@@ -1,8 +1,8 @@
 """What all commands share: exit codes, the arguments that name a configuration, and --offline.
 
 Exit codes: 0 done; 1 a failure, in one line if it was foreseen, otherwise with a traceback to
-report; 2 the user's mistake, in one line; 75 preempted, the same command continues; 130
-interrupted. Nothing heavy is imported here, because `--help` must answer at once, and --offline
+report; 2 the user's mistake, in one line; 75 preempted, and the same command continues;
+130 interrupted. Nothing heavy is imported here, because `--help` must answer at once, and --offline
 must be known before any library goes online.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Done = TypeVar("Done", bound=DoneChunk)
 
-# What a disk, a mount or a path of the user's refuses. Any other errno is a bug, with its traceback.
+# Errors that the user's disk, mount or path causes. Any other errno is a bug, shown with its traceback.
 FORESEEN_ERRORS = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -51,7 +51,7 @@ FORESEEN_ERRORS = (
 MAX_WORKERS = 4_096
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
-# What to do when memory has run out, where the work itself has nothing better to say.
+# What to do when memory has run out, unless the work itself gives better advice.
 TO_LOWER = {
     "nmt-train": "lower training.micro_tokens, model.d_model, model.d_ff or model.n_layers, or "
     "data.workers while data is prepared",
@@ -104,7 +104,7 @@ def report_error(error: BaseException, program: str) -> int | None:
         return _print_line(f"{program}: error: {error.name} is missing; install nmt again", 2)
     if isinstance(error, KeyboardInterrupt):
         return _print_line(f"{program}: interrupted", 130)
-    if isinstance(error, ReaderLeft):  # it has what it wanted
+    if isinstance(error, ReaderLeft):  # it has read all that it wanted
         return 0
     if is_out_of_memory(error):
         remedy = TO_LOWER.get(program, "end other processes, or use a machine with more")
@@ -142,8 +142,8 @@ def leave_ranks(error: BaseException, reported: int | None) -> NoReturn:
 
 
 class StoreOnce(argparse.Action):
-    """Stores the value of an option; an option that is given twice is an error, where argparse's own
-    action would drop the first value without a word.
+    """Stores the value of an option. An option given twice is an error, whereas argparse's own action
+    silently drops the first value.
     """
 
     def __call__(
@@ -178,7 +178,7 @@ class OneLineParser(argparse.ArgumentParser):
         for word in words:
             if not word or re.fullmatch(r"--[\w-]+=", word):
                 name = word.removesuffix("=") or "an argument"
-                self.error(f"{name}: is empty; is it a variable of the shell that has no value?")
+                self.error(f"{name}: is empty; is it a shell variable that has no value?")
         namespace, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             option = word.partition("=")[0]
@@ -196,7 +196,7 @@ class OneLineParser(argparse.ArgumentParser):
             print(self.format_help(), end="", file=file)
             return 0
 
-        # argparse would ignore an output that is full, and complain about a reader that has left.
+        # argparse would ignore a full disk, and complain about a reader that has left.
         if code := run_command(print_all, self.prog):
             self.exit(code)
 
@@ -230,7 +230,7 @@ def parse_checkpoints(
 
 
 def add_checkpoints(parser: argparse.ArgumentParser, verb: str) -> None:
-    """The models that translate or score, for `parse_checkpoints`."""
+    """Add the models that translate or score, for `parse_checkpoints`."""
     parser.add_argument(
         "places",
         nargs="+",
@@ -245,24 +245,24 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=("nmt", "ctranslate2"),
         default="nmt",
-        help="ctranslate2: CHECKPOINT is what nmt-export --to ctranslate2 wrote",
+        help="ctranslate2: CHECKPOINT is a folder that nmt-export --to ctranslate2 wrote",
     )
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Which processes do the work, here or elsewhere."""
+    """Add the options for the processes that do the work, here or elsewhere."""
     parser.add_argument(
         "--workers",
         type=parse_workers,
         default=1,
         metavar="N",
-        help="processes, each with a copy of the model and its share of the cores",
+        help="number of processes, each with a copy of the model and its share of the cores (default 1)",
     )
     add_on(parser)
 
 
 def add_on(parser: argparse.ArgumentParser) -> None:
-    """Where workers are, and what they would take."""
+    """Add --on and --plan: where the workers are, and what the work would take."""
     parser.add_argument(
         "--on",
         metavar="CLUSTER",
@@ -272,12 +272,12 @@ def add_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="write nothing: do the beginning here, for half a minute, and print the hours and bytes of the whole",
+        help="write nothing: work for half a minute here, and print the hours and bytes that the whole will take",
     )
 
 
 def parse_workers(text: str) -> int:
-    """The type of --workers."""
+    """Parse the value of --workers."""
     value = parse_positive(text)
     if value > MAX_WORKERS:
         raise argparse.ArgumentTypeError(f"{value:,} is more than {MAX_WORKERS:,}")
@@ -290,7 +290,7 @@ def is_setting(text: str) -> bool:
 
 
 def parse_positive(text: str) -> int:
-    """The type of an option that counts something."""
+    """Parse the value of an option that counts something."""
     try:
         value = int(text)
     except ValueError:
@@ -306,8 +306,8 @@ def check_options(
     conflicts: Mapping[str, str],
     needs: Mapping[str, str],
 ) -> None:
-    """Refuse options that do not go together: `conflicts` lists for an option those that it excludes,
-    `needs` the one without which it means nothing.
+    """Refuse options that do not go together: `conflicts` lists those that an option excludes, `needs`
+    the one that an option requires.
     """
     given: dict[str, str] = {}  # what to call each option that is given
     for action in parser._actions:
@@ -332,8 +332,8 @@ def open_lines_output(
     unit: str,
     at_a_time: int = 1,
 ) -> "tuple[IO[bytes], int, Progress]":
-    """Open -o FILE or standard output, which must not be one of the inputs, and a progress bar.
-    Returns in the middle how many lines of FILE --resume keeps, a multiple of `at_a_time`.
+    """Open -o FILE or standard output, which must not be one of the inputs, and a progress bar. The
+    number in between is how many lines of FILE --resume keeps, a multiple of `at_a_time`.
     """
     from nmt.system.progress import Progress, is_terminal, say
     from nmt.translate.stream import check_not_among, open_output
@@ -348,7 +348,7 @@ def open_lines_output(
         check_not_among(STDOUT, "standard output", inputs)
         out = sys.stdout.buffer
     if n_done:
-        say(f"{args.output} has {n_done:,} lines; going on with line {n_done + 1:,}")
+        say(f"{args.output} has {n_done:,} lines; continuing with line {n_done + 1:,}")
     # a bar would disturb lines on the same terminal
     is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())
     bar = stack.enter_context(Progress(task, None, unit, n_done, is_shown))
@@ -364,8 +364,8 @@ def do_chunks(
     out: IO[bytes],
     progress: "Progress",
 ) -> "Generator[Done]":
-    """Write what workers make of the chunks of an input of `size` bytes, in order, and yield it; with
-    --plan, print what that would take. `start` makes a worker elsewhere, and `here` is one.
+    """Write and yield, in order, the workers' results for the chunks of an input of `size` bytes; with
+    --plan, print what that would take. `start` makes a worker in another process, `here` works in this one.
     """
     from nmt.system.cluster import open_executor
     from nmt.system.pool import map_with_workers

@@ -1,8 +1,8 @@
-"""nmt-completion: what a shell needs to complete all commands, their options, files, configs and settings.
+"""nmt-completion: scripts with which a shell completes commands, options, files, configs and settings.
 
 shtab writes the scripts from the parsers, for bash, zsh and fish alike, so that a TAB starts no Python
-(argcomplete would start the command itself at each) and an option need not be registered anywhere else. Only
-the words that are ours, names of configs and settings, need a line for each shell.
+(argcomplete would start the command itself each time) and an option need not be registered anywhere else. Only
+our own words, the names of configs and settings, need a line for each shell.
 """
 
 import argparse
@@ -53,9 +53,9 @@ function _nmt_models; printf '%s\\n' DECODING; __fish_complete_directories; end
 
 def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
-        "nmt-completion", "Print what a shell needs to complete all commands.", EXAMPLES
+        "nmt-completion", "Print the script with which a shell completes all commands.", EXAMPLES
     )
-    parser.add_argument("shell", choices=SHELLS, help="yours")
+    parser.add_argument("shell", choices=SHELLS, help="your shell")
     return parser
 
 
@@ -97,7 +97,7 @@ def print_completion(args: argparse.Namespace) -> int:
 
 
 def choose_completion(action: argparse.Action, shell: str, file: Any, folder: Any) -> None:
-    """Give an argument what completes its value, by what --help calls it."""
+    """Choose how an argument's value is completed, by the name that --help gives it."""
     called = str(action.metavar)
     if "--config" in action.option_strings:
         chosen = _call("_nmt_config_files", shell)

@@ -18,10 +18,10 @@ from nmt.commands.cli import (
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
-  nmt-eval runs/base/average --ladder                   counted in every way in which results are quoted
+  nmt-eval runs/base/average --ladder                   scored in every way in which results are quoted
   nmt-eval runs/base --verdict                          its average against the paper: reproduced or not, and why
   nmt-eval runs/seed1 runs/seed2 runs/seed3 --verdict      runs that differ only in seed, judged by their mean
-  nmt-eval runs/base/average --calibration              and NLL, perplexity and calibration error of the reference
+  nmt-eval runs/base/average --calibration              also the NLL, perplexity and calibration error of the reference
   nmt-eval runs/base/average --test-set newstest2013    by name, through sacreBLEU or from files
   nmt-eval runs/base/average --src news.en --ref news.de --output news.hyp --json news.json
   nmt-eval --hypotheses news.hyp --ref news.de --ladder      the output of any system
@@ -32,9 +32,9 @@ EXAMPLES = """\
   nmt-eval runs/seed1/average runs/seed2/average runs/seed3/average      mean and spread
   nmt-eval runs/base decoding.beam=1                    the newest checkpoint of a run, greedily
   nmt-eval runs/a/average --ensemble runs/b/average     the mean of their probabilities
-  nmt-eval exports/base --engine ctranslate2            what nmt-export wrote, scored as that engine's
+  nmt-eval exports/base --engine ctranslate2            an export of nmt-export, translated by that engine
 
-docs/evaluation.md explains the ladder. Scores of a run are kept in its results.json."""
+docs/evaluation.md explains the ladder. The scores of a run are kept in its results.json."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,35 +47,39 @@ def build_parser() -> argparse.ArgumentParser:
         "words",
         nargs="*",
         metavar="CHECKPOINT | section.key=value",
-        help="checkpoint folders, averages or run folders; and settings of decoding or languages, or "
-        "device=cpu",
+        help="checkpoint folders, averages or run folders; settings of decoding or of the languages, or device=cpu",
     )
     systems = parser.add_mutually_exclusive_group()
     systems.add_argument(
-        "--hypotheses", metavar="FILE", help="score these translations, one a line, of any system"
+        "--hypotheses", metavar="FILE", help="score these translations of any system, one per line"
     )
     systems.add_argument(
-        "--compare", nargs=2, metavar=("A", "B"), help="two systems, each a checkpoint or a file"
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="compare two systems, each a checkpoint or a file of translations",
     )
     parser.add_argument(
         "--ladder",
         action="store_true",
-        help="all metrics, from sacreBLEU's to those that the paper may have used",
+        help="compute all metrics, from sacreBLEU's to those that the paper may have used",
     )
     parser.add_argument(
         "--verdict",
         action="store_true",
-        help="was the paper's result reproduced by this run, or by these runs of one recipe?",
+        help="judge whether this run, or these runs of one recipe, reproduced the paper's result",
     )
     parser.add_argument(
         "--calibration",
         action="store_true",
-        help="also ask the model for the reference, piece by piece: NLL, perplexity, and the expected "
+        help="also score the reference with the model, piece by piece: NLL, perplexity, and the expected "
         "calibration error",
     )
     references = parser.add_mutually_exclusive_group()
     references.add_argument(
-        "--test-set", metavar="NAME", help="such as newstest2014 or any name that sacreBLEU knows"
+        "--test-set",
+        metavar="NAME",
+        help="a test set, such as newstest2014 or any name that sacreBLEU knows",
     )
     references.add_argument(
         "--ref",
@@ -86,21 +90,23 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--src", metavar="FILE", help="source text, one sentence per line")
     parser.add_argument(
-        "--force", action="store_true", help="score also what looks tokenised, escaped or like BPE"
+        "--force",
+        action="store_true",
+        help="score even text that looks tokenised, escaped or like BPE",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the scores there as JSON")
+    parser.add_argument("--json", metavar="FILE", help="write the scores to FILE as JSON")
     parser.add_argument(
         "--report",
         metavar="FILE",
-        help="write a page about the translations there (docs/report.md)",
+        help="write a page about the translations to FILE (docs/report.md)",
     )
-    parser.add_argument("--output", metavar="FILE", help="write the translations there")
+    parser.add_argument("--output", metavar="FILE", help="write the translations to FILE")
     parser.add_argument(
         "--ensemble",
         action="append",
         default=[],
         metavar="CHECKPOINT",
-        help="translate together with this one, which has the same vocabulary; may be given several times",
+        help="translate together with this checkpoint, which has the same vocabulary; may be given several times",
     )
     add_engine(parser)
     add_offline(parser)
@@ -110,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
-    # A folder whose name has a "=" is a checkpoint all the same.
+    # A folder whose name contains "=" is still a checkpoint.
     args.overrides = [word for word in args.words if "=" in word and not os.path.exists(word)]
     args.checkpoints = [word for word in args.words if word not in args.overrides]
     check_options(parser, args, {"--engine": "--ensemble --verdict --calibration"}, {})
@@ -124,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_misuse(args: argparse.Namespace) -> str | None:
-    """Return what is wrong with the systems and the text that the arguments name."""
+    """Return what is wrong with the systems and the text named by the arguments, if anything."""
     n_checkpoints = len(args.checkpoints)
     is_other = args.hypotheses is not None or args.compare is not None
     if bool(n_checkpoints) == is_other:
@@ -136,7 +142,7 @@ def find_misuse(args: argparse.Namespace) -> str | None:
     if n_checkpoints != 1 and (args.ensemble or args.engine != "nmt" or args.output):
         return "--ensemble, --engine and --output need exactly one CHECKPOINT"
     if n_checkpoints != 1 and args.calibration:
-        return "--calibration needs exactly one CHECKPOINT, because it asks the model"
+        return "--calibration needs exactly one CHECKPOINT, whose probabilities it measures"
     if not n_checkpoints and args.verdict:
         return "--verdict needs a CHECKPOINT, or several, because it judges the training too"
     if args.ladder and (n_checkpoints > 1 or args.compare):
@@ -145,9 +151,7 @@ def find_misuse(args: argparse.Namespace) -> str | None:
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """Refuse before the work, not after it, what cannot be read or written and what must not be
-    overwritten.
-    """
+    """Before the work begins, refuse files that cannot be read or written, or must not be overwritten."""
     from pathlib import Path
 
     from nmt.system.errors import UserError
@@ -163,9 +167,7 @@ def check_files(args: argparse.Namespace) -> None:
         path = Path(file)
         check_writable(path)
         if os.path.realpath(file) in taken:
-            raise UserError(
-                f"{file}: is given twice, and one of the two is an output; choose another file"
-            )
+            raise UserError(f"{file}: is given twice, once as an output; choose another file")
         taken.add(os.path.realpath(file))
         refuse_run_file(path)
     if args.report is not None:

@@ -1,4 +1,4 @@
-"""nmt-export: writes a checkpoint for other engines, and compares it with ours before it appears."""
+"""nmt-export: write a checkpoint for another engine, after comparing that engine with ours."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ EXAMPLES = """\
 
 The export and the checkpoint translate the same lines and score the same translations. In float32
 the log-probability of each piece must agree to 1e-4 and 99.9% of the lines must be the same; with
-fewer bits the mean difference is bounded. Otherwise nothing is written, and the exit code is 1.
+fewer bits the mean difference is bounded. If the check fails, nothing is written and the exit code is 1.
 ctranslate2 and transformers come with pip install 'nmtkit[export]'."""
 
 FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors")
@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, an average, or a run folder"
     )
-    parser.add_argument("--to", required=True, choices=FORMAT_NAMES, help="the format")
+    parser.add_argument("--to", required=True, choices=FORMAT_NAMES, help="the format to write")
     parser.add_argument(
         "-o",
         "--output",
@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--check-lines",
         metavar="FILE",
-        help=f"source text for the comparison, its first {MAX_LINES:,} lines; default: random pieces",
+        help=f"source text for the comparison, which uses the first {MAX_LINES:,} lines; default: random pieces",
     )
     return parser
 

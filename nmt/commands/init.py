@@ -21,12 +21,12 @@ EXAMPLES = """\
   nmt-init --src a.de.gz --tgt a.en.gz --valid-src dev.de --valid-tgt dev.en --test-src t.de --test-tgt t.en
   nmt-init --file pairs.tsv --languages en-sv
   nmt-init --from runs/base/average --src my.en --tgt my.de -o tuned.yaml       continues a model
-  nmt-init --from hf:Helsinki-NLP/opus-mt-en-de --src my.en --tgt my.de         one of the Hugging Face hub
+  nmt-init --from hf:Helsinki-NLP/opus-mt-en-de --src my.en --tgt my.de         a model of the Hugging Face hub
   nmt-init --src train.en --tgt train.de --hours 0.5 -o my.yaml       what this machine can train in half an hour
   nmt-init --archive de-en.txt.zip --src Books.de-en.de --tgt Books.de-en.en
 
-Then nmt-train --config my.yaml trains, without an edit. The text stays as it is. A set that is not given
-is drawn: files such as my.test.de beside the config, whose pairs training leaves out."""
+nmt-train --config my.yaml then trains without further edits. Your text is not changed. If you give no dev or
+test set, one is drawn from your text, into files such as my.test.de beside the config; training skips its pairs."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -38,36 +38,47 @@ def build_parser() -> argparse.ArgumentParser:
     for option, what in (
         ("--src", "the source text, one sentence per line"),
         ("--tgt", "its translation, line by line"),
-        ("--archive", "the archive of which --src and --tgt are members"),
-        ("--file", "instead: one table with both sides, .tsv, .jsonl, .tmx or .parquet"),
-        ("--valid-src", "the dev set; by default one is drawn"),
+        ("--archive", "the archive that contains --src and --tgt"),
+        (
+            "--file",
+            "instead of --src and --tgt: one table with both sides, .tsv, .jsonl, .tmx or .parquet",
+        ),
+        ("--valid-src", "the dev set's source; by default a dev set is drawn from the text"),
         ("--valid-tgt", "its translation"),
-        ("--valid-file", "or one table with both sides"),
-        ("--test-src", "the test set; by default one is drawn"),
+        ("--valid-file", "the dev set as one table with both sides"),
+        ("--test-src", "the test set's source; by default a test set is drawn from the text"),
         ("--test-tgt", "its translation"),
-        ("--test-file", "or one table with both sides"),
+        ("--test-file", "the test set as one table with both sides"),
     ):
         parser.add_argument(option, metavar="FILE", help=what)
     parser.add_argument(
         "--from",
         dest="start",
         metavar="MODEL",
-        help="continue this model: a run, an average, a checkpoint, a folder of a Marian model of Hugging "
-        "Face, or hf:OWNER/NAME",
+        help="continue this model: a run, an average, a checkpoint, the folder of a Hugging Face Marian "
+        "model, or hf:OWNER/NAME",
     )
     parser.add_argument(
         "--hours",
         type=float,
         metavar="H",
-        help="how long the training may take: a smaller model if need be, and as many updates as fit",
+        help="how long training may take; chooses a smaller model if necessary, and as many updates as fit",
     )
     parser.add_argument(
-        "--languages", metavar="SRC-TGT", help="such as en-de; default: as the files are named"
+        "--languages",
+        metavar="SRC-TGT",
+        help="such as en-de; default: taken from the names of the files",
     )
     parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="of the run and of what is drawn (1)"
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="seed of the run and of the sets that are drawn (default 1)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="the config; default: SRC-TGT.yaml")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="where to write the config (default SRC-TGT.yaml)"
+    )
     parser.add_argument("--force", action="store_true", help="replace files that exist")
     return parser
 
@@ -139,7 +150,7 @@ def choose_languages(args: argparse.Namespace) -> tuple[str, str]:
         languages = guess_languages(names)
         if languages is None:
             raise UserError(
-                f"{' and '.join(names)}: the names do not tell the languages; give --languages "
+                f"{' and '.join(names)}: the names do not show the languages; give --languages "
                 "SRC-TGT, such as --languages en-de"
             )
         return languages
@@ -152,14 +163,14 @@ def choose_languages(args: argparse.Namespace) -> tuple[str, str]:
 
 
 def name_corpora(args: argparse.Namespace, languages: tuple[str, str], root: Path) -> "DataConfig":
-    """The corpora that the options name, with paths that start from `root`."""
+    """Return the corpora that the options name, with paths relative to `root`."""
     from nmt.config import CorpusConfig, DataConfig
     from nmt.system.records import find_unusable_character
 
     def locate(path: str) -> str:
         if unusable := find_unusable_character(path):
             raise UserError(
-                f"{path!r}: has {unusable} in its name, which no config can hold; rename it"
+                f"{path!r}: has {unusable} in its name, which a config cannot contain; rename it"
             )
         return os.path.abspath(path).removeprefix(os.path.join(root, ""))
 
@@ -199,7 +210,7 @@ def find_config_for(src: str, tgt: str) -> str:
         data = name_corpora(args, languages, Path.cwd())
         if load_config(config).data.train != data.train:
             raise UserError(
-                f"{config}: is for other text than {src} and {tgt}; give --config FILE, or write a "
+                f"{config}: is for text other than {src} and {tgt}; give --config FILE, or write a "
                 f"config with nmt-init and -o FILE"
             )
         say(f"using {config}, which was written earlier")

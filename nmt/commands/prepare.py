@@ -1,9 +1,9 @@
-"""nmt-prepare: from the corpora that a config names to the token store that training reads, and a
-look into a store.
+"""nmt-prepare: make the token store that training reads from the corpora that a config names, or show
+what a store holds.
 
-Only the command line is known here; `nmt.corpus.prepare` and `nmt.corpus.inspection` do the work.
-nmt-train prepares what is missing by itself, so this command is for preparing beforehand, on
-another machine, or for looking.
+This module only handles the command line; `nmt.corpus.prepare` and `nmt.corpus.inspection` do the
+work. nmt-train prepares what is missing by itself, so this command is for preparing in advance or on
+another machine, and for inspecting.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from nmt.system.errors import UserError
 
 DESCRIPTION = """\
 Read the corpora of a config, clean them, learn the joint BPE and write the token store.
-Restartable: finished stages are kept, a complete store is recognised.
+It can be restarted: finished stages are kept, and a complete store is used as it is.
 With --inspect, show what a store holds instead."""
 
 EXAMPLES = """\
   nmt-prepare --config demo.yaml
   nmt-prepare --config multi30k.yaml data.root=corpora/multi30k data.store=stores/multi30k
   nmt-prepare --config base.yaml 'data.train=[{src: europarl.en.gz, tgt: europarl.de.gz}]' data.workers=16
-  nmt-prepare --config base.yaml data.workers=64 --plan     hours and bytes of the whole, first
+  nmt-prepare --config base.yaml data.workers=64 --plan     first estimate hours and bytes
   nmt-prepare --config base.yaml data.workers=64 --on ray
   nmt-prepare --config base.yaml --offline
   nmt-prepare --inspect data/wmt14-ende
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="STORE",
         help="instead of --config: show what this prepared store holds",
     )
-    parser.add_argument("--json", action="store_true", help="with --inspect: as one JSON object")
+    parser.add_argument("--json", action="store_true", help="with --inspect: print one JSON object")
     add_on(parser)
     add_offline(parser)
     return parser
@@ -85,13 +85,13 @@ def prepare_corpus(args: argparse.Namespace) -> int:
         provide_caches()  # before `datasets` or sacreBLEU is imported
         print(estimate_preparation(config.data, config.vocab, config.seed))
         return 0
-    # A batch system sends SIGTERM: it ends the work as Ctrl-C does.
+    # A batch system sends SIGTERM, which ends the work as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         with open_executor(args.on, config.data.workers, uses_gpu=False) as executor:
             is_new = api.prepare(config, executor)
     except KeyboardInterrupt:
-        say("stopped; what is finished is kept, and the same command continues with it")
+        say("stopped; finished work is kept, and the same command continues from there")
         raise
     say(f"prepared: {config.data.store}" if is_new else f"already prepared: {config.data.store}")
     return 0

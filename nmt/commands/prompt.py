@@ -1,7 +1,7 @@
-"""nmt-translate at a terminal: a line, its translation, the next; with editing and history where
-readline is there.
+"""nmt-translate at a terminal: it translates each line as it is typed, with editing and history if
+readline is available.
 
-Ctrl-C drops the present line, Ctrl-D ends. Prompts go to standard error, unless readline needs to
+Ctrl-C drops the current line, Ctrl-D ends. Prompts go to standard error, unless readline needs to
 write them itself, so that standard output holds only translations.
 """
 
@@ -47,7 +47,7 @@ def _check_input() -> None:
         return
     except OSError as error:
         raise UserError(
-            f"standard input cannot be read ({error.strerror}); give another one, or -i FILE"
+            f"standard input cannot be read ({error.strerror}); redirect it, or give -i FILE"
         ) from None
 
 
@@ -61,7 +61,7 @@ def _ask_plainly() -> str:
 
 @contextlib.contextmanager
 def _use_readline() -> Iterator[bool]:
-    """Whether lines can be edited. The lines of earlier sessions are kept, for this user alone."""
+    """Yield whether lines can be edited. Earlier lines are kept, readable only by this user."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         yield False
         return
@@ -82,7 +82,7 @@ def _use_readline() -> Iterator[bool]:
     try:
         yield True
     finally:
-        with contextlib.suppress(OSError):  # where it cannot be kept, it is not
+        with contextlib.suppress(OSError):  # a history that cannot be saved is dropped
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600))  # never readable by others
             file.chmod(0o600)

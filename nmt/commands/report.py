@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from nmt.report.facts import RunFacts
 
 EXAMPLES = """\
-  nmt-report runs/base                                  writes runs/base/report.html, as every training does at its end
-  nmt-report runs/base runs/big -o compare.html         several runs in one page: curves, scores, most changed lines
+  nmt-report runs/base                                  writes runs/base/report.html, as training does when it ends
+  nmt-report runs/base runs/big -o compare.html         several runs on one page: curves, scores, most changed lines
   nmt-report runs/base --png curves.png                 also the main curves as an image, for a paper or a chat
   nmt-report runs/seed* -o seeds.html
   nmt-report runs/base --attention 3 --attention 17     with the attention of two lines of the test set
@@ -23,20 +23,22 @@ For other people's translations: nmt-eval --hypotheses FILE --ref FILE --report 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(
-        "nmt-report", "Write one page about one or several runs, with everything in it.", EXAMPLES
+        "nmt-report", "Write one self-contained page about one or several runs.", EXAMPLES
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="where to write the page (default RUN/report.html)"
     )
-    parser.add_argument("--png", metavar="FILE", help="write the main curves there as an image")
+    parser.add_argument(
+        "--png", metavar="FILE", help="also write the main curves to FILE as an image"
+    )
     parser.add_argument(
         "--attention",
         type=int,
         action="append",
         default=[],
         metavar="LINE",
-        help="show what the model attends to in this line of its test set, which nmt-eval has "
+        help="show what the model attends to in this line of the test set, which nmt-eval must have "
         "translated; may be given several times",
     )
     return parser
@@ -46,7 +48,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_args(argv)
     if len(args.runs) > 1 and args.output is None:
-        parser.error("several runs need -o FILE, because no one of them should hold the page")
+        parser.error("several runs need -o FILE, because the page belongs to none of them alone")
     if len(args.runs) > 1 and args.attention:
         parser.error("--attention needs exactly one RUN, because its line belongs to one model")
     return args

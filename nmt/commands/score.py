@@ -1,7 +1,7 @@
-"""nmt-score: how probable given translations are to a model, one figure for each pair.
+"""nmt-score: how probable a model finds given translations, as one number for each pair.
 
 The command parses, opens the model and the files, and at the end reports the figures of the whole
-corpus. Whatever can be wrong with the options is reported before torch is imported.
+corpus. Mistakes in the options are reported before torch is imported.
 """
 
 import argparse
@@ -33,17 +33,17 @@ EXAMPLES = """\
   nmt-score runs/demo/average --src text.en --tgt text.de > scores       log p(target | source), a line for each pair
   nmt-score runs/demo/average --src text.en.gz --tgt text.de.gz --score mean -o scores --resume
   nmt-score runs/a/average runs/b/average --src text.en --tgt text.de    an ensemble: the mean of their probabilities
-  nmt-score runs/demo/average --src text.en --tgt text.de --workers 64 --plan    hours and bytes of the whole, first
+  nmt-score runs/demo/average --src text.en --tgt text.de --workers 64 --plan    first estimate hours and bytes
   nmt-score runs/demo/average --src text.en --tgt text.de --json         pieces and their log-probabilities
-  nmt-score runs/b/average --n-best list.json --score search             what nmt-translate --n-best K --json found
-  nmt-score runs/b/average --n-best list --src text.en                   the same for the list without --json
+  nmt-score runs/b/average --n-best list.json --score search             the output of nmt-translate --n-best K --json
+  nmt-score runs/b/average --n-best list --src text.en                   the same without --json
   nmt-score runs/de-en/average --n-best dev.json --tune dev.de           weights for reranking with a reverse model
   nmt-score runs/de-en/average --n-best test.json --rerank 0.5,0.05      the best candidate of each source
   nmt-score runs/en-de/average --dual runs/de-en/average --src text.en --tgt text.de -o scores    to filter a corpus
 
-Each pair gives one line, in order. A pair that the model cannot have translated gets -inf: a line that is too
-long, an empty source with a target. The last line on standard error has tokens, NLL per token and perplexity.
-Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/scoring.md"""
+Each pair gives one line, in order. A pair that the model could not have produced gets -inf: a line that is too
+long, or an empty source with a target. The last line on standard error has tokens, NLL per token and perplexity.
+Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. See docs/scoring.md."""
 
 CONFLICTS = {
     "--n-best": "--tgt --dual --resume --plan",
@@ -58,29 +58,32 @@ NEEDS = {"--reverse": "--n-best", "--rerank": "--n-best", "--tune": "--n-best", 
 def build_parser() -> argparse.ArgumentParser:
     parser = make_parser("nmt-score", "Score given translations with a model.", EXAMPLES)
     add_checkpoints(parser, "score")
-    parser.add_argument("--src", metavar="FILE", help="the sources, one per line; also compressed")
+    parser.add_argument(
+        "--src", metavar="FILE", help="the sources, one per line; may be compressed"
+    )
     parser.add_argument("--tgt", metavar="FILE", help="their translations, line by line")
     parser.add_argument(
         "--n-best",
         metavar="FILE",
-        help="instead of --tgt: what nmt-translate --n-best wrote; with its --json, --src is in it",
+        help="instead of --tgt: the output of nmt-translate --n-best; with --json it includes the sources, "
+        "so --src is not needed",
     )
     parser.add_argument(
         "--reverse",
         action="store_true",
-        help="with --n-best: how probable is the source, given the candidate; the model translates "
-        "in the other direction",
+        help="with --n-best: score the source given each candidate, with a model that translates in the "
+        "other direction",
     )
     parser.add_argument(
         "--score",
         choices=("sum", "mean", "search"),
-        help="sum: the log-probability (default); mean: per piece, the end mark included; search: "
-        "divided by the length penalty of decoding, which is nmt-translate's score",
+        help="sum: the log-probability (default); mean: per piece, including the end mark; search: "
+        "divided by the length penalty of decoding, as in nmt-translate's scores",
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="an object for each pair: line (from 1), score, pieces, log_probs",
+        help="write an object for each pair: line (from 1), score, pieces, log_probs",
     )
     parser.add_argument(
         "--rerank",
@@ -95,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tune",
         metavar="REFERENCES",
-        help="with --n-best of a dev set: the BLEU of many weights for --rerank, and the best of them",
+        help="with --n-best of a dev set: print the BLEU of many weights for --rerank, and the best weights",
     )
     parser.add_argument(
         "--dual",
@@ -109,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on after what the output file has of whole chunks, 4,096 pairs each",
+        help="continue after the last whole chunk of 4,096 pairs in the output file",
     )
     add_workers(parser)
     return parser
@@ -132,12 +135,12 @@ DEFAULT_REVERSE_WEIGHT = 0.5
 
 
 def parse_weights(text: str) -> tuple[float, float]:
-    """The type of --rerank."""
+    """Parse the value of --rerank."""
     try:
         reverse, length = map(float, text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not REVERSE,LENGTH, such as 0.5,0.05; put it behind the checkpoint"
+            f"{text!r} is not REVERSE,LENGTH, such as 0.5,0.05; if it is a checkpoint, put it before --rerank"
         ) from None
     if not (0 <= reverse <= 1000 and abs(length) <= 1000):
         raise argparse.ArgumentTypeError(
@@ -158,7 +161,7 @@ def score_files(args: argparse.Namespace) -> int:
 
     if args.output is None and sys.stdout is None:
         raise UserError("standard output is closed; give -o FILE")
-    # open the models, and see that the files are in their languages
+    # open the models, and check that the files are in their languages
     start = partial(
         start_scoring,
         args.checkpoints,
@@ -200,7 +203,7 @@ def score_files(args: argparse.Namespace) -> int:
 def rerank_candidates(
     args: argparse.Namespace, scorer: "PairScorer", out: IO[bytes], progress: "Progress"
 ) -> None:
-    """Write the best candidates, or how good they are with many weights."""
+    """Write the best candidates, or the BLEU that many weights give."""
     from nmt.corpus.text_files import TextFile, read_lines
     from nmt.translate.n_best import read_n_best
     from nmt.translate.rerank import (
@@ -220,7 +223,7 @@ def rerank_candidates(
             progress.advance(len(one.texts))
         if len(rated) != len(references):
             raise UserError(
-                f"{args.tune}: has {len(references):,} lines for {len(rated):,} sources; give a "
+                f"{args.tune}: has {len(references):,} lines for {len(rated):,} sources; give one "
                 "reference for each"
             )
         table = format_weights(measure_weights(rated, references))
@@ -233,7 +236,7 @@ def rerank_candidates(
 
 
 def name_needed(args: argparse.Namespace, scorer: "PairScorer") -> tuple[str, str | None]:
-    """Return whose direction the texts must have, and which it is: the model's, or the other one where
+    """Return the direction that the texts must have, after a name for it: the model's, or the reverse if
     it scores sources given their translations.
     """
     from nmt.agreement import turn_round

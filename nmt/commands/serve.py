@@ -1,7 +1,7 @@
 """nmt-serve: translations over HTTP, for programs and for people in a browser.
 
-The command parses, opens the models and the socket, and hands them to the server. Whatever can be
-wrong with the options is reported before torch is imported.
+The command parses, opens the models and the socket, and hands them to the server. Mistakes in the
+options are reported before torch is imported.
 """
 
 import argparse
@@ -34,19 +34,19 @@ EXAMPLES = """\
   nmt-serve exports/en-de --engine ctranslate2 decoding.beam=2
   nmt-serve runs/demo/average --host 0.0.0.0 --allow-host mt.example.org --api-key-file keys
 
-POST /translate takes what LibreTranslate's clients send, POST /v1/translate has n-best lists, scores, alignments
-and attention; GET /openapi.json describes both, and GET / is a page to try it. SIGTERM and Ctrl-C end it when
-what was asked is answered, within 10 seconds. Exit codes: 0 ended by SIGTERM, 1 a failure, 2 a mistake in the
-input, 130 Ctrl-C. All of it: docs/serving.md"""
+POST /translate accepts what LibreTranslate's clients send; POST /v1/translate has n-best lists, scores, alignments
+and attention. GET /openapi.json describes both, and GET / is a page to try it. SIGTERM and Ctrl-C end the server
+once pending requests are answered, within 10 seconds. Exit codes: 0 ended by SIGTERM, 1 a failure, 2 a mistake in
+the input, 130 Ctrl-C. See docs/serving.md."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser("nmt-serve", "Translate over HTTP.", EXAMPLES)
+    parser = make_parser("nmt-serve", "Serve translations over HTTP.", EXAMPLES)
     parser.add_argument(
         "places",
         nargs="+",
         metavar="[NAME=]CHECKPOINT",
-        help="a checkpoint folder, an average, or a run folder; its name is its pair of languages, such as "
+        help="a checkpoint folder, an average, or a run folder; the name is the pair of languages, such as "
         "en-de, unless given. Settings may follow: decoding.key=value, device=cpu",
     )
     add_engine(parser)
@@ -56,15 +56,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_network_arguments(group: argparse._ArgumentGroup) -> None:
-    """Where the server listens, and to whom."""
+    """Add the options for where the server listens, and to whom."""
     group.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="where to listen; the default reaches this machine only, 0.0.0.0 is every network",
+        help="where to listen (default 127.0.0.1, for this machine only; 0.0.0.0 is every network)",
     )
     group.add_argument(
-        "--port", type=parse_port, default=8000, metavar="N", help="0: any free one, printed"
+        "--port",
+        type=parse_port,
+        default=8000,
+        metavar="N",
+        help="the port (default 8000); 0: any free one, which is printed",
     )
     group.add_argument(
         "--allow-host",
@@ -83,28 +87,28 @@ def add_network_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help=f"keys of which clients must send one, one a line; or in the variable {KEYS_VARIABLE}",
+        help=f"API keys, one per line; a client must send one of them. The variable {KEYS_VARIABLE} also takes keys",
     )
 
 
 def add_limit_arguments(group: argparse._ArgumentGroup) -> None:
-    """What one client, and all together, may ask."""
+    """Add the limits of one client, and of all together."""
     for name, value, text in (
-        ("--max-characters", 100_000, "characters of a request"),
+        ("--max-characters", 100_000, "maximum number of characters in a request"),
         (
             "--max-waiting",
             1_024,
-            "sentences in the queue; when it is full, requests are refused with a time to retry",
+            "maximum number of sentences in the queue; when it is full, requests are refused with a time to retry",
         ),
         (
             "--max-connections",
             2_000,
-            "requests that wait for an answer; beyond it, others are refused",
+            "maximum number of requests that wait for an answer; further ones are refused",
         ),
-        ("--timeout", 30, "seconds from a request to its answer"),
+        ("--timeout", 30, "maximum number of seconds from a request to its answer"),
     ):
         group.add_argument(
-            name, type=parse_positive, default=value, metavar="N", help=f"{text} ({value})"
+            name, type=parse_positive, default=value, metavar="N", help=f"{text} (default {value})"
         )
 
 
@@ -159,7 +163,7 @@ def serve_models(args: argparse.Namespace) -> int:
 
 
 def raise_file_limit() -> int:
-    """Allow this process as many open files, and so connections, as it may have; return how many."""
+    """Raise the limit of open files, and so of connections, as far as allowed; return it."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -168,10 +172,12 @@ def raise_file_limit() -> int:
 
 
 def read_keys(path: str | None) -> frozenset[str]:
-    """Read the keys, which are never on the command line: every user of the machine sees that."""
+    """Read the keys, which are never on the command line: every user of the machine can see it."""
     variable = os.environ.get(KEYS_VARIABLE)
     lines = (variable or "").split(",")
-    if variable is not None and not "".join(lines).strip():  # else it would be open to everybody
+    if (
+        variable is not None and not "".join(lines).strip()
+    ):  # otherwise the server would be open to everyone
         raise UserError(f"{KEYS_VARIABLE}: is set, but has no key; give one, or unset it")
     if path is not None:
         try:
@@ -181,12 +187,12 @@ def read_keys(path: str | None) -> frozenset[str]:
             raise UserError(f"{path}: cannot be read ({error})") from None
     keys = frozenset(line.strip() for line in lines if line.strip())
     if path is not None and not keys:
-        raise UserError(f"{path}: has no key; write one a line")
+        raise UserError(f"{path}: has no key; write one per line")
     return keys
 
 
 def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
-    """Open [NAME=]CHECKPOINT. A folder whose name has a "=" is a checkpoint all the same."""
+    """Open [NAME=]CHECKPOINT. A folder whose name contains "=" is still a checkpoint."""
     from nmt.api import open_model
     from nmt.config import RUNNING_TEXT
     from nmt.export.ctranslate2 import open_ctranslate2
@@ -201,7 +207,7 @@ def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     if args.engine == "ctranslate2":
         loaded = open_ctranslate2([path], overrides, is_served=True)
     else:
-        # a server goes on for long, so half a minute of compiling at its first start is soon regained
+        # a server runs for long, so half a minute of compiling at its first start soon pays off
         loaded = open_model([path], ["decoding.compile=on", *overrides])
     loaded.translator.check_protect()
     data = loaded.config.data

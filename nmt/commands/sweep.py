@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from nmt.sweep.grid import PlannedRun, Sweep
 
 EXAMPLES = """\
-  nmt-sweep grid.yaml --out sweeps/depth                trains, averages and scores each run, and prints a table
-  nmt-sweep grid.yaml --out sweeps/depth --dry-run      lists the runs, then exits
-  nmt-sweep grid.yaml --out sweeps/depth --jobs 4       four side by side
+  nmt-sweep grid.yaml --out sweeps/depth                train, average and score each run, and print a table
+  nmt-sweep grid.yaml --out sweeps/depth --dry-run      list the runs, then exit
+  nmt-sweep grid.yaml --out sweeps/depth --jobs 4       four runs at a time
   nmt-sweep grid.yaml --out sweeps/depth data.root=/corpora/multi30k
-  nmt-sweep grid.yaml --out sweeps/depth --slurm        writes sweeps/depth/slurm.sh, a job array for sbatch
+  nmt-sweep grid.yaml --out sweeps/depth --slurm        write sweeps/depth/slurm.sh, a job array for sbatch
 
-Run the same command again to continue where it stopped. Each run is a run folder as of nmt-train, FOLDER/NAME-seedN.
-FOLDER also gets table.md, table.csv and plot.svg. docs/sweeps.md says what a GRID.yaml is."""
+Run the same command again to continue where it stopped. Each run is a run folder as nmt-train makes it,
+DIR/NAME-seedN. DIR also gets table.md, table.csv and plot.svg. docs/sweeps.md explains GRID.yaml."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -38,11 +38,14 @@ def build_parser() -> argparse.ArgumentParser:
         type=parse_positive,
         default=1,
         metavar="N",
-        help="how many runs to train side by side, sharing the cores (default 1)",
+        help="how many runs to train at a time, sharing the cores (default 1)",
     )
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument(
-        "--only", type=parse_positive, metavar="INDEX", help="do this run alone, without the table"
+        "--only",
+        type=parse_positive,
+        metavar="INDEX",
+        help="do only the run with this number in the list of --dry-run, without the table",
     )
     modes.add_argument(
         "--dry-run", action="store_true", help="list the runs with their sizes, and exit"
@@ -50,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     modes.add_argument(
         "--slurm",
         action="store_true",
-        help="write a job array for the runs that are not finished, and exit",
+        help="write a job array for the unfinished runs, and exit",
     )
     return parser
 
@@ -71,7 +74,9 @@ def sweep_runs(args: argparse.Namespace) -> int:
 
     sweep = read_grid(args.grid, Path(args.out), args.overrides)
     if args.only is not None and args.only > len(sweep.runs):
-        raise UserError(f"--only {args.only}: the grid has {len(sweep.runs)} runs")
+        raise UserError(
+            f"--only {args.only}: the grid has only {len(sweep.runs)} runs; give one of their numbers"
+        )
     if args.dry_run:
         list_runs(sweep)
         return 0
@@ -108,7 +113,7 @@ def list_runs(sweep: "Sweep") -> None:
 
     for run in sweep.runs:
         config = run.config
-        size = "? parameters, those of its vocabulary"
+        size = "? parameters (they depend on its vocabulary)"
         if config.vocab.model is None:
             n_weights = count_weights(config.model, config.vocab.sizes)
             size = f"{n_weights / 1e6:.2f}M parameters"
@@ -139,7 +144,7 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
 
     stop_signal = queue.finish_runs(report_end)
     if stop_signal:
-        say("stopped, and saved; run the same command again to continue")
+        say("stopped and saved; run the same command again to continue")
         return 130 if stop_signal == signal.SIGINT else 75
     rows = make_rows(sweep, queue.failures)
     write_tables(sweep, rows)

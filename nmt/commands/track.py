@@ -1,7 +1,7 @@
 """nmt-track: send the figures of a run to TensorBoard, W&B or a user's sink.
 
-Training does this with `training.track`; this is for a run that has ended, goes on elsewhere, or
-was begun without.
+Training does this with `training.track`; the command is for a run that has ended, trains elsewhere,
+or was started without it.
 """
 
 import argparse
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 1.0  # between looks at the file, with --follow
 EXAMPLES = """\
-  nmt-track runs/base --to tensorboard             all figures so far, into runs/base/tensorboard
-  tensorboard --logdir runs                        shows them, and those of other runs
-  nmt-track runs/base --to wandb --follow          and those to come; Ctrl-C ends it
+  nmt-track runs/base --to tensorboard             send all figures so far, to runs/base/tensorboard
+  tensorboard --logdir runs                        show them, and those of other runs
+  nmt-track runs/base --to wandb --follow          also send those to come; Ctrl-C ends it
   WANDB_MODE=offline nmt-track runs/base --to wandb"""
 
 
@@ -35,10 +35,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--to",
         required=True,
         metavar="SINK",
-        help="tensorboard, wandb, or what an installed package offers (docs/tracking.md)",
+        help="tensorboard, wandb, or a sink that an installed package offers (docs/tracking.md)",
     )
     parser.add_argument(
-        "--follow", action="store_true", help="also send what is written from now on, until Ctrl-C"
+        "--follow", action="store_true", help="also send figures written from now on, until Ctrl-C"
     )
     return parser
 
@@ -62,7 +62,7 @@ def track_figures(args: argparse.Namespace) -> int:
     check_sinks_installed([args.to])
     run = RunFolder(Path(args.run))
     if not run.metrics.exists():
-        raise UserError(f"{run.metrics}: not found; give the folder of a run that has begun")
+        raise UserError(f"{run.metrics}: not found; give the folder of a run that has started")
     events = read_events_until_interrupted(MetricsTail(run.metrics), args.follow)
     try:
         n_lines = send_events(run.path, args.to, events)

@@ -29,17 +29,17 @@ EXAMPLES = """\
   nmt-train --src my.en --tgt my.de                     on your own text, with the config that nmt-init writes for it
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
-  nmt-train --config my.yaml budget=2h                  as many updates as fit, by a measured speed
-  nmt-train --config base.yaml --print-config           every setting, then exit
+  nmt-train --config my.yaml budget=2h                  as many updates as fit, at a measured speed
+  nmt-train --config base.yaml --print-config           print every setting, then exit
   nmt-train --config base.yaml --explain                compare settings and rules with the paper's; count deviations
   nmt-train --config base.yaml --profile                show where the time of an update goes; takes half a minute
   nmt-train --config base.yaml --plan --price 3.50      estimate memory, hours and cost before starting the run
-  nmt-train --config base.yaml --gpus 1                 on one GPU; otherwise on all of this machine, by nmt-launch
+  nmt-train --config base.yaml --gpus 1                 train on one GPU; by default on all, through nmt-launch
 
 Run the same command again to continue where it stopped. Results go to the run folder (out=DIR, by default runs/NAME):
 config.yaml, vocab.model, metrics.jsonl, status.json, report.html and checkpoints/, with links `last` and `best`.
 Ctrl-C (exit code 130), SIGTERM and SIGUSR1 (exit code 75) stop it after the current update and save a checkpoint; a
-second one, 5 s later or more (Ctrl-C: half a second), stops it at once."""
+second one, at least 5 s later (Ctrl-C: half a second), stops it at once."""
 
 CONFLICTS = {"--profile": "--plan"}
 NEEDS = {"--src": "--tgt", "--tgt": "--src", "--trace": "--profile", "--price": "--plan"}
@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--src",
         metavar="FILE",
-        help="text to train on, with --tgt: short for data.train; without --config, nmt-init writes one",
+        help="text to train on, with --tgt: short for data.train; without --config, nmt-init writes a config",
     )
     parser.add_argument("--tgt", metavar="FILE", help="its translation, line by line")
     parser.add_argument(
@@ -67,8 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="time updates for 30 s, print the speed, the memory and each part's share of the time, "
-        "and exit",
+        help="time updates for 30 s, print speed, memory and each part's share of the time, and exit",
     )
     parser.add_argument(
         "--trace", metavar="FILE", help="with --profile: also write a trace for chrome://tracing"
@@ -76,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="time the largest and some typical updates, print the memory, time and cost of the whole run, and exit",
+        help="time the largest and some typical updates, estimate memory, time and cost of the whole run, and exit",
     )
     parser.add_argument(
         "--price", type=float, metavar="X", help="with --plan: the machine's price per hour"
@@ -85,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--gpus",
         type=parse_positive,
         metavar="N",
-        help="how many GPUs of this machine train (default: all); more than one are started by nmt-launch",
+        help="how many GPUs of this machine to train on (default: all); nmt-launch starts more than one",
     )
     add_offline(parser)
     return parser
@@ -99,7 +98,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args.words = sys.argv[1:] if argv is None else None
     if args.src is not None:
         if any(override.startswith("data.train=") for override in args.overrides):
-            parser.error("--src and --tgt are short for data.train: leave one of them out")
+            parser.error("--src and --tgt are short for data.train; give only one of the two")
     elif args.config is None:
         parser.error("give --config, or --src and --tgt")
     if args.price is not None and not 0 <= args.price < 1e9:
@@ -146,12 +145,14 @@ def train_model(args: argparse.Namespace) -> int:
         return 0
     mirror = config.training.mirror
     if args.offline and mirror is not None and not mirror.startswith("file://"):
-        raise UserError(f"--offline, but training.mirror={mirror}: leave out one of them")
+        raise UserError(
+            f"--offline, but training.mirror={mirror} needs the network; leave one of them out"
+        )
     return api.train(config)
 
 
 def use_gpus(args: argparse.Namespace, device: str) -> None:
-    """Become nmt-launch where this machine has several GPUs: it starts a process for each."""
+    """If this machine has several GPUs, become nmt-launch, which starts a process for each."""
     n_started = os.environ.get("LOCAL_WORLD_SIZE")  # by torchrun
     if None not in (n_started, args.gpus) and n_started != str(args.gpus):
         raise UserError(f"--gpus {args.gpus}, but torchrun started {n_started}; leave out --gpus")
@@ -163,34 +164,34 @@ def use_gpus(args: argparse.Namespace, device: str) -> None:
     tune_process()  # before torch is imported
     import torch
 
-    with warnings.catch_warnings(action="ignore"):  # choose_device tells of an old driver
+    with warnings.catch_warnings(action="ignore"):  # choose_device reports an old driver
         n_gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if (args.gpus or 1) > max(n_gpus, 1):
-        raise UserError(f"--gpus {args.gpus}, but {n_gpus} can be used here")
+        raise UserError(f"--gpus {args.gpus}, but only {n_gpus} can be used here; give fewer")
     if n_gpus < 2 or args.gpus == 1:
         return
     # beside this command, which may be a link, or else beside Python
     folders = os.path.dirname(os.path.realpath(sys.argv[0])), os.path.dirname(sys.executable)
     launch = shutil.which("nmt-launch", path=os.pathsep.join((*folders, *os.get_exec_path())))
-    # what is called from Python must return there
+    # a call from Python must return there
     if args.words is None or args.plan or args.profile or not launch or not shutil.which("bash"):
-        say(f"this uses 1 of the {n_gpus} GPUs here; nmt-launch uses all")
+        say(f"using 1 of the {n_gpus} GPUs here; nmt-launch uses all")
         return
-    say(f"using {args.gpus or n_gpus} GPUs, by nmt-launch; --gpus 1 uses one")
+    say(f"using {args.gpus or n_gpus} GPUs through nmt-launch; --gpus 1 uses one")
     os.environ["PATH"] = os.pathsep.join((os.path.dirname(launch), *os.get_exec_path()))
     os.execv(launch, ["nmt-launch", "--", *args.words])
 
 
 def take_budget(overrides: list[str]) -> str | None:
-    """Take `budget=TIME` out of the settings, which it is not one of."""
+    """Take `budget=TIME`, which is not a setting, out of the settings."""
     found = [word for word in overrides if word.startswith("budget=")]
     overrides[:] = [word for word in overrides if word not in found]
     return found[-1].removeprefix("budget=") if found else None
 
 
 def note_missing_corpus(config: "RunConfig") -> None:
-    """Tell of a corpus file that is not here, such as that of a misspelt language: --explain itself
-    works without data.
+    """Mention a corpus file that is missing, for example because a language is misspelt: --explain
+    itself works without data.
     """
     from nmt.corpus.reader import find_local_files
     from nmt.system.errors import UserError

@@ -1,8 +1,8 @@
 """nmt-translate: one line in, one line out, from a stream of any length or from a person at a
 terminal; or a document of running text or markup.
 
-The command parses, opens the model, and gives it the lines of a file, a pipe or a prompt. Whatever
-can be wrong with the options is reported before torch is imported.
+The command parses, opens the model, and gives it the lines of a file, a pipe or a prompt. Mistakes
+in the options are reported before torch is imported.
 """
 
 import argparse
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   nmt-translate runs/demo/average < text.en > text.de
-  nmt-translate runs/demo/average -i text.en -o text.de --resume     goes on where it was stopped
-  nmt-translate runs/demo/average -i text.en --workers 64 --plan     hours and bytes of the whole, first
+  nmt-translate runs/demo/average -i text.en -o text.de --resume     continue where it stopped
+  nmt-translate runs/demo/average -i text.en --workers 64 --plan     first estimate hours and bytes
   nmt-translate runs/a/average runs/b/average < text.en              an ensemble: the mean of their probabilities
   nmt-translate runs/demo/average --n-best 4 --json < text.en        the best four of each line, with scores
-  nmt-translate runs/demo/average --text < letter.en                 paragraphs: each sentence by itself
-  nmt-translate runs/demo/average --html -i page.html -o seite.html  tags stay at their words
+  nmt-translate runs/demo/average --text < letter.en                 split paragraphs into sentences first
+  nmt-translate runs/demo/average --html -i page.html -o seite.html  tags keep their words
   nmt-translate runs/demo/average --preset marian decoding.max_source=200 < text.en
-  nmt-translate runs/demo/average                                    at a terminal it asks for lines
+  nmt-translate runs/demo/average                                    prompt for lines at a terminal
 
-presets; |Y| is the length of an output, its end mark included:
+presets; |Y| is the length of an output, including its end mark:
   vaswani2017   beam 4, log p / ((5+|Y|)/6)^0.6, at most source + 50 pieces (the paper, section 6.1)
   fairseq       beam 5, log p / |Y|, at most 200 pieces
   marian        beam 6, log p / |Y|^0.6, at most 3 * source pieces
   hf            beam 4, log p / |Y|, at most 512 pieces
 
-Each line gives one line, in order; an empty one stays empty; what is not UTF-8 is named and read as U+FFFD.
-A line is a sentence, or what the model was trained on; with --text, it is a paragraph of sentences.
-Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. All of it: docs/decoding.md"""
+Each line gives one line, in order; an empty one stays empty; bytes that are not UTF-8 are reported and read as
+U+FFFD. A line is a sentence, or whatever the model was trained on; with --text, it is a paragraph of sentences.
+Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. See docs/decoding.md."""
 
-# Lines of a chunk in which the splitter may find a sentence too many. On news, captions and everyday
-# sentences it finds one in 1 to 4 % of all lines.
+# The share of a chunk's lines in which the splitter may find one sentence too many. On news, captions and
+# everyday sentences it does so in 1 to 4 % of all lines.
 MAX_SHORTENED = 0.05
 ATTENTION_SUFFIXES = (".html", ".json")
 OF_LINES = (
@@ -64,7 +64,7 @@ OF_LINES = (
     "--on --plan --interactive --long-lines"
 )
 CONFLICTS = {
-    "--attention": "--resume --workers --on --interactive",  # maps of lines that are done are unknown
+    "--attention": "--resume --workers --on --interactive",  # the maps of finished lines are not saved
     "--engine": "--attention --n-best --alignments --sample --prefix --forbid --glossary --must --protect",
     "--interactive": "-i -o --prefix --must --workers --on",
     "--plan": "--resume --attention --interactive",
@@ -113,17 +113,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where lines come from and where translations go."""
+    """Add the options for where lines come from and where translations go."""
     parser.add_argument(
         "--text",
         action="store_true",
-        help="each line is a paragraph: split it into sentences and translate these",
+        help="each line is a paragraph: split it into sentences and translate each",
     )
     parser.add_argument(
         "--html", action="store_true", help="the input is an HTML document, and so is the output"
     )
     parser.add_argument(
-        "--srt", action="store_true", help="the input is a file of SubRip subtitles"
+        "--srt",
+        action="store_true",
+        help="the input is a SubRip subtitle file, and so is the output",
     )
     parser.add_argument("-i", "--input", metavar="FILE", help="read FILE, not standard input")
     parser.add_argument(
@@ -135,16 +137,16 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on after the last whole line of the output file, if there is one",
+        help="continue after the last whole line of the output file, if it exists",
     )
 
 
 def add_search_arguments(group: argparse._ArgumentGroup) -> None:
-    """Shorthands for settings of `decoding`, and what has no setting."""
+    """Add shorthands for settings of `decoding`, and options that have no setting."""
     group.add_argument(
         "--preset",
         choices=("vaswani2017", "fairseq", "marian", "hf"),
-        help="search as that toolkit does; see below",
+        help="search as this toolkit does; see below",
     )
     group.add_argument(
         "--beam", type=parse_positive, metavar="N", help="hypotheses per sentence; 1 is greedy"
@@ -158,26 +160,26 @@ def add_search_arguments(group: argparse._ArgumentGroup) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="of --sample; the same seed draws the same translations",
+        help="seed of --sample; the same seed draws the same translations",
     )
     group.add_argument(
         "--prefix",
         metavar="FILE",
-        help="how translations must begin: a line for each line of input",
+        help="the beginnings of the translations: a line for each line of input",
     )
     group.add_argument(
         "--tag",
         metavar="SYMBOL",
-        help="a tag of the training corpora to put in front of each line; it selects the target "
-        "language of a multilingual model",
+        help="a tag of the training corpora to put in front of each line, such as the one that selects the "
+        "target language of a multilingual model",
     )
     group.add_argument(
-        "--forbid", metavar="FILE", help="phrases that no translation may contain, one a line"
+        "--forbid", metavar="FILE", help="phrases that no translation may contain, one per line"
     )
     group.add_argument(
         "--glossary",
         metavar="FILE",
-        help="lines PHRASE, tab, TRANSLATION: where the phrase occurs, its translation must too",
+        help="lines of PHRASE, tab, TRANSLATION: where the phrase occurs, its translation must occur too",
     )
     group.add_argument(
         "--must",
@@ -187,7 +189,7 @@ def add_search_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--protect",
         action="store_true",
-        help="addresses, placeholders such as {0} and %%s, and long numbers must survive",
+        help="require that addresses, placeholders such as {0} and %%s, and long numbers survive",
     )
     group.add_argument(
         "--long-lines",
@@ -197,24 +199,26 @@ def add_search_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def add_output_arguments(group: argparse._ArgumentGroup) -> None:
-    """What is written of each translation."""
+    """Add the options for what is written of each translation."""
     group.add_argument(
         "--n-best",
         type=parse_positive,
         metavar="K",
-        help="K lines for each: number of the line, counted from 0 "
+        help="write K lines for each line: its number, counted from 0 "
         "as in Marian and fairseq, TAB score TAB text",
     )
-    group.add_argument("--scores", action="store_true", help="the score before the text, and a tab")
+    group.add_argument(
+        "--scores", action="store_true", help="write the score and a tab before the text"
+    )
     group.add_argument(
         "--alignments",
         action="store_true",
-        help="after a tab, pairs source-target of pieces, counted from 0: 0-0 1-2 ...",
+        help="write a tab and source-target pairs of pieces after the text, counted from 0: 0-0 1-2 ...",
     )
     group.add_argument(
         "--json",
         action="store_true",
-        help="an object for each line: line (from 1), source, candidates",
+        help="write an object for each line: line (from 1), source, candidates",
     )
     group.add_argument(
         "--attention",
@@ -224,7 +228,7 @@ def add_output_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
-    """What does the work, and for whom."""
+    """Add the engine, the workers and the prompt."""
     add_engine(parser)
     add_workers(parser)
     parser.add_argument(
@@ -235,9 +239,7 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def collect_overrides(args: argparse.Namespace) -> list[str]:
-    """Return the options as settings, then the settings that were written out, which take
-    precedence.
-    """
+    """Return the options as settings, followed by the settings given as such, which take precedence."""
     from nmt.config import RUNNING_TEXT
 
     options = {
@@ -308,7 +310,7 @@ def translate_text(args: argparse.Namespace) -> int:
         model.translator.check_phrases("--must")
     names_files = args.input or args.output or args.prefix or args.must or args.attention
     is_alone = args.workers == 1 and not args.on
-    # a person who gave no input would wait for nothing
+    # a person who gave no input would otherwise wait in vain
     is_at_terminal = not names_files and is_alone and sys.stdin.isatty()
     if args.html or args.srt:
         translate_document(args, model.translator)
@@ -331,7 +333,9 @@ def converse(model: "LoadedModel", layout: "Layout") -> None:
         if line == ":attention":
             say("the prompt shows no attention; nmt-translate -i FILE --attention FILE.html does")
             return ""
-        if re.fullmatch(r":[a-z]+", line.strip()):  # :q and :help of other prompts; no sentence
+        if re.fullmatch(
+            r":[a-z]+", line.strip()
+        ):  # like :q and :help of other prompts; not a sentence
             say(f"{line.strip()}: the prompt has no commands; Ctrl-C drops a line, Ctrl-D ends")
             return ""
         if is_paragraph:
@@ -341,7 +345,7 @@ def converse(model: "LoadedModel", layout: "Layout") -> None:
         (candidates,) = translator.find_candidates([line], layout.request)
         return layout.lines(1, line, candidates, translator)
 
-    # several candidates are of one sentence
+    # several candidates can only be of one sentence
     is_paragraph = layout.is_text or layout == Layout()
     languages = f"{model.config.data.src} -> {model.config.data.tgt}"
     unit = "paragraph" if is_paragraph else "sentence"
@@ -417,7 +421,7 @@ def warn_of_shortened(name: str, lines: Sequence[int]) -> None:
 
     say(
         f"warning: {name}:{lines[0]}: has several sentences, and its translation has fewer; give --text to "
-        "translate each sentence by itself"
+        "translate each sentence separately"
     )
 
 

@@ -161,7 +161,7 @@ def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -
         "both train.en": ["--src", "train.en", "--tgt", "train.en"],
         "too few to draw 100 for each of dev and test": ["--src", "twice.en", "--tgt", "train.de"],
         "is empty": ["--src", "empty.en", "--tgt", "train.de"],
-        "do not tell the languages": ["--src", "train.en", "--tgt", "x.txt"],
+        "do not show the languages": ["--src", "train.en", "--tgt", "x.txt"],
         "not a pair of languages": [*TWO_FILES, "--languages", "en"],
         "as --src FILE --tgt FILE": ["--src", "train.en"],
         "needs exactly one": [*TWO_FILES, "--file", "pairs.en-de.tsv"],
@@ -255,7 +255,7 @@ def test_two_files_are_enough_to_train_and_to_continue(
     assert (pair / "en-de.yaml").read_text() == written
     (pair / "train.de").rename(pair / "other.de")
     assert nmt_train(["--src", "train.en", "--tgt", "other.de", "--explain"]) == 2
-    assert "en-de.yaml: is for other text than train.en and other.de" in capsys.readouterr().err
+    assert "en-de.yaml: is for text other than train.en and other.de" in capsys.readouterr().err
 
 
 def test_all_ranks_need_the_same_config(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_files_may_have_any_name(pair: Path, name: str, capsys: pytest.CaptureFi
         ("training.steps=3", "give --config, or --src and --tgt"),
         ("--src my.en", "--src needs --tgt"),
         ("--tgt my.en --config demo.yaml", "--tgt needs --src"),
-        ("--src a.en --tgt a.sv data.train=[]", "leave one of them out"),
+        ("--src a.en --tgt a.sv data.train=[]", "give only one of the two"),
     ],
 )
 def test_misuse(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -368,7 +368,7 @@ def test_the_plain_command_uses_all_gpus(
     told = status("preempted", 75)
     code, out, err = train_as_command(many_gpus, *options, STATUS=told, CODE="1")
     assert (code, out, err.count("\n")) == (75, "", 1), err
-    assert f"using {n_ranks} GPUs, by nmt-launch; --gpus 1" in err
+    assert f"using {n_ranks} GPUs through nmt-launch; --gpus 1" in err
     words = many_gpus.arguments("torchrun")
     assert f"--nproc-per-node={n_ranks}" in words
     place = words.index("nmt.commands.train") + 1
@@ -393,10 +393,10 @@ def test_bf16_on_old_gpus_is_told_before_torchrun(many_gpus: Machine, tmp_path: 
         ("", 8, {"LOCAL_WORLD_SIZE": "1"}, ""),  # of torchrun
         ("--gpus 4", 8, {"LOCAL_WORLD_SIZE": "4"}, ""),
         ("", 8, {"WORLD_SIZE": "2"}, ""),
-        ("--plan", 8, {}, "this uses 1 of the 8 GPUs here; nmt-launch uses all"),
-        ("--profile", 8, {}, "this uses 1 of the 8 GPUs here"),
-        ("--gpus 2", 1, {}, "--gpus 2, but 1 can be used here"),
-        ("--gpus 2 device=cpu", 8, {}, "--gpus 2, but 0 can be used here"),
+        ("--plan", 8, {}, "using 1 of the 8 GPUs here; nmt-launch uses all"),
+        ("--profile", 8, {}, "using 1 of the 8 GPUs here"),
+        ("--gpus 2", 1, {}, "--gpus 2, but only 1 can be used here"),
+        ("--gpus 2 device=cpu", 8, {}, "--gpus 2, but only 0 can be used here"),
         ("--gpus 4", 8, {"LOCAL_WORLD_SIZE": "8"}, "torchrun started 8"),
     ],
 )
@@ -432,7 +432,7 @@ def test_a_function_called_from_python_returns_to_its_caller(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it became another program"))
     use_gpus(parse_arguments(["--config", "base.yaml"]), "auto")
-    assert "this uses 1 of the 8 GPUs here" in capsys.readouterr().err
+    assert "using 1 of the 8 GPUs here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "USR1", "HUP"])

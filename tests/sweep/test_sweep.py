@@ -126,7 +126,7 @@ def test_the_command_line_is_checked(place: Path, capsys: pytest.CaptureFixture[
     assert nmt_sweep(argv(place, "new", "--dry-run")) == 0
     assert "2  N-1-seed3  0.01M parameters, 8 updates" in capsys.readouterr().out
     assert nmt_sweep(argv(place, "new", "--only", "3")) == 2
-    assert "--only 3: the grid has 2 runs" in capsys.readouterr().err
+    assert "--only 3: the grid has only 2 runs" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         nmt_sweep(argv(place, "new", "--slurm", "--dry-run"))
     assert not (place / "new").exists()
