@@ -59,6 +59,6 @@ def check_sides(src: str | None, tgt: str | None, name: str, direction: str | No
         endings = Path(path or "").suffixes
         if f".{other}" in endings and f".{language}" not in endings:
             raise UserError(
-                f"{path}: is {other} by its name, but {name} translates {direction}, and {language} is "
+                f"{path}: its name says {other}, but {name} translates {direction}, and {language} is "
                 "needed here; give the right file or model, or rename the file"
             )

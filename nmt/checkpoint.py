@@ -613,7 +613,7 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
             is_of_training = isinstance(checkpoint.origin, TrainState)
             if config and is_of_training and not checkpoint.has_moments:
                 # as planned, so there is nothing to warn of
-                reasons.append(f"{path}: has weights alone, without {OPTIMIZER_FILE}")
+                reasons.append(f"{path}: has only weights, without {OPTIMIZER_FILE}")
                 continue
             if config:
                 verify(path)

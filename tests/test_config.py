@@ -239,7 +239,7 @@ BAD = [
     ),
     ("extends: " + 300 * "x", "not found"),
     # names that no file can have
-    ('name: "a\\0b"', r"c.yaml:1: name: 'a\x00b' holds U+0000, which no name of a file can hold"),
+    ('name: "a\\0b"', r"c.yaml:1: name: 'a\x00b' holds U+0000, which no file name can contain"),
     ('data: {store: "\\ud800"}', r"c.yaml:1: data.store: '\ud800' holds U+D800"),
     ('data: {train: [{file: "\\0"}]}', "data.train[0].file: "),
 ]

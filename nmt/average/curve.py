@@ -61,7 +61,7 @@ def measure_curve(
     n_lines = len(choose_dev_lines(len(dev.sources), config.evaluation.sentences))
     if n_lines < len(dev.sources):
         part = f"{n_lines:,} of the {len(dev.sources):,} dev lines"
-        say(f"this curve counts {part}; evaluation.sentences=null takes them all")
+        say(f"this curve uses {part}; evaluation.sentences=null uses them all")
     micro_tokens = resolve_micro_tokens(config, world)
     checkpoints = [*open_all(paths[:-1]), newest]
 

@@ -75,5 +75,5 @@ def open_dev_of_run(config: RunConfig, vocab: Vocabulary) -> DevSet:
     except UserError as error:
         raise UserError(
             f"{error}; --curve needs the dev set that training used, in the run's data.store: make it "
-            "again with nmt-prepare --config RUN/config.yaml, or start where training was started"
+            "again with nmt-prepare --config RUN/config.yaml, or run this where training was started"
         ) from None

@@ -213,8 +213,8 @@ def _explain_failures(corpus: CorpusConfig) -> Iterator[None]:
     reasons = {
         errors.RevisionNotFoundError: f"the hub has no revision {corpus.revision!r} of it; give one of its "
         "commits or branches as revision:, or leave it out",
-        errors.RepositoryNotFoundError: "the hub has no such dataset, or only for those whom its owner "
-        "admits; check the id, or log in with `hf auth login`",
+        errors.RepositoryNotFoundError: "the hub has no such dataset, or its owner restricts "
+        "access; check the id, or log in with `hf auth login`",
         errors.LocalEntryNotFoundError: "Hugging Face cannot be reached any more; run the same command again",
     }
     try:

@@ -160,7 +160,7 @@ def download_files(dataset: HubDataset, files: Sequence[HubFile], what: str) -> 
     missing = [file for file in files if not _is_sound(dataset.folder / file.name, file)]
     if missing and not dataset.is_reachable:
         raise UserError(
-            f"{what}: {missing[0].name} is not in the local cache; run the command once with network"
+            f"{what}: {missing[0].name} is not in the local cache; run the command once with network access"
         )
     if missing:
         (dataset.store / "blobs").mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def _is_sound(path: Path, file: HubFile) -> bool:
         return False
     if file.sha256 is None or digest_source(path) == file.sha256:
         return True
-    say(f"warning: {path}: is damaged (its sha256 is not {file.sha256}); it is removed")
+    say(f"warning: {path}: is damaged (its sha256 is not {file.sha256}); removing it")
     path.resolve().unlink()
     return False
 
@@ -205,7 +205,7 @@ def _fetch(dataset: HubDataset, files: Sequence[HubFile], what: str) -> None:
         raise UserError(
             f"{what}: {dataset.store} needs {n_left:,} bytes more, and "
             f"{shutil.disk_usage(dataset.store).free:,} are free; free some space and run the same "
-            "command again, which keeps what has come, or set HF_HOME to a folder on a larger disk"
+            "command again, which keeps what was downloaded, or set HF_HOME to a folder on a larger disk"
         ) from None
 
 

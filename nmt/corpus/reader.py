@@ -134,7 +134,7 @@ def _find_text_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     for path in paths:
         if corpus.archive is None and path.name.endswith(ARCHIVES):
             raise UserError(
-                f"{path}: is an archive; give archive: {path.name}, and as src and tgt two of its members"
+                f"{path}: is an archive; give archive: {path.name}, and two of its members as src and tgt"
             )
         check_is_file(path, data)
     if len(paths) == 2 and os.path.samefile(*paths):

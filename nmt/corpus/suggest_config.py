@@ -189,7 +189,7 @@ class Start:
             "validate_every": every,
             "checkpoint_every": every,
             "keep_checkpoints": 5,
-            "ema": (0.99, "validated and saved is the mean over about a hundred updates"),
+            "ema": (0.99, "the mean over about a hundred updates is validated and saved"),
             "label_smoothing": self.config.training.label_smoothing,
             "precision": ("auto", "bf16 where the processor has instructions for it"),
         }
@@ -251,7 +251,7 @@ def suggest_config(
         "name": (
             path.stem,
             f"{data.src}-{data.tgt}, from {describe_corpus(data.train[0])}: {is_kept.sum():,} pairs, "
-            f"{n_words:,.0f} words. Written by nmt-init: first choices, to be changed.",
+            f"{n_words:,.0f} words. Written by nmt-init: a starting point, to be changed.",
         ),
         "seed": seed,
         "data": _choose_data(f"stores/{path.stem}", data, survey, held_out, start is None),
@@ -314,7 +314,7 @@ def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
     if n_shared > survey.n_pairs / 2:
         raise UserError(
             f"{n_shared:,} of {survey.n_pairs:,} training pairs have a side in common with the dev or "
-            "test set; give sets of other text"
+            "test set; give dev and test sets of other text"
         )
     rule = "drop-pairs"
     is_dropped = np.zeros(survey.n_pairs, bool)
@@ -379,7 +379,7 @@ def _describe(survey: Survey, data: DataConfig) -> None:
     for first, last in stretches[:3]:
         say(
             f"warning: pairs {first:,} to {last:,} do not look like translations: the lengths of the "
-            "two sides do not go together there; is a line missing on one side?"
+            "two sides do not match there; is a line missing on one side?"
         )
     if len(stretches) > 3:
         say(f"warning: {len(stretches) - 3:,} more stretches look like that")
@@ -465,7 +465,7 @@ def _choose_data(
     choices: Choices = {
         "src": data.src,
         "tgt": data.tgt,
-        "root": (data.root, "where the paths of the corpora start"),
+        "root": (data.root, "relative paths of corpora start here"),
         "store": store,
         "train": ([to_plain_values(corpus) for corpus in data.train], advice),
         "valid": (to_plain_values(data.valid), _describe_sets(held_out)),
@@ -476,8 +476,8 @@ def _choose_data(
         choices["augment"] = (
             {"upper": 0.01, "title": 0.01},
             "a hundredth of the pairs in capitals, and one with a capital at the start of each word, "
-            "drawn anew for each epoch, so that the model has seen some; little text learns little "
-            "from them (docs/learning.md)",
+            "drawn anew for each epoch, so that the model has seen some; with little text it learns "
+            "little from them (docs/learning.md)",
         )
     if survey.n_unreadable:
         choices["on_bad_line"] = (

@@ -72,8 +72,8 @@ def make_mixture(data: DataConfig, sizes: Sequence[int]) -> Mixture:
         share = CorpusShare(n, round(weight * n))
         if n and not share.drawn:
             raise UserError(
-                f"data.train[{number}]: {n:,} pairs with a weight of {weight:.3g} are not even one "
-                "pair of an epoch; raise the weight, or leave the corpus out"
+                f"data.train[{number}]: {n:,} pairs with a weight of {weight:.3g} make up less "
+                "than one pair of an epoch; raise the weight, or leave the corpus out"
             )
         shares.append(share)
     return Mixture(tuple(shares))

@@ -178,8 +178,8 @@ class Vocab:
             i = self._processor.piece_to_id(symbol)
             if symbol not in lacking and not is_user_symbol(self._processor, i):
                 raise UserError(
-                    f"{symbol!r} is a piece of this BPE model already, and not always whole; leave it "
-                    "out of vocab.user_symbols, or choose another"
+                    f"{symbol!r} is already an ordinary piece of this BPE model, so it is not always kept whole; leave "
+                    "it out of vocab.user_symbols, or choose another"
                 )
         grown = append_symbols(self.model, lacking, SymbolKind.USER_DEFINED)
         new_tags = [tag for tag in tags if not self._has_piece(tag) and tag not in lacking]

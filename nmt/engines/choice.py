@@ -49,7 +49,7 @@ def choose_cpu_engine(models: Sequence[Transformer], config: DecodingConfig) -> 
     reason = supports(models, make_rules(config), is_bf16)
     if reason is not None:
         if config.compile == "on":
-            say_once(f"torch searches, because the search cannot be compiled: {reason}")
+            say_once(f"searching with torch, because the search cannot be compiled: {reason}")
         return PackedEngine()
     fault = find_fault_of_compiler(is_bf16)
     if fault is not None:

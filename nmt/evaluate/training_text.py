@@ -33,7 +33,7 @@ def examine_training_text(system: System) -> TrainingText:
         verify(folder)
         trained_on = system.checkpoint.origin.store_sha256
         if trained_on not in (None, read_ledger(folder).store):
-            raise UserError(f"{folder}: has another training text than the model was trained on")
+            raise UserError(f"{folder}: holds other text than the model was trained on")
         # as they are and with plain spaces, because a set is known whatever white space its lines have
         src, ref = ([*lines, *map(normalize_line, lines)] for lines in (test.src, test.ref))
         pairs = zip(vocab.src.encode(src), vocab.tgt.encode(ref), strict=True)

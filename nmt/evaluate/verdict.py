@@ -292,7 +292,7 @@ def _find_flaw(origin: Origin, n: int, every: int) -> str | None:
     steps = sorted(step for step in map(parse_step, origin.averaged) if step is not None)
     # Averages of averages have no times, whatever the folders are called.
     if origin.elapsed_s is None or len(steps) < n or steps[-1] != origin.step:
-        return "of what are not checkpoints of training under their own names"
+        return "of folders that are not checkpoints of training under their own names"
     distances = [after - before for before, after in pairwise(steps)]
     shortest, longest = min(distances), max(distances)
     # The last one may be shorter, because training ends between two checkpoints.

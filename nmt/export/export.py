@@ -56,7 +56,7 @@ def export(
         str(out).encode()
     except UnicodeEncodeError:
         raise UserError(
-            f"{out}: is a path that is not UTF-8, and engines open no other; choose another -o DIR"
+            f"{out}: is a path that is not UTF-8, which engines cannot open; choose another -o DIR"
         ) from None
 
     def check_output() -> None:

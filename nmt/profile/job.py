@@ -29,7 +29,7 @@ from nmt.translate.stream import DoneChunk
 
 TIMED_CHUNKS_S = 30.0
 TIMED_SHARDS = 16  # of all corpora together; they have 524,288 pairs
-UNKNOWN_SIZE = "--plan needs to know how much there is: give a file with lines, no pipe"
+UNKNOWN_SIZE = "--plan needs to know the size of the input; give a file of lines, not a pipe"
 
 
 def estimate_job(chunks: Iterable[DoneChunk], unit: str, n_workers: int, n_bytes: int) -> str:

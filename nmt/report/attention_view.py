@@ -22,7 +22,7 @@ def render_attention_page(maps: Sequence[AttentionMap], title: str, note: str = 
     """Make a page that shows the maps; the first one is open. `note` is a line below the title."""
     body = [f"<header><h1>{escape_html(title)}</h1><p>{escape_html(note)}</p></header>", "<main>"]
     body.append(
-        "<noscript><p>A script of this page draws the maps; it is switched off.</p></noscript>"
+        "<noscript><p>The maps are drawn by a script, but scripts are switched off.</p></noscript>"
     )
     for number, one in enumerate(maps):
         summary = Html(f"{_join_pieces(one.source)} → {_join_pieces(one.target)}")

@@ -192,7 +192,7 @@ def _render_controls(runs: Sequence[RunFacts]) -> str:
         '<label>updates <input type="number" id="updates-from"/></label>',
         '<label>to <input type="number" id="updates-to"/></label>',
         '<button type="button" id="updates-all">all</button>',
-        "<span>Mark a stretch in a chart to zoom in, double-click to zoom out; arrow keys read points.</span>",
+        "<span>Select a range in a chart to zoom in, double-click to zoom out; arrow keys read points.</span>",
     ]
     if len(runs) > 1:
         parts.append("<fieldset><legend>Runs</legend>")

@@ -375,7 +375,7 @@ async def check_health(service: Served) -> Health:
 
 async def read_lines_request(request: Request, service: Service) -> tuple[Asker, LinesRequest]:
     if find_content_type(request) != JSON_TYPE:
-        raise HTTPException(415, "send the question as application/json")
+        raise HTTPException(415, "send the request as application/json")
     values = parse_body(await request.body())
     asker = service.check_key(request, find_key(values))
     return asker, LinesRequest.model_validate(values)
@@ -436,7 +436,7 @@ async def stream_lines(request: Request) -> StreamingResponse:
     asker, asked = await read_lines_request(request, service)
     options = check_question(asked, service)
     if asked.attention:
-        raise HTTPException(400, "/v1/stream does not support attention; ask /v1/translate")
+        raise HTTPException(400, "/v1/stream does not support attention; use /v1/translate")
     if not service.batcher.has_room(asker.client):
         raise QueueFull
     rows = service.stream_rows(asker, asked, options)

@@ -93,7 +93,7 @@ class Guard:
         host = strip_port(headers.get(b"host", b"").decode("latin-1"))
         if self.callers.hosts.isdisjoint((ANY, host)):
             return refuse(
-                421, f"{host[:99]!r} is no name of this server; see nmt-serve --allow-host"
+                421, f"{host[:99]!r} is not a name of this server; see nmt-serve --allow-host"
             )
         # Browsers mark what a page of another site sends. Without this check, any page that a user
         # visits could use every server that the user's browser reaches.

@@ -64,7 +64,7 @@ def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
     # Weights that somebody removed to save space are not needed any more.
     if folder.is_dir() and read_manifest(folder)[MODEL_FILE]["sha256"] != result.weights_sha256:
         say_once(
-            f"warning: {folder}: are not the weights that were scored; the run is scored again"
+            f"warning: {folder}: these are not the weights that were scored; the run is scored again"
         )
         return None
     return result

@@ -46,7 +46,7 @@ def open_executor(on: str | None, n_workers: int, uses_gpu: bool) -> Iterator[Ex
         return
     engine, *options = shlex.split(on) or [""]
     if engine not in ("ray", "slurm") or (engine == "ray" and options):
-        raise UserError(f"--on {on}: give ray, or 'slurm' with options of sbatch behind it")
+        raise UserError(f"--on {on}: give ray, or 'slurm' followed by options of sbatch")
     is_slurm = engine == "slurm"
     if is_slurm:  # ray reads these when it is imported
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -118,7 +118,7 @@ def watch_head(address: str, is_over: threading.Event) -> None:
         except OSError as error:
             say_once(
                 f"warning: Ray's head, {address}, cannot be reached ({error.strerror or error}); unless it "
-                "comes back within a minute, Ray ends this command; the same command, with --resume, goes on"
+                "comes back within a minute, Ray ends this command; the same command with --resume continues"
             )
 
 
@@ -194,5 +194,5 @@ def run_slurm(*words: str) -> str:
         ) from None
     except subprocess.CalledProcessError as error:
         reason = error.stderr.strip().partition("\n")[0]
-        raise UserError(f"{words[0]}: {reason}; see its options behind --on slurm") from None
+        raise UserError(f"{words[0]}: {reason}; check the options after --on slurm") from None
     return done.stdout

@@ -142,7 +142,7 @@ class RecordReader:
         if unusable:
             raise self._complain(
                 key,
-                f"{_show(value)} holds {unusable}, which no name of a file can hold; leave it out",
+                f"{_show(value)} holds {unusable}, which no file name can contain; leave it out",
             )
         return value
 

@@ -115,7 +115,7 @@ class Mirror:
         if self.failures > 1:
             return
         text = str(error) if isinstance(error, (Failure, UserError)) else repr(error)
-        warning = f"training.mirror: {text}; the training goes on, and copying is tried again"
+        warning = f"training.mirror: {text}; training continues, and copying is tried again"
         say(f"warning: {warning}")
         self.warnings.append(warning)
 
@@ -226,8 +226,8 @@ def _fetch_checkpoints(
             return
     if not steps_here:
         raise Failure(
-            f"{remote.url}: none of its {len(there)} checkpoints is whole; "
-            "give another training.mirror to begin anew"
+            f"{remote.url}: none of its {len(there)} checkpoints is complete; "
+            "give another training.mirror to start over"
         )
 
 

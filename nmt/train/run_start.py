@@ -145,7 +145,7 @@ def _announce_run(trainer: Trainer) -> None:
     )
     if config.training.ema is not None:
         say(
-            f"training.ema: validation and checkpoints use the moving average of the weights, of "
+            f"training.ema: validation and checkpoints use the moving average of the weights, with "
             f"decay {config.training.ema:g}"
         )
     for reference in (find_dev_reference(config), trainer.log.reference):
@@ -155,7 +155,7 @@ def _announce_run(trainer: Trainer) -> None:
     if warmup_steps > steps:
         say(
             f"warning: optimizer.warmup_steps is {warmup_steps:,}, but training.steps is {steps:,}: the "
-            "learning rate never reaches its highest; lower optimizer.warmup_steps"
+            "learning rate never reaches its peak; lower optimizer.warmup_steps"
         )
     if config.training.freeze and config.training.init_from is None:
         parts = ", ".join(config.training.freeze)

@@ -146,7 +146,7 @@ def resume(setup: Setup) -> Setup:
 def _check_one_store(folder: Path, n_stores: int) -> None:
     if n_stores > 1:
         raise UserError(
-            f"{folder}: holds other data on another machine; give all of them the same store"
+            f"{folder}: holds other data on another machine; give all machines the same store"
         )
 
 
@@ -193,8 +193,8 @@ def _check_continued(setup: Setup, new: TrainState, found: Checkpoint) -> None:
         say(f"{name}: an older version did not record its training data; continuing on {store}")
     if setup.config.training.engine == "keep":
         remedy = (
-            "continue where it is the same (numba: pip install 'nmtkit[cpu]', and no damaged cache), or "
-            "with other bits by training.engine=any"
+            "continue with the same engine (numba: pip install 'nmtkit[cpu]', and no damaged cache), or "
+            "accept other bits with training.engine=any"
         )
         check_agreement("engine", "this process", new.engine, name, old.engine, remedy)
     elif old.engine not in (None, new.engine) and setup.world.is_main:
@@ -218,7 +218,7 @@ def check_initial_model(config: RunConfig) -> None:
     if changes:
         raise UserError(
             f"training.init_from={path}: is another model ({'; '.join(changes)}); "
-            "give these settings, or start from another"
+            "give these settings, or start from another model"
         )
 
 

@@ -40,7 +40,7 @@ def read_n_best(
     numbered = enumerate(chain([first], lines), 1)
     if first.startswith("{"):
         if source_path is not None:
-            raise UserError(f"{path}: holds its sources; leave out --src")
+            raise UserError(f"{path}: contains the sources; leave out --src")
         for number, line in numbered:
             yield _parse_object(line, f"{path}:{number}", needed)
     elif source_path is None:

@@ -52,7 +52,7 @@ def read_forbidden(path: str) -> list[str]:
     phrases = [tidy_phrase(line) for line in read_lines(TextFile(Path(path)))]
     phrases = [phrase for phrase in phrases if phrase]
     if not phrases:
-        raise UserError(f"{path}: has no phrases; give one a line, or leave out --forbid")
+        raise UserError(f"{path}: has no phrases; give one per line, or leave out --forbid")
     return phrases
 
 

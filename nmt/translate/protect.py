@@ -43,7 +43,7 @@ class Survival:
     def __str__(self) -> str:
         return (
             f"protected strings: {self.n_kept:,} of {self.n_strings:,} are in their translations, "
-            f"{self.n_kept - self.n_first:,} of them because they were demanded"
+            f"{self.n_kept - self.n_first:,} of them because they were required"
         )
 
 

@@ -323,7 +323,7 @@ class TextToText(ABC):
             for place, candidates in found.items():
                 if not candidates:
                     say(
-                        f"warning: line {first + place}: no translation was found that keeps to its "
+                        f"warning: line {first + place}: no translation was found that obeys its "
                         "phrases; it is left empty"
                     )
                 if self.is_lowered(lines[place].text):
@@ -405,8 +405,8 @@ class TextToText(ABC):
         if not is_readable and not self.is_unknown_said:
             self.is_unknown_said = True
             say(
-                f"warning: lines {first} to {first + len(sources) - 1} are mostly <unk>: the vocabulary has "
-                "not their letters, so their translations mean little; is it the right language?"
+                f"warning: lines {first} to {first + len(sources) - 1} are mostly <unk>: the vocabulary lacks "
+                "their letters, so their translations mean little; is it the right language?"
             )
 
     def _make_translations(
@@ -475,7 +475,7 @@ def report_parts(sentences: Sequence[Sentence]) -> None:
     parts = [one for one in sentences if one.is_part]
     if parts:
         say(
-            f"warning: {len(parts):,} parts of sentences are translated by themselves, because the model "
+            f"warning: {len(parts):,} parts of sentences are translated separately, because the model "
             f"does not accept the whole; the first is {parts[0].text[:SHOWN_OF_PART]!r}"
         )
 

@@ -265,7 +265,7 @@ def test_a_disk_that_fills_up_is_one_line_and_the_rest_comes_later(
         message = complaint(tmp_path)
     assert f"needs {size - len(hub.files[SHARDS[0]]) - 10_000:,} bytes more, and " in message
     assert message.endswith(
-        "free some space and run the same command again, which keeps what has come, or set HF_HOME to a "
+        "free some space and run the same command again, which keeps what was downloaded, or set HF_HOME to a "
         "folder on a larger disk"
     )
     hub.served.clear()
@@ -283,7 +283,7 @@ def test_a_disk_that_fills_up_is_one_line_and_the_rest_comes_later(
         ),
         (
             {"dataset": "wmt/wmt41"},
-            "dataset wmt/wmt41: the hub has no such dataset, or only for those whom ",
+            "dataset wmt/wmt41: the hub has no such dataset, or its owner restricts ",
         ),
         (
             {"subset": "fr-en"},

@@ -766,7 +766,7 @@ def test_the_store_must_be_the_models(
     assert "its sha256 does not match" in problems["edited"]
     assert "was prepared with other settings (data.train[0].src" in problems["of other settings"]
     assert "another BPE model" in problems["of other pieces"]
-    assert "has another training text than the model" in problems["of another text"]
+    assert "holds other text than the model" in problems["of another text"]
 
 
 def test_several_runs_are_judged_by_their_mean(run: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -299,7 +299,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "averaging: a weighted mean, in the paper the mean of the last 5": {
         "made": average(weights=[0.1, 0.1, 0.2, 0.2, 0.4])
     },
-    "averaging: of what are not checkpoints of training under their own names, in": {
+    "averaging: of folders that are not checkpoints of training under their own names, in": {
         "made": Average(list("abcde"), 100_000, [0.0] * 5)
     },
     f"{APART}1,124 to 1,500 updates apart, in the paper the mean of the last 5, ten minutes or": {

@@ -63,12 +63,12 @@ def test_one_chunk_is_enough(seconds: list[float]) -> None:
     ],
 )
 def test_what_cannot_be_planned(chunks: list[DoneChunk], n_bytes: int) -> None:
-    with pytest.raises(UserError, match="give a file with lines, no pipe"):
+    with pytest.raises(UserError, match="give a file of lines, not a pipe"):
         estimate_job(chunks, "lines", 2, n_bytes)
 
 
 def test_of_a_pipe_nothing_is_read() -> None:
-    with pytest.raises(UserError, match="no pipe"):
+    with pytest.raises(UserError, match="not a pipe"):
         estimate_job(map(lambda _: pytest.fail("a chunk was drawn"), [1]), "lines", 2, 0)
 
 

@@ -59,7 +59,7 @@ def test_both_kinds_say_the_same(tmp_path: Path) -> None:
             "list:1: is not an obj",
         ),
         ('{"source": "a"\n', None, "list:1: is damaged"),
-        ('{"source": "a"}\n', "a\n", "list: holds its sources; leave out --src"),
+        ('{"source": "a"}\n', "a\n", "list: contains the sources; leave out --src"),
         ("", SOURCES, "list: is empty"),
     ],
 )

@@ -202,7 +202,7 @@ def test_translations_keep_to_files_of_phrases(
         assert nmt_translate([*options, *rules, *more]) == 0
         out, err = capfd.readouterr()
         warning = (
-            "warning: line 6: no translation was found that keeps to its phrases; it is left empty"
+            "warning: line 6: no translation was found that obeys its phrases; it is left empty"
         )
         told, cut = err.splitlines()
         assert told == warning and "raise decoding.max_extra" in cut

@@ -69,7 +69,7 @@ def test_strings_come_through_because_they_are_demanded(tmp_path: Path) -> None:
             assert second.text == first.text  # nothing was wrong with it
     assert ours.survival == Survival(8, 0, 8)
     assert str(ours.survival) == (
-        "protected strings: 8 of 8 are in their translations, 8 of them because they were demanded"
+        "protected strings: 8 of 8 are in their translations, 8 of them because they were required"
     )
     assert [one.text for one in ours.translate(lines)] == [first.text for (first, *_) in after]
 

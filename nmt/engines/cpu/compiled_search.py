@@ -542,7 +542,7 @@ def find_fault_of_compiler(is_bf16: bool) -> Exception | None:
         # one process compiles, and all load what it compiled at the same time
         with nullcontext() if is_code_cached() else hold_code_folder(*SEARCH_FILES):
             if not is_code_cached():  # nor has another one compiled it meanwhile
-                say("compiling the search for this processor, once; this takes some 20 seconds")
+                say("compiling the search for this processor, once; this takes about 20 seconds")
             retry_without_cache(
                 lambda: search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
             )
