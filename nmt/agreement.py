@@ -1,8 +1,8 @@
 """Whether things that are opened together belong together: models, vocabularies, training data, engines.
 
-Every command that opens more than one thing asks here, so that a mismatch is one line wherever it occurs.
-What does not say what it is agrees with everything: a checkpoint of an older version, a model whose tags
-choose the language.
+Every command that opens more than one thing checks it here, so that a mismatch is the same one-line message
+everywhere. What does not record its properties matches anything: a checkpoint of an older version, a model
+whose tags choose the language.
 """
 
 from pathlib import Path

@@ -12,8 +12,8 @@
     print(nmt.api.evaluate("runs/short").report)
 
 The commands call these functions too. Settings are written as on the command line, such as
-"decoding.beam=1". What the user got wrong raises `nmt.system.errors.UserError`, with the message
-that the command would print. Importing this file is quick: torch is imported by the first function
+"decoding.beam=1". A user's mistake raises `nmt.system.errors.UserError`, with the message that
+the command would print. Importing this file is quick: torch is imported by the first function
 that needs it.
 """
 

@@ -1,7 +1,7 @@
 """The paper as data: each rule of its sections 3, 5 and 6 (not 6.3, parsing) beside the authors'
 code and a config.
 
-Independent reproductions land from 16 to 29 BLEU with "the same" settings, so what differs is
+Independent reproductions land from 16 to 29 BLEU with "the same" settings, so every difference is
 written out and counted. The table itself is configs/paper.yaml, which also describes its columns;
 docs/recipe.md has the sources of its cells. A config is compared with base or big, whichever is
 nearer, on the pair that its languages name (else En-De). A setting deviates if it differs from what

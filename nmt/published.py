@@ -1,11 +1,11 @@
-"""Reads a folder of a Marian model as the Hugging Face hub has them, OPUS-MT among them.
+"""Reads a Marian model in the format of the Hugging Face hub, such as OPUS-MT.
 
 It has config.json, the weights, two SentencePiece models and a table of ids, mostly one table for
 both languages. Here each side gets a SentencePiece model with our ids. The source's has the pieces of
-its language; one that the table lacks has the weights of the unknown piece, as there. The target's
+its language; a piece that the table lacks has the weights of the unknown piece, as in Marian. The target's
 has every id, because all take part in the softmax, and marks what its language lacks as unused, so
-that no text is split into it. So source text is split exactly as there, and target text too, unless the
-table lacks a piece, which is unknown there and falls into smaller ones here.
+that no text is split into it. So source text is split exactly as in Marian, and so is target text, unless
+the table lacks a piece, which is unknown in Marian and splits into smaller ones here.
 
 Nothing is unpickled: weights are safetensors, or what torch reads with weights_only.
 """

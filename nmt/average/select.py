@@ -3,7 +3,7 @@ score best on the dev set, or those that are some minutes apart.
 
 Minutes are minutes of training, which state.json counts over all starts of the run, as the paper does
 (section 6.1). Scores are those that validation wrote to metrics.jsonl. If there are too few
-checkpoints, that is an error: the mean of fewer would be another recipe than the one asked for.
+checkpoints, that is an error: the mean of fewer would not be the recipe that was asked for.
 """
 
 from collections.abc import Mapping, Sequence

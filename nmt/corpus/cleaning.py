@@ -1,6 +1,6 @@
 """Which pairs may enter training: the rules, what each of them dropped, and what the dev and test sets share.
 
-A pair counts under the first rule that it breaks, and each rule keeps a few examples, so that a wrong rule shows.
+A pair counts under the first rule that it breaks, and each rule keeps a few examples, so that a wrong rule is noticed.
 Sentences of the dev and test sets in the training text are always counted and dropped on request. Equal pairs are found
 by a 64-bit digest of the pair, later and over all corpora: `find_duplicates`. To add a rule, add a field to
 `CleanConfig` and a line to `find_broken_rule`.

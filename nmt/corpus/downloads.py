@@ -1,8 +1,8 @@
 """What may come over the network: datasets of the Hugging Face hub and sacreBLEU's test sets.
 
-Both are other people's, so their failures are reported in one line, soon, and with the local way
-out. With HF_HUB_OFFLINE set nothing touches the network: only what is in their caches, or below
-data.root in the hub's layout, is read.
+Neither is under our control, so their failures are reported quickly, in one line that says how to use
+local files instead. With HF_HUB_OFFLINE set, the network is never used: only their caches, and files
+below data.root in the hub's layout, are read.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""Rows to pairs: the cells of .tsv, .jsonl, .parquet and of whatever gives Arrow tables.
+"""Turns rows into pairs: the cells of .tsv, .jsonl, .parquet and of anything that gives Arrow tables.
 
 Columns are named after the languages, or `src` and `tgt`, or inside a column `translation` as on
-the hub. A cell is text or the row is bad: a bad row is a complaint beside an empty pair, never a
-missing row, so nothing shifts. Tables pass through in record batches and are never whole in memory.
+the hub. If a cell is not text, its row is bad: it becomes an empty pair with a complaint, never a missing
+row, so line numbers do not shift. Tables pass through in record batches and are never whole in memory.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Files of a dataset of the Hugging Face hub, in the cache that other programs share.
 
-huggingface_hub throws away what it has of a file when a connection breaks, and compares no digest.
-So files with a sha256, which are all large ones, are fetched here: each is continued where it ended, and
-takes its place in the cache only once it has that sha256. Without the hub, the cache is all there is.
+huggingface_hub discards a partial file when a connection breaks, and compares no digest. So files
+with a sha256, which all large ones have, are fetched here: each continues where it stopped, and enters
+the cache only once it has that sha256. Without the hub, only the cache is used.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Learns a BPE from the words of a corpus and their counts.
 
-No piece spans a space, so SentencePiece needs only words and how often each occurs: they are few
-where lines are many.
+No piece spans a space, so SentencePiece needs only words and how often each occurs, which are far fewer
+than lines.
 """
 
 import io

@@ -1,6 +1,6 @@
 """Builds a sealed store from raw corpora: runs the stages in order, then moves the result into place.
 
-A folder is a store once it has a manifest, which is moved last, so a store is complete or is none.
+A folder is a store once it has a manifest, which is moved last, so a store is always complete.
 A killed run leaves its finished stages in `STORE/.nmt-prepare`; the next run reuses them and
 produces the same bytes. The ledger accounts for every line. The store's digest depends neither on
 the machine nor on the number of workers.

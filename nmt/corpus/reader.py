@@ -1,8 +1,8 @@
-"""Sentence pairs from wherever they are: texts, archives, tables, the hub's datasets, sacreBLEU's
+"""Sentence pairs from every kind of source: texts, archives, tables, the hub's datasets, sacreBLEU's
 test sets, the demo.
 
-A source is a stream of raw blocks and a function that parses one. Line n of one side meets line n
-of the other, always: a pair that cannot be read stops the reading with file:line or, if
+A source is a stream of raw blocks and a function that parses one. Line n of one side is always paired
+with line n of the other: a pair that cannot be read stops the reading with file:line or, if
 data.on_bad_line says so, is dropped as a whole with its complaint. One pass, constant memory.
 """
 

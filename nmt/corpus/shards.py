@@ -1,6 +1,6 @@
 """The work on one shard of a corpus, from file to file: collect, count its words, encode.
 
-A shard is PAIRS_PER_SHARD consecutive pairs of the source, whatever becomes of them. All of this
+A shard is PAIRS_PER_SHARD consecutive pairs of the source, whether or not they are kept. All of this
 runs in worker processes and depends on nothing but its arguments, so that neither the number of
 workers nor a restart can change a byte. A worker returns a `Report`; the reports of its shards add
 up to that of a corpus.

@@ -3,7 +3,7 @@ and a dev and a test set.
 
 Sets that are not given are drawn from pairs of which neither side occurs twice. They are written as
 files beside the config, and data.clean.held_out: drop-sides keeps them out of training, which costs
-no other pair. The corpus stays as it is. The same text and seed give the same sets.
+no other pair. The corpus is not changed. The same text and seed give the same sets.
 """
 
 import math

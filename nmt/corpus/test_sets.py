@@ -1,4 +1,4 @@
-"""A test set by its name, and whether it is what its name says.
+"""Finds a test set by its name, and checks that it is the set of that name.
 
 newstest2014 is scored in at least three versions, and a BLEU score names none of them: the full
 3,003 lines, the 2,737 that WMT scored in 2014, copies with other quotes or other Unicode. So the

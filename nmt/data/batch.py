@@ -1,7 +1,7 @@
-"""The tensors that cross rooms: sentences laid end to end, without padding.
+"""The tensors that packages exchange: sentences laid end to end, without padding.
 
 `Packed` is one side of a batch: all tokens in a row, and where each sentence begins. The row may
-have a dead tail beyond the last offset, offsets may repeat (empty sentences), and `longest` is only
+have an unused tail beyond the last offset, offsets may repeat (empty sentences), and `longest` is only
 an upper bound. So every micro-batch of a run can have one `BatchShape`, which compiled code and
 CUDA graphs need. What follows from the offsets alone is computed here, once for a batch, because
 all layers share it.

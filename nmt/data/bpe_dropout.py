@@ -1,10 +1,10 @@
 """BPE-dropout (Provilkov et al. 2020, algorithm 1) on arrays.
 
 At each step every possible merge of a word is left out with chance `rate`, the best of the others
-is done, and a word is finished where none is left. All words of n symbols take a step together, so
+is done, and a word is finished when none is left. All words of n symbols take a step together, so
 a text costs as many steps as its longest word has letters. At rate 0 the pieces are
-SentencePiece's. Its own sampling does not serve here: it salts the seed in each process, so no
-epoch could be drawn twice, and a merge that was once left out never comes back, which makes text
+SentencePiece's. Its own sampling cannot be used here: it salts the seed in each process, so an
+epoch could not be drawn again, and a merge that was once left out never comes back, which makes text
 longer than the paper's rule at the same rate.
 """
 

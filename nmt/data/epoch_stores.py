@@ -1,9 +1,9 @@
-"""The training text drawn anew for each epoch, as BPE-dropout and data.augment ask: one token store
-an epoch.
+"""The training text drawn anew for each epoch, as BPE-dropout and data.augment need: one token store
+per epoch.
 
 An epoch's plan needs all of its lengths, so several processes draw the whole epoch when it begins.
 It appears beside the store by one rename, once for all ranks and runs that share the store, and is
-removed when it is left behind. It follows from (store, rates, seed, epoch) alone. A sentence that
+removed when it is no longer needed. It depends only on (store, rates, seed, epoch). A sentence that
 would have more than `max_pieces` pieces keeps its stored ones.
 """
 

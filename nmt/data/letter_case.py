@@ -1,7 +1,7 @@
 """A share of an epoch's pairs in capitals, or with a capital at the start of each word, on both sides.
 
 The BPE cuts a word in capitals into pieces that a corpus hardly has, so a model that has never seen a
-headline cannot translate it. A pair stays as it is if its text cannot be got back from its pieces, if
+headline cannot translate it. A pair is not changed if its text cannot be recovered from its pieces, if
 it would have unknown characters or too many pieces, or if its source has no letters to change.
 """
 

@@ -1,6 +1,6 @@
 """Plan + store -> micro-batches on the device, made ahead of training in a thread.
 
-Each update comes with the `Cursor` that follows it, which is all that a checkpoint must hold to
+Each update comes with the `Cursor` that follows it, which is all that a checkpoint needs to
 continue. Micro-batches are numbered over the whole update and dealt to ranks by stride. A rank that
 has none in the last round gets a blank one, whose labels do not count, because all ranks must take
 part in every sum of gradients.

@@ -1,5 +1,5 @@
-"""Token ids on disk: for each side of a split a row of uint16 and the int64 offsets of its
-sentences, plain `.npy`.
+"""Token ids on disk: for each side of a split, one array of uint16 and the int64 offsets of its
+sentences, as plain `.npy`.
 
 They are memory-mapped, so that 36 million pairs open in milliseconds and all processes of a machine
 share them. They are read through `Side`, because a stranger may have written them: every id is below

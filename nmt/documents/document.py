@@ -1,4 +1,4 @@
-"""What holds sentences: taken apart for the translation, and put together again from translations.
+"""Documents: taken apart into sentences, and put together again from translations.
 
 Running text, HTML, subtitles: each has a class that lists the sentences in order and later joins
 their translations. It knows neither a model nor a server.

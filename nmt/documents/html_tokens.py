@@ -1,4 +1,4 @@
-"""HTML as a stream of tags and texts, in which every element is closed: what libxml2 makes of any text."""
+"""HTML as a stream of tags and texts in which every element is closed, as libxml2 reads any text."""
 
 from collections.abc import Iterator, Sequence
 from html import escape

@@ -1,9 +1,9 @@
 """Puts inline elements, such as <b> and <a>, around the right words of a translation.
 
 The translation of a run has its words in another order. Each element comes back once, around the
-words that follow the words it had, as the links of a translation tell; where elements of one parent
-would overlap, the earlier one is served first. What has fixed text, such as <code>, replaces the
-words that follow it.
+target words that correspond to its source words, by the links of the translation. If elements of one
+parent would overlap, the earlier one takes precedence. An element with fixed text, such as <code>,
+replaces the words that correspond to it.
 """
 
 from bisect import bisect_left, bisect_right

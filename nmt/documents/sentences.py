@@ -4,8 +4,8 @@ A model translates what it was trained on, usually one sentence; of a whole para
 the first sentence and drops the rest. `sentencex` finds the sentences, by rules of each language.
 Nothing is lost or changed: the sentences and the white space between them are the paragraph.
 
-A sentence that does not fit into the model is cut as a last resort: at the end of a clause, else
-between two words, else anywhere.
+A sentence that does not fit into the model is cut as a last resort: at the end of a clause, otherwise
+between two words, otherwise anywhere.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Which engine searches with a model. The one place where engines are chosen for decoding.
 
-Where `decoding.compile` is auto, the search on a CPU is compiled in bf16, and in fp32 for models like
-base and larger. Otherwise torch searches with packed matrices.
+With `decoding.compile=auto`, the search on a CPU is compiled in bf16, and in fp32 for models of base's
+size or larger. Otherwise torch searches with packed matrices.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 it.
 
 Averages and exports share one template. A card states only what the checkpoint and results.json
-know, and says so where they do not know. The card of an average is written again whenever a score
+record, and says so where they record nothing. The card of an average is written again whenever a score
 is added, so it is not in the manifest; its last line holds a digest of the rest, and an edited card
 is never overwritten. Names and signatures may be untrusted: they are shown as written, and never
 become a link, HTML or another entry of the metadata.

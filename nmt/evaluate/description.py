@@ -1,7 +1,6 @@
 """What a recipe is, in words: the training text, the model and its search, the training.
 
-Model cards and reports say it with these lines, from the config and the vocabulary alone, so
-without torch.
+Model cards and reports use these lines, which need only the config and the vocabulary, and no torch.
 """
 
 from nmt.config import OptimizerConfig, RunConfig

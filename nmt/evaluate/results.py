@@ -2,7 +2,7 @@
 card can be traced.
 
 A result names weights, vocabulary, test set and hypotheses by sha256, and the search by all its
-settings. The file is replaced as a whole, under a lock, so that two evaluations at a time lose
+settings. The file is replaced as a whole, under a lock, so that two evaluations at once lose
 nothing. Scoring the very same thing again replaces its result, except for scores that were not
 asked for again.
 """

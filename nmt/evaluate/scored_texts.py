@@ -2,8 +2,8 @@
 report can show sentences beside their scores.
 
 One file, replaced as a whole by each evaluation. Its digest says to which entry of results.json it
-belongs. It holds text of the test set, and nothing else of this project copies that: someone who may not
-hand on the text removes the file, and loses nothing but those sections of the report.
+belongs. It holds text of the test set, and no other file of this project does: someone who may not pass
+on the text can remove the file, and loses only those sections of the report.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What a model was trained on, by the store itself. Its ledger counts a pair of the test set as often
+"""What a model was trained on, as the store records it. The ledger counts a pair of the test set as often
 as it occurs, and only if the test set was there when the text was prepared.
 """
 

@@ -2,7 +2,7 @@
 the likeliest reading of the paper's metric and by the steps of the recipe that were left out.
 
 The yardstick is the spread of scores over seeds: the paper's figure is one run's, and so is ours.
-The bootstrap's interval is about other test sentences, and both scores are on the same ones.
+The bootstrap's interval is about other test sentences, whereas both scores are on the same ones.
 docs/evaluation.md has the rules as a table; `judge` applies them in its order.
 """
 

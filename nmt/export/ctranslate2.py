@@ -2,7 +2,7 @@
 it there.
 
 Its Transformer is the paper's, so that the export renames tensors; only its table of positions
-differs from ours, which replaces it. CTranslate2 scores by log-probability / |Y|^alpha, ends a
+differs, and ours replaces it. CTranslate2 scores by log-probability / |Y|^alpha, ends a
 search when it has as many finished outputs as the beam is wide, and limits all outputs to one
 length: `docs/exports.md` explains what follows from that.
 """

@@ -1,8 +1,8 @@
-"""Writes a checkpoint in the format of another library, and proves it before it appears.
+"""Writes a checkpoint in the format of another library, and checks the result before it appears.
 
 The folder is written under a temporary name, loaded by the library that it is for, compared with
 our model on real lines, described by a card, and only then renamed: an export that disagrees with
-its checkpoint never exists.
+its checkpoint never appears.
 """
 
 import random

@@ -2,8 +2,8 @@
 
 Post-norm becomes their Marian, pre-norm their Pegasus: both add sinusoids, sin and cos in halves,
 to scaled embeddings, as our model does. In Pegasus the mark at the start is the padding too, because
-CTranslate2's converter has its decoder start with the padding; nothing reads the embedding of what is
-padded. As Marian that converter takes none of our models, because there a decoder starts with zeros.
+CTranslate2's converter has its decoder start with the padding; the embedding of padding is never
+read. The converter cannot take our Marian models, because in Marian a decoder starts with zeros.
 
 Where our attention has no biases, theirs are zeros. The table of positions is always written, even
 sinusoids, which they would compute themselves. The tokenizer is Marian's, with the same SentencePiece

@@ -3,8 +3,8 @@ finite table.
 
 Other engines give each head d_model / n_heads columns. Smaller heads (rows A and B of Table 3) are
 padded with zeros, and their queries are scaled up because the engine divides by the root of the
-larger size: the scores are the same. What no format can express is refused here by the name of its
-setting, before anything is written.
+larger size: the scores are the same. A setting that no format can express is refused here by name,
+before anything is written.
 """
 
 import math

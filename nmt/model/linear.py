@@ -2,7 +2,7 @@
 
 torch's own CPU kernel for products with a bias first fills the output with it and reads it back. In
 bf16, oneDNN adds the bias before it writes the product; otherwise it is added afterwards, in place. The
-activation follows apart: oneDNN's ReLU would turn NaN into 0.
+activation is a separate step: oneDNN's ReLU would turn NaN into 0.
 """
 
 from typing import Any

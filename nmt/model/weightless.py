@@ -1,6 +1,6 @@
 """Models that have shapes but no weights, because the weights are in a file or in another model.
 
-torch's "meta" device takes no memory. But to draw normal numbers there, torch imports what takes a second.
+torch's "meta" device takes no memory. But to draw normal numbers there, torch makes an import that takes a second.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

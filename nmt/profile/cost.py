@@ -2,7 +2,7 @@
 can reach.
 
 Operations are counted as papers count them: two for a multiply-add, three times the forward pass,
-nothing for padding, look-ups or what is computed twice. So speeds compare across tools, and their
+and none for padding, look-ups or recomputation. So speeds compare across tools, and their
 share of the measured ceiling says how much of a device is used, whatever its data sheet promises.
 """
 

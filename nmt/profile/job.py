@@ -1,5 +1,5 @@
-"""What translating or scoring a whole file will take, or preparing whole corpora, in hours and bytes, by
-half a minute of their beginning in this process: `--plan` of nmt-translate, nmt-score and nmt-prepare.
+"""Estimates the hours and bytes that translating or scoring a whole file, or preparing whole corpora, will take,
+from half a minute of work in this process: `--plan` of nmt-translate, nmt-score and nmt-prepare.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """Where the time of an update goes: `nmt-train --profile`.
 
 Speeds come from updates without a profiler, after those that compile. Only the shares of the parts
-come from a few more with it: on CPU by the time of operations, on a GPU by that of kernels. The
+come from a few further updates with it: on CPU by the time of operations, on a GPU by that of kernels. The
 parts always sum to the update.
 """
 

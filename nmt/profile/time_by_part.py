@@ -1,8 +1,8 @@
 """Which part of an update an operation or a kernel belongs to, by the names in torch's profile.
 
-On a GPU a kernel's name is all there is, because a whole micro-batch is one launch. On CPU an
+On a GPU only a kernel's name is known, because a whole micro-batch is one launch. On CPU an
 operation also has the names of the operations that it ran within, so that a product within the loss
-counts as loss. What matches no name, such as residual sums and sums of gradients, is `other`.
+counts as loss. Whatever matches no name, such as residual sums and sums of gradients, is `other`.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""A page for the attention of some lines. It has everything inside and may load nothing, like a report.
+"""A page for the attention of some lines. Like a report, it is self-contained and may load nothing.
 
 `attention_view.js` draws one map into an element of any page, with `attention_view.css`: here, in a
 report, and on the server's page. Maps are data, which no browser executes.

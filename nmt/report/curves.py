@@ -1,7 +1,7 @@
-"""Collects the curves of one or several runs, as charts that know nothing of how they are drawn.
+"""Collects the curves of one or several runs, as charts, independent of how they are drawn.
 
-A curve of many points is thinned to what a screen can show: of each stretch of updates the lowest
-and the highest point stay, so a spike that lasted one update is still there.
+A curve of many points is thinned to what a screen can show: for each range of updates, the lowest
+and the highest point are kept, so a spike that lasted one update is still there.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The report of an evaluation: of any system's translations, also where there is no run."""
+"""The report of an evaluation: of any system's translations, even without a run."""
 
 from nmt.evaluate.evaluation import Evaluation, collect_texts, describe_result
 from nmt.report.facts import RunFacts

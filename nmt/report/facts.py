@@ -1,8 +1,8 @@
 """Reads all that a report can show of a run, from its folder and its store.
 
 A run may be unfinished, old, damaged or a stranger's. So whatever cannot be read is left out with a
-note that says why, and never fails the report; only a folder without settings is refused, because
-it is no run.
+note that says why, and the report is still written. Only a folder without settings is refused, because
+it is not a run.
 """
 
 from collections.abc import Callable, Iterable

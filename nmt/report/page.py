@@ -1,7 +1,7 @@
 """Writes a report: one HTML file about one or several runs, with everything in it, so that it opens
 anywhere without a network, even from an e-mail.
 
-All that a stranger wrote is text: it passes markup.py, or is embedded as data that charts.js shows as text.
+Whatever a stranger wrote is shown as text: it passes markup.py, or is embedded as data that charts.js shows as text.
 The page allows itself exactly its own scripts and style, by their digests, and nothing else: no
 other script, no `eval`, no request. Without vl-convert it has tables where it would have charts.
 """

@@ -1,4 +1,4 @@
-"""What a report says, section by section, as HTML: each is empty where its data are not there.
+"""The sections of a report as HTML; each is empty if its data are missing.
 
 A function takes one run if the page repeats it for each (`render_each`), or all of them if they
 share a table. Charts, which need JavaScript, are the page's (page.py).

@@ -1,4 +1,4 @@
-"""Draws charts with Vega-Lite, which vl-convert brings along: as specifications for the page, whose
+"""Draws charts with Vega-Lite, which comes with vl-convert: as specifications for the page, whose
 JavaScript it bundles, and as a PNG, without a browser.
 
 `charts.json` holds the looks of all charts as templates; here they are filled with data. Its colours

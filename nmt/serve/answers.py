@@ -1,7 +1,7 @@
 """What a server answers for a line: its candidates, and on request the probability of each piece and
 all attention.
 
-Lines go through the same function as those of nmt-translate. What is asked for besides is computed
+Lines go through the same function as those of nmt-translate. Anything else that is asked for is computed
 for a whole batch at once, from the pieces that the search found.
 """
 

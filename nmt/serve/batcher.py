@@ -1,8 +1,8 @@
-"""Lines of all clients, translated together: a bounded queue, and threads that take from it what waits.
+"""Translates the lines of all clients together: a bounded queue, and threads that take lines from it.
 
 Clients take turns, and so do the requests of each: a line waits for about one line of every other
-request, however many that has. A batch that has begun is not interrupted, so while short requests come,
-long ones leave a thread to them, and have small batches with a pause after each.
+request, however many lines that has. A batch that has begun is not interrupted; so while short requests
+arrive, long ones leave one thread free, and use small batches with a pause after each.
 
 Batches are never delayed to fill up: a free thread takes what waits, at most a batch and, beside
 other threads, at most its share, so that one does not take all and leave the others idle. Lines with

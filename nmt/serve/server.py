@@ -1,7 +1,7 @@
-"""The running server: a socket, uvicorn, and an end in which nothing that was asked is lost.
+"""The running server: a socket, uvicorn, and a graceful end.
 
-SIGTERM, SIGHUP, SIGUSR1 and Ctrl-C stop it gracefully: no new connection is accepted, and requests that were begun
-are answered, for at most ten seconds.
+SIGTERM, SIGHUP, SIGUSR1 and Ctrl-C stop it gracefully: no new connection is accepted, and pending requests are
+answered, for at most ten seconds.
 """
 
 import asyncio

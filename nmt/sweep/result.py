@@ -2,7 +2,7 @@
 
 This file is written last. So a run is finished if the file exists and has the scores that the grid asks
 for. The scores are those that nmt-eval recorded in results.json, with all their digests. The file has a
-digest of itself, and that of the weights: if it was edited, or if the weights were exchanged, the run is
+digest of itself, and that of the weights: if it was edited, or if the weights were replaced, the run is
 scored again.
 """
 

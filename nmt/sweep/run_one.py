@@ -1,6 +1,6 @@
 """One run of a sweep, from its data to its scores: prepare, nmt-train, average, nmt-eval.
 
-Each step keeps what is complete, so the same call continues after any end. Training is a process of
+Each step keeps what is complete, so the same call continues however the last one ended. Training is a process of
 its own, plain `nmt-train --config`. It saves and ends when this process receives a stop signal or dies.
 torch is imported only when training is over.
 """

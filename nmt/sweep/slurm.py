@@ -1,7 +1,7 @@
 """A sweep as a job array of Slurm: one task for each run that is not finished.
 
-A task does what `nmt-sweep --only INDEX` does. Before its time is up, or when it is pre-empted, it is
-told to save, and is queued again; other failures are left for `nmt-sweep` to report.
+A task does what `nmt-sweep --only INDEX` does. Before its time is up, or when it is pre-empted, it
+gets a signal to save, and is queued again; other failures are left for `nmt-sweep` to report.
 """
 
 import shlex

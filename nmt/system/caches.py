@@ -6,8 +6,8 @@ ends. Call `provide_caches` before torch, `datasets` or sacreBLEU is imported: t
 variables once, and torch creates its folder when it is imported.
 
 numba and torch unpickle compiled code, and run it. So a folder is used only if no other user can put
-anything into it: not into the folder, nor in the place of a folder on the way to it. What was checked
-can then not be exchanged afterwards either.
+anything into it: neither into it, nor in place of a folder on the way to it. So it cannot be
+exchanged after the check either.
 """
 
 import atexit

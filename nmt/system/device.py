@@ -3,7 +3,7 @@ asks for it.
 
 torch falls back to the CPU silently when its build and the driver do not fit each other. A run
 would then take weeks instead of hours, and nothing but its speed would show it. So such a machine
-is refused, with what to do about it.
+is refused, with a message that says what to do.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Packages that only some of the work needs. Each comes with an extra of this one: `pip install 'nmtkit[serve]'`."""
+"""Packages that only some features need. Each comes with an extra of this package: `pip install 'nmtkit[serve]'`."""
 
 import importlib
 from importlib.util import find_spec

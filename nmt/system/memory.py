@@ -3,7 +3,7 @@ little.
 
 The limit is that of the machine with its swap, of the container or job around the process, of
 `ulimit -v`, or of its address space, whichever is lowest. What other processes hold counts as free,
-so what exceeds the limit can fit at no time. torch is not imported here, because sizes are refused
+so whatever exceeds the limit can never fit. torch is not imported here, because sizes are refused
 before it is.
 """
 

@@ -1,5 +1,5 @@
-"""Whether a command may replace what is in the place of its output: only what the same command wrote
-there, or with --force.
+"""Whether a command may replace what is where its output goes: only its own earlier output, unless
+--force is given.
 
 A file is known by a mark near its beginning. A folder is known by its manifest: nothing lies beside
 what it lists, and the model card is as nmt wrote it. A card that changes after the manifest was written

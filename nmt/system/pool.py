@@ -3,8 +3,8 @@ the order of the tasks, few tasks in flight.
 
 Tasks are drawn only as fast as results are taken, so that neither side can fill the memory. A
 worker that is lost, with its process or its machine, is replaced, and others do its tasks again:
-each task has one result, whatever happened to it before. Quick tasks are done in the caller: workers
-are worth their start only after a slow one.
+each task has one result, whatever happened to it before. Quick tasks are done in the caller: starting
+workers pays off only for slow ones.
 """
 
 import errno

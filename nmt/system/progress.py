@@ -2,7 +2,7 @@
 in a log.
 
 Everything goes to standard error, because standard output is for data. Only the main rank prints.
-What cannot be written is lost, because no message is worth the work that it is about.
+A message that cannot be written is dropped, because it must not stop the work that it is about.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """The ranks of a run, as one value that is passed on and never a global.
 
-Started by torchrun there are many ranks, otherwise there is one; the code above does not ask which.
+With torchrun there are many ranks, otherwise one; the code that uses this does not need to know.
 Sums over ranks go through here, so that a single process pays nothing for them. A host that
 vanishes must not leave the others waiting: every wait has an end, minutes within an update and
 hours while rank 0 works for all.

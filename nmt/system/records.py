@@ -1,10 +1,10 @@
-"""Plain values, as YAML and JSON have them, into frozen dataclasses: strictly, and every complaint
-names its place.
+"""Turns plain values, as in YAML and JSON, into frozen dataclasses: strictly, with the place of every
+fault.
 
 The configuration, a checkpoint's state and results.json are read here. A dataclass says what it
-accepts: its annotations which kind of value each key takes, a `Rule` beside a default which values
-of that kind, a method `check` what must hold between keys. Nothing is converted but whole numbers
-to float, and nothing is ignored: an unknown key is a mistake.
+accepts: its annotations give the kind of value of each key, a `Rule` beside a default limits the
+value, and a method `check` compares keys. Nothing is converted except whole numbers to float, and
+nothing is ignored: an unknown key is a mistake.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""What this library asks of the C library, OpenMP, oneDNN and the kernel, so that users need not
+"""What this library sets for the C library, OpenMP, oneDNN and the kernel, so that users need not
 export anything.
 
 glibc returns each large block when it is freed and faults it in again, page by page, at the next
-allocation: a few per cent of a training step on CPU. Huge pages take most of the faults from the
-rest. And OpenMP's threads wait for each other by spinning, which on a machine that anything else
+allocation: a few per cent of a training step on CPU. Huge pages avoid most of the other
+faults. And OpenMP's threads wait for each other by spinning, which on a machine that anything else
 uses can make a step several times slower, while falling asleep at once costs up to 12 %: they spin
 for some microseconds (docs/benchmarks.md).
 """

@@ -2,8 +2,8 @@
 
 A file of a stranger, or one that was cut or garbled, must not make anything fail later. So the text
 is UTF-8, nothing is nested deeply enough to exhaust a recursion, and all numbers are finite and in a
-range whose sums, differences and ratios are finite too. What breaks a rule is a `UserError`. Which
-keys there are, and of which type, is the reader's to check (records.py).
+range whose sums, differences and ratios are finite too. Whatever breaks a rule raises a `UserError`. Keys
+and types are checked by the reader (records.py).
 """
 
 import json

@@ -1,7 +1,7 @@
 """A table, and the ways to show it: in a terminal, in Markdown, in HTML, in CSV.
 
 Cells may come from strangers' files: what people read shows their text and does nothing else. CSV
-is for programs, and has it as it is. Formatted numbers are cells like others; `None` is an empty cell.
+is for programs, and has the text unchanged. Formatted numbers are cells like others; `None` is an empty cell.
 """
 
 import csv

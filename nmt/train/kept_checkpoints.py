@@ -1,8 +1,8 @@
 """Which checkpoints of a run are kept, and the removal of the others.
 
 Averaging wants checkpoints at equal distances, so only those of `checkpoint_every` are counted. One
-that was written for safety, or for a good dev score, takes no place among them. The newest two from which
-training can continue are kept, whatever their place: other checkpoints may have weights alone.
+that was written for safety, or for a good dev score, does not count. The newest two from which training
+can continue are always kept, because other checkpoints may have only weights.
 """
 
 from nmt.checkpoint import list_steps

@@ -1,8 +1,8 @@
-"""Keeps a copy of a run at training.mirror, and fetches it onto a machine that has nothing.
+"""Keeps a copy of a run at training.mirror, and fetches it onto a machine that has no copy.
 
 Whenever a checkpoint is complete, a thread of the main rank makes the mirror like the run folder. It
 compares what is there with what should be, so the next attempt makes up for one that failed or was
-cut off by a kill. Nothing that happens there stops the training. metrics.jsonl is copied before the
+cut off by a kill. Nothing that fails there stops the training. metrics.jsonl is copied before the
 checkpoint that counts on its lines becomes visible.
 """
 

@@ -2,8 +2,8 @@
 
 After update n it is d * average + (1 - d) * weights, with d = min(decay, (n + 1) / (n + 10)), so
 that it follows the weights closely at the start; TensorFlow and Marian do the same. It is fp32 as
-the weights are, and in as many shares. Checkpoints have it in place of the weights, which lie beside
-Adam's moments: translation reads the average from a checkpoint without knowing of it.
+the weights are, and in as many shares. Checkpoints store it in place of the weights, which are saved with
+Adam's moments: so translation reads the average without any change.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """How large the gradients and the steps of each layer are, which shows where a run goes wrong.
 
 They are measured on the device, at the updates that are logged. A step is not found by comparing
-weights, which would take a copy of them: Adam's moments after the step tell what it added. Ranks
+weights, which would take a copy of them: Adam's moments after the step show what it added. Ranks
 that hold shares of the weights add up what each found, so the norms are those of whole layers.
 """
 

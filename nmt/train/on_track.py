@@ -3,9 +3,9 @@ the target text.
 
 That is the NLL of a model that knows only how often each piece occurs. A post-norm model, or one
 whose learning rate is too high, may come out of warm-up at this level and stay there for days. Its
-loss is finite, so nothing else notices. The check reads only the token store and metrics.jsonl, so
-a continued run judges as an uninterrupted one does. Only the main rank checks, and training goes on
-whatever it finds.
+loss is finite, so no other check notices. This one reads only the token store and metrics.jsonl, so
+it judges a continued run as it would an uninterrupted one. Only the main rank checks, and training
+continues whatever it finds.
 """
 
 import math

@@ -1,7 +1,7 @@
 """What the main rank reports of a run: events to metrics.jsonl and to the trackers, and lines for a
 person on stderr.
 
-The loop decides what happens; nothing here changes it.
+The loop decides what happens; nothing here changes the training.
 """
 
 from torch import Tensor

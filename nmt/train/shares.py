@@ -1,8 +1,8 @@
 """Divides the work of an update: each rank sums, keeps and updates a share of everything.
 
-Weights and gradients lie end to end in buckets: one for the matrices of each layer, and one for all
+Weights and gradients lie end to end in buckets: one for the matrices of each layer, and one for everything
 else. While the backward pass is still in the layers below, ranks sum the gradients of a layer, and
-each gets its own part of the sum (reduce-scatter). Adam updates that part, for which alone a rank
+each gets its own part of the sum (reduce-scatter). Adam updates that part, the only one for which the rank
 has moments. With the next update, ranks collect the new weights (all-gather) while the forward pass
 is still in the layers below. In bf16, matrices travel in bf16, which is all that products read.
 

@@ -1,7 +1,7 @@
 """How a run ends: signals, exit codes, and `status.json` for those who see no exit code.
 
 A signal is only recorded: all ranks finish the current update, save, and stop together. A second
-signal ends the process at once, unless it comes so soon that it is the first one, handed on.
+signal ends the process at once, unless it comes so soon that it must be the first one, forwarded.
 torchrun turns every exit code into 1, so scripts that restart a run read `status.json`. A run that
 was killed leaves "running" there, and its lock is free.
 """

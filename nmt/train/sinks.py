@@ -1,4 +1,4 @@
-"""What `training.track` names: TensorBoard, W&B, and what installed packages offer.
+"""The sinks that `training.track` names: TensorBoard, W&B, and those of installed packages.
 
 A sink is made from the run folder, gets each line of metrics.jsonl as a dictionary, and is closed at
 the end. It runs in a thread of its own (tracking.py), so it may raise or wait. A user's package

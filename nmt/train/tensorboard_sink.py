@@ -1,6 +1,6 @@
 """Shows a run in TensorBoard: RUN/tensorboard has one file of events.
 
-It is written anew whenever somebody begins to follow the run, so a run that went back to a
+It is written anew whenever training or nmt-track starts, so a run that went back to a
 checkpoint leaves no stale points. Events are written with TensorBoard's own writer, without torch.
 """
 

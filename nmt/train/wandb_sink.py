@@ -1,6 +1,6 @@
 """Shows a run in Weights & Biases, online or, with WANDB_MODE=offline, in RUN/wandb.
 
-The id of the run there is made from the first line of metrics.jsonl: no two runs share that line,
+The id of the run in W&B is made from the first line of metrics.jsonl: no two runs share that line,
 and a run that is continued, or moved, keeps it. W&B leaves out updates that it has already.
 """
 

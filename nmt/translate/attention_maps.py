@@ -1,4 +1,4 @@
-"""The attention behind a finished translation: every layer and head, as one can look at it.
+"""The attention behind a finished translation: every layer and head, to look at.
 
 The translation goes through encoder and decoder once more, as in `alignment.py`, with the tag of its
 source if it has one. Row i of a map is what the model attends to when it predicts piece i of the

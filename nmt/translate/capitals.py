@@ -1,4 +1,4 @@
-"""Lines in capitals: translated in small letters, and the translation put in capitals.
+"""Translates lines in capitals in lower case, and puts the translation in capitals.
 
 A BPE cuts a word in capitals into pieces that a corpus hardly has. A model of captions with a BLEU of
 38 has 0 on the same lines in capitals, and 38 again this way (docs/learning.md). Names lose their

@@ -1,8 +1,8 @@
 """The continuations of a beam search whose translations must contain phrases, and must not contain others.
 
 A piece that completes a forbidden phrase is ruled out, and so is the end while a required phrase is missing. A beam of
-the best hypotheses alone would lose those that begin to say what is required, so it is divided: hypotheses that have
-said equally much of it compete with each other (dynamic beam allocation, Post and Vilar 2018). Where nothing is
+the best hypotheses alone would lose those that begin a required phrase, so it is divided: hypotheses that contain
+equally much of it compete with each other (dynamic beam allocation, Post and Vilar 2018). Where nothing is
 required, it is a plain beam search over what is allowed.
 """
 

@@ -1,9 +1,9 @@
 """Reads the lines of a stream as they come, in chunks.
 
 However long the stream, only a chunk of it is in memory. The first chunks are small, so that output
-is seen soon; later ones are large, so that sentences of similar length meet. A live source is not
-waited for: the lines that are there are taken. Every line yields one, whatever its bytes: what is
-not UTF-8 is reported and replaced by U+FFFD.
+is seen soon; later ones are large, so that sentences of similar length share a batch. A live source
+is not waited for: the lines that have arrived are taken. Every line yields one, whatever its bytes:
+invalid UTF-8 is reported and replaced by U+FFFD.
 """
 
 import os

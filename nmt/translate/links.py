@@ -1,4 +1,4 @@
-"""From pieces to characters: which part of a translation follows which part of its source.
+"""From pieces to characters: which part of a translation corresponds to which part of its source.
 
 An alignment links pieces (nmt/translate/alignment.py). A document has characters, and puts its
 markup around those.

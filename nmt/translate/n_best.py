@@ -1,7 +1,7 @@
 """Reads the n-best lists that nmt-translate writes: lines of columns, or JSON objects.
 
 Candidates come with their source, in the order of the file, and every source has at least one: so
-what is made of a list has as many lines as the text that was translated.
+the output made from a list has as many lines as the text that was translated.
 """
 
 import math

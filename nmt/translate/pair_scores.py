@@ -1,9 +1,9 @@
 """How probable a given target is, given its source: the model's log-probability of each piece.
 
 One full forward pass, packed and sorted by length as in training, without gradients. A score equals
-the search's own, because weights, products and penalty are those of the search. What the search
-could not have translated has probability 0 and says why: an empty source with a target that is not,
-and a line that is too long. Nothing is left out.
+the search's own, because weights, products and penalty are those of the search. A pair that
+the search could not have produced has probability 0 and the reason: an empty source with a target that
+is not empty, or a line that is too long. Every pair gets a score.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Strings that must survive a translation: addresses, placeholders, long numbers.
 
-With `decoding.protect` a line is translated as usual. Where one of its strings is lost, the line is
-searched again with these strings demanded (nmt/translate/phrases.py).
+With `decoding.protect` a line is translated as usual. If one of its strings is lost, the line is
+searched again with these strings required (nmt/translate/phrases.py).
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Sampling in place of beam search: each hypothesis is drawn by itself, piece by piece.
+"""Sampling in place of beam search: each hypothesis is drawn independently, piece by piece.
 
 The random numbers are drawn before the search, from the seed and the sentence alone. So a
 sentence's samples do not depend on its batch or its device. A score is the model's own

@@ -1,7 +1,7 @@
 """Scores files of pairs or n-best lists chunk by chunk, one line for each pair, in order.
 
-Each chunk is scored as a whole, so that pairs of similar length meet, and written at once. A pair
-that is impossible gets its line too, -inf, and is counted apart: the NLL and perplexity of the rest
+Each chunk is scored as a whole, so that pairs of similar length share a batch, and written at
+once. An impossible pair gets a line too, -inf, and is counted separately: the NLL and perplexity of the rest
 would be infinite with it.
 """
 

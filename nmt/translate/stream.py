@@ -1,8 +1,8 @@
-"""Translates chunks of a stream, and writes whole lines of what comes of them.
+"""Translates chunks of a stream, and writes the results as whole lines.
 
 Each worker opens the model for itself, once, by the function that the command chose. Output that precedes an
-error is written before the error is raised. Only the death of the process can tear a chunk that is being written, and
-`--resume` goes on after the last whole line of such an output.
+error is written before the error is raised. Only if the process is killed can a chunk be cut while it is written, and
+`--resume` continues after the last whole line of such an output.
 """
 
 import fcntl

@@ -1,6 +1,6 @@
 """Beam search on a CPU as compiled loops.
 
-The rules are those of nmt/translate/search.py, which serves what is not compiled. The sentences of
+The rules are those of nmt/translate/search.py, which does what is not compiled. The sentences of
 a batch take their steps together, so that matrices are read once for all, and then each goes
 through the rules by itself. Everything about a sentence is computed in rows of its own, in an order
 that does not depend on the others, so its translation is the same, bit for bit, in any batch.

@@ -1,7 +1,7 @@
 """Any number of sentences on a GPU, one batch after another, by recorded steps.
 
-A batch that does not fit into the memory is halved, and so are those of later searches, unless the
-config sets their size. What is recorded for one batch serves later ones.
+A batch that does not fit into memory is halved, and so are those of later searches, unless the
+config sets their size. Steps recorded for one batch are reused by later ones.
 """
 
 from collections import deque
