@@ -56,16 +56,17 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
 def load(
     *paths: str | Path, settings: Sequence[str] = (), engine: EngineName = "nmt"
 ) -> "TextToText":
-    """Load what translates: a run, an average or a checkpoint; several with one vocabulary are an
+    """Load a translator: a run, an average or a checkpoint; several with one vocabulary are an
     ensemble.
 
     With engine="ctranslate2" the path is a folder that nmt-export wrote. The result's
     `translate(lines)` returns a translation with `text` and `score` for each line,
-    `find_candidates(lines, request)` the best few of each, and `translate_text(text)` translates running
-    text sentence by sentence.
+    `find_candidates(lines, request)` the best few of each, and `translate_text(text)` translates
+    running text sentence by sentence.
 
-    On a CPU the search is compiled, whatever the model's config says. That takes 20 seconds the first
-    time on a machine; `settings=["decoding.compile=auto"]` compiles it where nmt-translate would.
+    On a CPU the search is compiled, whatever the model's config says. That takes 20 seconds the
+    first time on a machine; `settings=["decoding.compile=auto"]` compiles it where nmt-translate
+    would.
     """
     settings = ["decoding.lower_capitals=true", *settings]
     if engine == "nmt":  # who loads a model once translates often
@@ -209,7 +210,7 @@ def evaluate(
     verdict: bool = False,
     calibration: bool = False,
 ) -> "Evaluation":
-    """Translate a test set and score it: by default the one of the config, else `test_set` or the
+    """Translate a test set and score it: by default that of the config, otherwise `test_set` or the
     files `src`, `ref`; `ref` may be a list, of several references.
 
     Several paths are an ensemble, or with `verdict` runs of one recipe, which are judged by their
@@ -283,8 +284,8 @@ def score_pairs(
     """Score pairs of a source and a given translation with a model, or with several as an ensemble.
 
     Each result has `log_prob`, the log-probability of the translation given the source, and
-    `log_probs`, that of each of its pieces and of the end mark. What the model cannot have
-    translated has -inf and a `problem`.
+    `log_probs`, that of each of its pieces and of the end mark. A pair that the model could not
+    have produced has -inf and a `problem`.
     """
     from nmt.system.runtime import tune_process
 

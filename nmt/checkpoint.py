@@ -175,7 +175,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The tensors of a checkpoint by name, each of them whole."""
+    """The whole tensors of a checkpoint, by name."""
 
     weights: dict[str, Tensor]  # or their moving averages
     # of Adam, by the weight's name; also the weights if those are averages. Empty: weights alone
@@ -254,8 +254,8 @@ def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vo
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint folder, the newest checkpoint of a run folder, or a published model.
 
-    All its files are verified but Adam's moments, of which only the size is: they are twice as large as
-    the weights, and only a training reads them.
+    All its files are verified, but of Adam's moments only the size: they are twice as large as the
+    weights, and only a training reads them.
     """
     path = convert_if_published(path)
     if (path / "checkpoints").is_dir():
@@ -280,8 +280,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _verify_weights(checkpoint: Checkpoint) -> None:
-    """Verify all that is read to use a model. This comes last, because hashing takes about a second for
-    each gigabyte or two.
+    """Verify everything that is read to use a model. This comes last, because hashing takes about a
+    second for each gigabyte or two.
     """
     verify(checkpoint.path, only=(*COMMON_FILES, *checkpoint.vocab.files))
 
@@ -583,8 +583,8 @@ def load_run_config(run: RunFolder) -> RunConfig | None:
 
 
 def _has_results(run: RunFolder) -> bool:
-    """Whether the run has ever saved a checkpoint. If these were removed, what was made of them, or
-    its status, still says so.
+    """Whether the run has ever saved a checkpoint. Even if they were removed, their products or the
+    run's status still show it.
     """
     made_of_them = (run.average, run.results, run.curve, run.sweep)
     if list_steps(run) or any(map(os.path.lexists, made_of_them)):
@@ -593,7 +593,7 @@ def _has_results(run: RunFolder) -> bool:
 
 
 def parse_step(name: str) -> int | None:
-    """Return the step of a checkpoint's folder with this name; None if it is not one's."""
+    """Return the step in the name of a checkpoint's folder; None for any other name."""
     match = re.fullmatch(r"step-([0-9]{7}|[1-9][0-9]{7,})", name)
     return int(match[1]) if match else None
 

@@ -39,8 +39,8 @@ def read_counterparts() -> list[Counterpart]:
 
 
 def explain_foreign_name(name: str, ending: str = "") -> str | None:
-    """Say what a setting or an option of another toolkit is here; None: no toolkit has this name.
-    `ending` follows each setting, to show how it is written.
+    """Say what another toolkit's setting or option is called here; None if no toolkit has this
+    name. `ending` follows each setting, to show how it is written.
     """
     wanted = _normalize(name)
     for counterpart in read_counterparts():

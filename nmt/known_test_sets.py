@@ -20,7 +20,7 @@ WMT14 = "wmt/wmt14"  # on Hugging Face
 
 @dataclass(frozen=True)
 class KnownSubset:
-    """What was left of a set for another evaluation, in one direction."""
+    """The lines of a set that another evaluation kept, in one direction."""
 
     sacrebleu: str
     direction: tuple[str, str]

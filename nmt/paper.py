@@ -127,7 +127,7 @@ class PaperRow:
 
     @property
     def measure(self) -> tuple[str, str]:
-        """What the config is compared with, and what that says."""
+        """The source that the config is compared with, and its value."""
         if not self.paper.startswith(SILENT):
             return "the paper", self.paper
         if self.reading:
@@ -499,7 +499,7 @@ def explain(config: RunConfig) -> str:
 
 
 def format_line(mark: str, *cells: str) -> list[str]:
-    """Format a row of the table; a cell that is too wide goes on below, a little to the right."""
+    """Format a row of the table; a cell that is too wide continues below, indented."""
     wrapped = []
     for cell, width in zip(cells, COLUMN_WIDTHS, strict=True):
         wrapped.append(textwrap.wrap(cell, width, subsequent_indent="  ", break_on_hyphens=False))

@@ -302,7 +302,7 @@ def _make_target(
 
 
 def _has_our_ids(model: bytes, names: Mapping[str, int], n_rows: int) -> bool:
-    """Whether nmt-export wrote it: a model of ours, with the same ids in the table."""
+    """Whether nmt-export wrote it: then the table has our ids."""
     try:
         vocab = Vocab(model)
     except UserError:
@@ -387,7 +387,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _find(tensors: Mapping[str, Tensor], folder: Path, *names: str) -> Tensor:
-    """Return the first of these tensors that there is."""
+    """Return the first of these tensors that exists."""
     for name in names:
         if name in tensors:
             return tensors[name]

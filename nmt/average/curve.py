@@ -117,7 +117,7 @@ def find_best_point(points: Sequence[Point]) -> Point:
 
 
 def format_curve(points: Sequence[Point]) -> str:
-    """Lay the points out as a table, the best marked with a star."""
+    """Format the points as a table, with the best marked by a star."""
     lines = [" N          updates      minutes  dev BLEU   dev perplexity"]
     best = find_best_point(points)
     for point in points:

@@ -108,7 +108,7 @@ def list_all(run: RunFolder) -> list[Candidate]:
 
 
 def find_doubts(run: RunFolder, chosen: Sequence[Candidate]) -> list[str]:
-    """Return what speaks against the mean of these checkpoints, which are given oldest first."""
+    """Return the reasons to doubt the mean of these checkpoints, which are given oldest first."""
     doubts = []
     if has_plain_file(run.config):
         warmup_steps = load_recorded_config(run.config).optimizer.warmup_steps
@@ -167,7 +167,7 @@ def take_best(run: RunFolder, n: int) -> list[Candidate]:
     """Return the `n` validated checkpoints in a row with the best mean score on the dev set, oldest
     first. It is the score of evaluation.best_by, or the NLL if some have no other.
 
-    Of two rows that score the same, the newer counts as better.
+    Of two series with the same score, the newer counts as better.
     """
     candidates = list_all(run)
     validated = [candidate for candidate in candidates if candidate.is_validated]

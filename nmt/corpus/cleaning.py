@@ -44,7 +44,9 @@ def make_held_out_set(pairs: Sequence[Pair]) -> HeldOutSet:
 
 @dataclass
 class Report:
-    """What became of the pairs of a shard, or of a whole corpus, when they were collected or encoded."""
+    """How many pairs of a shard or a corpus were kept and dropped when they were collected or
+    encoded.
+    """
 
     lines: int = 0
     kept: list[int] = field(default_factory=list)  # of each shard
@@ -65,7 +67,7 @@ class Report:
             samples.append([src[:SAMPLE_LENGTH], tgt[:SAMPLE_LENGTH]])
 
     def extend(self, later: "Report") -> None:
-        """Add what became of the pairs that follow."""
+        """Add the report on the pairs that follow."""
         self.lines += later.lines
         self.kept += later.kept
         self.tokens = _add(self.tokens, later.tokens)

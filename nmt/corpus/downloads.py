@@ -52,7 +52,9 @@ def find_dataset_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
 
 
 def list_hub_files(corpus: CorpusConfig, data: DataConfig) -> list[HubFile]:
-    """What the hub has of a split, without fetching it: nothing if the corpus is on this machine."""
+    """List the hub's files of a split, without fetching them: none if the corpus is on this
+    machine.
+    """
     if corpus.dataset is None or _dataset_folder(corpus, data).is_dir():
         return []
     dataset = _find_on_hub(corpus)
@@ -62,7 +64,7 @@ def list_hub_files(corpus: CorpusConfig, data: DataConfig) -> list[HubFile]:
 
 
 def fetch_hub_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
-    """The same files, now in the cache."""
+    """Fetch the same files into the cache, and return them."""
     files = list_hub_files(corpus, data)
     if not files:  # not of the hub
         return []
@@ -101,7 +103,7 @@ def read_dataset_tables(
 
 
 def _dataset_folder(corpus: CorpusConfig, data: DataConfig) -> Path:
-    """Where the dataset is if it is not on the hub."""
+    """Return the dataset's folder if it is not on the hub."""
     return Path(data.root) / str(corpus.dataset)
 
 
@@ -149,7 +151,7 @@ def _explain_missing_split(corpus: CorpusConfig, splits: Iterable[str]) -> UserE
 
 
 def _check_all_parts(paths: list[Path]) -> None:
-    """`train-00002-of-00030.parquet` says how many files there are."""
+    """Refuse missing files: `train-00002-of-00030.parquet` says how many there must be."""
     numbers_found: dict[tuple[Path, str, str, int], set[int]] = {}
     for path in paths:
         name = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", path.name)
@@ -187,7 +189,7 @@ def _find_saved_split(corpus: CorpusConfig, data: DataConfig) -> Path | None:
 
 
 def _choose_subset(folder: Path, corpus: CorpusConfig) -> dict[str, Any]:
-    """What `datasets` is asked for."""
+    """Choose the subset to ask `datasets` for."""
     has_readme = (folder / "README.md").is_file()  # without it `datasets` knows no subsets
     if corpus.subset and (folder / corpus.subset).is_dir() and not has_readme:
         return {"path": str(folder / corpus.subset)}
@@ -206,7 +208,7 @@ def _open_datasets(corpus: CorpusConfig) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _explain_failures(corpus: CorpusConfig) -> Iterator[None]:
-    """Report in one line what the hub refuses, and whatever somebody's dataset can do wrong."""
+    """Report in one line a refusal of the hub, and whatever a user's dataset can do wrong."""
     import_extra("huggingface_hub")
     from huggingface_hub import errors
 
@@ -273,7 +275,7 @@ def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
 
 
 def find_cached_test_set(name: str, langpair: str) -> tuple[TextFile, TextFile] | None:
-    """The same, of a set that sacreBLEU knows, if it is in its cache already."""
+    """The same for a set that sacreBLEU knows, if it is already in its cache."""
     from sacrebleu.dataset import DATASETS
 
     known = DATASETS[name]

@@ -118,7 +118,7 @@ class _WordTable:
         self._multipliers = draw.integers(1 << 64, size=KEY_BYTES // 8, dtype=np.uint64) | 1
 
     def look_up(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of each word, and which of them are new, each of these once. If they
+        """Return the number of each word, and which of them are new, each of these once. If there
         would be too many, they are not kept.
         """
         first = self.size

@@ -42,7 +42,7 @@ def parse_tsv(lines: list[bytes], first: int, name: str) -> ParsedSides:
 
 
 def _refuse_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Two halves of damaged lines can make one object, which then has a key twice."""
+    """Refuse duplicate keys: two halves of damaged lines can form one object with a key twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
         raise ValueError("a key occurs twice")
@@ -84,9 +84,7 @@ def _parse_rows(
     parse_row: Callable[[AnyRow, int], tuple[str, str]],
     bad: Complaints,
 ) -> ParsedSides:
-    """Both sides of all rows, an empty pair for a bad one. A complaint that is there already has
-    precedence.
-    """
+    """Both sides of all rows, an empty pair for a bad one. An existing complaint takes precedence."""
     sides: list[tuple[str, str]] = []
     for i, row in enumerate(rows):
         try:
@@ -205,7 +203,7 @@ def rebatch_tables(
 
 def _check_offsets(column: "pyarrow.ChunkedArray", name: str) -> None:
     """Refuse texts that begin or end outside of what was read. Arrow reads files as they are, and a
-    damaged one would end the process or become text of somewhere else in memory.
+    damaged one would crash the process or yield text from elsewhere in memory.
     """
     import pyarrow
 

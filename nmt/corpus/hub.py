@@ -74,7 +74,7 @@ def name_hub_file(path: Path) -> str | None:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether another attempt may succeed: the connection broke, or the server is busy."""
+    """Whether another attempt may succeed, because the connection broke or the server is busy."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.HfHubHTTPError):
@@ -170,7 +170,7 @@ def download_files(dataset: HubDataset, files: Sequence[HubFile], what: str) -> 
 
 
 def _is_sound(path: Path, file: HubFile) -> bool:
-    """Whether the file is there. One that is damaged is removed, or it would stay for ever."""
+    """Whether the file is there and intact. A damaged one is removed, or it would stay forever."""
     if not path.is_file():
         return False
     if file.sha256 is None or digest_source(path) == file.sha256:
@@ -210,7 +210,7 @@ def _fetch(dataset: HubDataset, files: Sequence[HubFile], what: str) -> None:
 
 
 def _receive(dataset: HubDataset, file: HubFile, progress: Progress) -> None:
-    """Fetch one file, in as many attempts as it takes while each brings something."""
+    """Fetch one file, trying again as long as each attempt makes progress."""
     place = f"dataset {dataset.id}: {file.name}"
     partial = dataset.partial(file)
     n_fruitless = 0

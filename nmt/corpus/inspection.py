@@ -175,7 +175,7 @@ def _decode_pair(store: TokenStore, i: int, vocab: Vocabulary) -> PairSample:
 
 
 def escape_invisible(text: str) -> str:
-    """Controls, direction marks and everything else without a shape of its own as <U+202E>."""
+    """Write control characters, direction marks and everything else invisible as <U+202E>."""
     return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
 
 
@@ -214,7 +214,7 @@ def format_report(report: StoreReport, width: int) -> str:
 
 
 def _format_samples(corpus: CorpusAccount, languages: Sequence[str], width: int) -> list[str]:
-    """What each rule dropped, a block for each rule."""
+    """Format examples of what each rule dropped, in a block for each rule."""
     blocks = []
     for rule, samples in corpus.samples.items():
         lines = [f"{corpus.corpus}: {corpus.dropped[rule]:,} dropped, {rule}; for example"]

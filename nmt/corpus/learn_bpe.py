@@ -93,8 +93,8 @@ def train_bpe(
 
 
 def _explain_training_error(message: str, config: VocabConfig, size_key: str) -> str:
-    """SentencePiece's message in our words: it knows the smallest and the largest size that the
-    text allows.
+    """Reword SentencePiece's message, which gives the smallest or largest size that the text
+    allows.
     """
     if largest := re.search(r"value <= (\d+)", message):
         return (

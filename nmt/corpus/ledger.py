@@ -291,7 +291,7 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
 def _is_same_model(
     path: Path, account: BpeAccount, tags: Sequence[str], vocab: VocabConfig
 ) -> bool:
-    """Whether the BPE model that is given would still become that of the store."""
+    """Whether the given BPE model would still become that of the store."""
     if not os.path.isfile(path):
         return True  # it may be gone, as corpora may
     try:
@@ -371,7 +371,7 @@ def format_ledger(ledger: Ledger) -> str:
 
 
 def _describe_overlaps(corpus: CorpusAccount) -> list[str]:
-    """Describe what a person should know before training on it."""
+    """Describe what a user should know before training on it."""
     notes = []
     if corpus.duplicates:
         notes.append(f"{corpus.corpus}: {corpus.duplicates:,} pairs equal an earlier one")

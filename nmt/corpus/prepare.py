@@ -84,8 +84,8 @@ def prepare(
     executor: Executor | None = None,
     patience_s: float = 0.0,
 ) -> bool:
-    """Make `data.store` and return True, or return False if it is there; `UserError` if it has
-    other settings. Another process that makes it is waited for, but no longer than `patience_s`.
+    """Make `data.store` and return True, or return False if it exists; `UserError` if it has other
+    settings. If another process is making it, wait for that, but no longer than `patience_s`.
     """
     store = Path(data.store).resolve()
     work = store / WORK_FOLDER

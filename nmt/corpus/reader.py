@@ -60,7 +60,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """How a corpus is read: blocks as they are stored, and what makes pairs of one."""
+    """How a corpus is read: blocks as they are stored, and a function that turns one into pairs."""
 
     blocks: Iterator[tuple[Any, float]]  # with the share of the corpus read by then
     parse: Callable[[Any, int], ParsedSides]  # of a raw block and the number of its first line
@@ -208,7 +208,7 @@ def _open_file(text: TextFile, data: DataConfig, size: int) -> Source:
 
 
 def _open_pairs(pairs: Iterator[tuple[tuple[str, str], float]], size: int) -> Source:
-    """Open what comes as pairs, with the share of the corpus read by then."""
+    """Open a corpus that comes as pairs, with the share of it read so far."""
 
     def read() -> Iterator[tuple[list[tuple[str, str]], float]]:
         while block := list(islice(pairs, size)):

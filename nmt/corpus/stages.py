@@ -142,7 +142,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Collected:
-    """What became of the lines of a corpus, and the files that they were read from."""
+    """How many lines of a corpus were kept and dropped, and the files that they were read from."""
 
     report: Report
     files: list[SourceFile]
@@ -436,7 +436,7 @@ def _learn_from_words(folder: Path, tags: Sequence[str], part: BpePart) -> None:
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """The ids of a part, and what became of its pairs."""
+    """The ids of a part, and how many of its pairs were kept and dropped."""
 
     folder: Path
     report: Report

@@ -57,7 +57,7 @@ Choices = dict[str, Any]
 
 @dataclass(frozen=True)
 class Machine:
-    """What a suggestion depends on, besides the text."""
+    """The properties of a machine that a suggestion depends on."""
 
     n_cores: int
     n_bytes: int  # of memory
@@ -272,7 +272,7 @@ def suggest_config(
 
 
 def _write_files(contents: dict[Path, str], inputs: set[Path], is_forced: bool) -> None:
-    """Write the files once all of them are known to replace nothing of the user's."""
+    """Write the files, after checking that none of them replaces a file of the user's."""
     for file, content in contents.items():
         if file.resolve() in inputs:
             raise UserError(f"{file}: is your own text; give another -o FILE")
@@ -531,7 +531,7 @@ def _choose_schedule(size: Size, n_words: float, machine: Machine) -> Choices:
 
 
 def _apply_plan(choices: Choices, plan: Mapping[str, float], hours: float | None) -> None:
-    """Put measured settings in the place of estimated ones."""
+    """Replace estimated settings with measured ones."""
     minutes = 60 * (hours or 0)
     reason = f"what fits into {minutes:g} minutes, by a measured speed; so do warm-up, validations and checkpoints"
     for key, value in plan.items():

@@ -65,7 +65,7 @@ class Reference:
 
 
 def _replace_odd(name: str) -> str:
-    """A name as a signature can hold it."""
+    """Return a name in the form that a signature can hold."""
     return re.sub(r"[^!-{}~]", "_", name)
 
 
@@ -90,7 +90,7 @@ def open_test_set(name_or_corpus: str | CorpusConfig, data: DataConfig) -> TestS
 
 
 def open_reference(path: Path, data: DataConfig) -> TestSet:
-    """A reference alone, which is enough to score a file; it is recognised by its digest."""
+    """Open only a reference, which is enough to score a file; it is recognised by its digest."""
     ref = list(read_lines(TextFile(path)))
     sha256 = digest_lines(ref)
     known_as = None
@@ -153,8 +153,8 @@ def find_lines(whole: Sequence[Pair], part: Sequence[Pair]) -> tuple[int, ...] |
 
 
 def _find_files(name: str, data: DataConfig) -> tuple[Path, Path]:
-    """The two files of a set: sacreBLEU's own, else NAME.LANG or NAME-src.LANG and NAME-ref.LANG
-    beside the corpora.
+    """The two files of a set: sacreBLEU's own, otherwise NAME.LANG or NAME-src.LANG and
+    NAME-ref.LANG beside the corpora.
     """
     try:
         texts = find_test_set_files(name, f"{data.src}-{data.tgt}")
@@ -234,8 +234,8 @@ def _identify(
     data: DataConfig,
     labels: tuple[str, str],
 ) -> tuple[str | None, str | None]:
-    """The known set that these lines are, and what is wrong with them if they claim to be one or
-    half are one.
+    """The known set that these lines are, and what is wrong with them if they claim to be one, or
+    half of them are one.
     """
     languages = data.src, data.tgt
     warning = None
@@ -273,7 +273,7 @@ def _find_subset(
     known_as: str | None, data: DataConfig, pairs: list[Pair]
 ) -> tuple[int, ...] | None:
     """The lines that are in sacreBLEU's filtered wmt14 too: by its own copy if that is in its
-    cache, else by the table.
+    cache, otherwise by the table.
     """
     known = next((known for known in KNOWN_SETS if known.name == known_as), None)
     subset = known.find_subset(data.src, data.tgt) if known is not None else None

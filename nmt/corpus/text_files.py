@@ -176,7 +176,7 @@ def _find_undecodable(lines: list[bytes], first: int, name: str) -> Complaints:
 
 
 def digest_source(path: Path) -> str:
-    """Compute the sha256 of a corpus file, which the user may keep behind a link, once a process."""
+    """Compute the sha256 of a corpus file, which may be a link, once per process."""
     return _digest_unchanged(path, *read_file_stamp(path))
 
 
@@ -187,7 +187,7 @@ def _digest_unchanged(path: Path, *stamp: int) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """What another library says, in one line."""
+    """Return another library's error message in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

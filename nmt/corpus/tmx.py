@@ -122,7 +122,7 @@ def _read_text(sentence: Element) -> str:
 
 
 def _find_text(texts: dict[str, str], wanted: str, not_this: str) -> str | None:
-    """Return the text in a language, else in its first variant, such as en-us."""
+    """Return the text in a language, or in its first variant, such as en-us."""
     if wanted in texts:
         return texts[wanted]
     for language, text in texts.items():

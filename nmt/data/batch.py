@@ -67,12 +67,12 @@ class Packed:
 
     @lazy_property
     def sentence(self) -> Tensor:
-        """The sentence of each token; in the dead tail, one beyond the last."""
+        """The sentence of each token; in the unused tail, one beyond the last."""
         return torch.searchsorted(self.offsets, self.index, right=True) - 1  # (T,)
 
     @lazy_property
     def positions(self) -> Tensor:
-        """The place of each token within its sentence; 0 in the dead tail."""
+        """The place of each token within its sentence; 0 in the unused tail."""
         is_live = self.index < self.offsets[-1]
         return torch.where(is_live, self.index - self.offsets[self.sentence], 0)  # (T,)
 

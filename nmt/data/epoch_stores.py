@@ -55,7 +55,7 @@ Merges = tuple[MergeTable, MergeTable]  # of the source and of the target
 
 @dataclass(frozen=True)
 class Draw:
-    """What decides, beside the text, what is drawn for an epoch."""
+    """The settings that, with the text, decide what is drawn for an epoch."""
 
     merges: Merges | None  # at rate 0
     rate: float
@@ -142,8 +142,8 @@ def _read_merges(folder: Path, store: TokenStore) -> Merges:
 
 
 class EpochStores:
-    """`stores(epoch)` is the token store of that epoch; always the store itself if nothing is
-    drawn. Close it to end the drawing.
+    """`stores(epoch)` is the token store of that epoch; if nothing is drawn, always the store
+    itself. Close it to stop drawing.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class EpochStores:
             return None  # a process that is further on has removed it meanwhile: it is made again
 
     def _make(self, draw: Draw) -> None:
-        """Draw an epoch unless it is there, and remove those that are left behind."""
+        """Draw an epoch unless it exists, and remove those no longer needed."""
         remove_leftovers(self.epochs)
         for old in self.epochs.glob(f"epoch-{'[0-9]' * 6}"):
             if int(old.name.removeprefix("epoch-")) < draw.epoch - 1:
@@ -241,7 +241,7 @@ class EpochStores:
         self._closed.set()
 
     def remove(self) -> None:
-        """Remove all epochs, at the end of a run, which needs them no more."""
+        """Remove all epochs at the end of a run, which no longer needs them."""
         if self._draw.is_needed:
             shutil.rmtree(self.epochs, ignore_errors=True)
             with suppress(OSError):  # other runs have theirs there

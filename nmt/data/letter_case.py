@@ -47,8 +47,8 @@ class CaseChanger:
     def change(
         self, vocab: Vocab, ids: np.ndarray, change: Callable[[str], str]
     ) -> np.ndarray | None:
-        """Return the pieces of the changed sentence, behind the tags that it has; None if it has to
-        stay as it is.
+        """Return the pieces of the changed sentence, behind the tags that it has; None if it must
+        not be changed.
         """
         (text,) = vocab.decode([ids.tolist()])
         (again,) = vocab.encode([text])

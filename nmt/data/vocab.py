@@ -49,7 +49,7 @@ sentencepiece.set_min_log_level(2)  # otherwise its C++ code writes to standard 
 
 
 class Vocab:
-    """A BPE model, by itself the vocabulary of both sides."""
+    """A BPE model, which alone is the vocabulary of both sides."""
 
     def __init__(self, model: bytes) -> None:
         processor = sentencepiece.SentencePieceProcessor()
@@ -189,7 +189,7 @@ class Vocab:
         return self._processor.piece_to_id(text) != UNK
 
     def extends(self, other: "Vocab") -> bool:
-        """Whether this is the other one, or has all its pieces, with the same ids, and further ones."""
+        """Whether this equals the other one, or has all its pieces, with the same ids, and more."""
         own = range(other.size)
         is_longer = self.size > other.size and self.pieces(own) == other.pieces(own)
         return is_longer or self.model == other.model
@@ -250,7 +250,7 @@ def load_vocab(folder: Path) -> Vocabulary:
 
 
 def format_size(vocab: Vocabulary) -> str:
-    """Format the number of pieces, or that of the source's and that of the target's."""
+    """Format the number of pieces, or the numbers of the source's and the target's."""
     return " + ".join(f"{one.size:,}" for one in vocab.files.values())
 
 

@@ -47,7 +47,7 @@ class DocumentPart(Protocol):
 
 
 def join_parts(parts: Sequence[str | DocumentPart], translations: Sequence[Translated]) -> str:
-    """Join what is written as it is with the translations of the other parts, which come in their order."""
+    """Join the untranslated parts with the translations of the others, which come in their order."""
     remaining = iter(translations)
     texts = []
     for part in parts:

@@ -104,8 +104,8 @@ def group_elements(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def find_borders(tokens: Sequence[Token]) -> list[int]:
-    """Return the places of tags whose other tag is not among the tokens; where they are nested too deeply,
-    of all.
+    """Return the places of tags whose other tag is not among the tokens; if tags are nested too
+    deeply, of all tags.
     """
     borders: list[int] = []
     open_places: list[int] = []

@@ -55,7 +55,7 @@ class End(NamedTuple):
 
 
 class Markup(NamedTuple):
-    """What is written as it is: comments, untouched elements."""
+    """Markup that is written unchanged: comments, untouched elements."""
 
     html: str
     text: str = ""  # what a sentence needs of it
@@ -66,7 +66,7 @@ Token = Tag | End | Markup | str
 
 
 class TokenList:
-    """What lxml calls while it reads; `close` returns everything."""
+    """The target that lxml calls while it reads; `close` returns everything."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names  # of optional elements that the document has, and that did not begin yet

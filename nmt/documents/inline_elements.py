@@ -25,7 +25,7 @@ NO_SPACE = regex.compile(r"\S")
 
 @dataclass
 class InlineElement:
-    """An inline element of a run, or what takes the place of one."""
+    """An inline element of a run, or what replaces one."""
 
     start: int  # of its text, in the text of the run
     stop: int

@@ -95,13 +95,15 @@ def find_segments(language: str, text: str) -> list[str]:
 
 
 def is_edge(character: str) -> bool:
-    """Whether it stays as it is before or after a sentence: white space, and emoji, which models lose."""
+    """Whether it is copied unchanged before or after a sentence: white space, and emoji, which
+    models lose.
+    """
     return character.isspace() or PICTOGRAPH.match(character) is not None
 
 
 def find_cut(text: str) -> int:
     """Return the best place to cut a text: the clause end nearest to its middle if there is one in
-    its middle half, else the white space nearest to it, else the middle.
+    its middle half, otherwise the nearest white space, otherwise the middle.
     """
     middle = len(text) // 2
     for mark in (CLAUSE_GAP, WORD_GAP):
@@ -131,5 +133,5 @@ def interleave(
 
 
 def is_wide(character: str) -> bool:
-    """Whether it is one of the scripts that are written without spaces, or is none at all."""
+    """Whether it belongs to a script that is written without spaces, or to no script."""
     return not character or east_asian_width(character) in "WF"

@@ -61,13 +61,13 @@ class Result:
 
     @property
     def search(self) -> str:
-        """What translated, and by which search, for people."""
+        """Describe for people what translated, and with which search."""
         shown = [f"{key} {self.decoding[key]}" for key in SHOWN_SETTINGS if key in self.decoding]
         return ", ".join([self.engine, *shown])
 
     @property
     def scored_text(self) -> str:
-        """What was scored, for people."""
+        """Describe for people what was scored."""
         return f"{self.test_set.name} {self.pair}, {self.test_set.lines:,} lines"
 
     def with_scores_of(self, older: "Result") -> "Result":
@@ -106,8 +106,8 @@ def read_results(run: Path) -> list[Result]:
 
 
 def find_run(checkpoint: Path) -> Path | None:
-    """Return the run folder that a checkpoint or an average is in, or that it is; None if it is in
-    none.
+    """Return the run folder that the path is, or that a checkpoint or an average is in; None if
+    there is none.
     """
     place = checkpoint.resolve()
     candidates = [place, place.parent]

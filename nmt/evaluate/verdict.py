@@ -210,7 +210,9 @@ def _compare(value: float, paper: Conformance) -> tuple[Conclusion, str]:
 
 
 def _collect(runs: Sequence[JudgedRun], found: Sequence[Iterator[str]]) -> tuple[str, ...]:
-    """Return each fact once: as it is if it is true of all runs, else after the names of those runs."""
+    """Return each fact once: unchanged if it is true of all runs, otherwise after the names of
+    those runs.
+    """
     names_by_fact: dict[str, list[str]] = {}
     for run, facts in zip(runs, found, strict=True):
         for fact in facts:
@@ -260,7 +262,7 @@ def _find_odd_scores(paper: Conformance, best: float, seeds: Spread | None) -> I
 
 
 def _find_missing_steps(paper: Conformance, system: System) -> Iterator[str]:
-    """List what would have to be done differently."""
+    """List the steps of the recipe that were not applied."""
     for row in paper.deviations:
         if row.key in EXAMINED_KEYS:
             continue

@@ -42,9 +42,7 @@ def export(
     lines: Sequence[str],
     is_forced: bool = False,
 ) -> Agreement:
-    """Write the folder `out`, or raise and leave everything as it was. Empty lines are not
-    compared.
-    """
+    """Write the folder `out`, or raise and change nothing. Empty lines are not compared."""
     format = FORMATS[to]
     if quantization not in format.quantizations:
         raise UserError(

@@ -127,7 +127,9 @@ def _widen_heads(rows: Tensor, n_heads: int, size: int) -> Tensor:
 
 
 def scale_projection(model: Transformer) -> Tensor:
-    """Return the matrix of the projection with the scale of its logits, which no format has apart."""
+    """Return the matrix of the projection with the scale of its logits folded in, because no format
+    stores it separately.
+    """
     return model.projection.weight.detach() * model.hidden_scale
 
 

@@ -18,7 +18,9 @@ AttentionWeights = list[Tensor] | None
 
 
 class Attention(nn.Module):
-    """What self-attention and memory attention share of multi-head attention (section 3.2.2)."""
+    """The parts of multi-head attention (section 3.2.2) that self-attention and memory attention
+    share.
+    """
 
     def __init__(self, config: ModelConfig, window: int | None = None) -> None:
         super().__init__()

@@ -95,7 +95,7 @@ class PaddedGroups:
         return [part.view(-1, width, size) for part, width in zip(parts, self.widths, strict=False)]
 
     def unpad(self, cells: list[Tensor], heads: int) -> Tensor:
-        """Pack cells that `new_cells` allocated: (T, H, D), zeros in the dead tail."""
+        """Pack cells that `new_cells` allocated: (T, H, D), zeros in the unused tail."""
         index = self.indices.get((heads,))
         if index is None:
             packed, head = self.packed, torch.arange(heads, device=self.starts.device)

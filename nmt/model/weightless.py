@@ -40,6 +40,6 @@ class WithoutDrawing(TorchFunctionMode):
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Make the models that are made in here without weights."""
+    """Make models without weights inside this block."""
     with torch.device("meta"), WithoutDrawing():
         yield

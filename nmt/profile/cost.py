@@ -80,8 +80,8 @@ class DeviceTimer:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Measure the peak from now on. On CPU this is impossible: a process knows only the peak of its
-    whole life.
+    """Measure the peak from now on. On CPU this is impossible: a process only knows its peak since
+    it started.
     """
     if device.type == "cuda":
         torch.cuda.init()  # without it, torch calls the device invalid

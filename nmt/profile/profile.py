@@ -99,7 +99,7 @@ def profile_training(
 def _measure_parts(
     dry_run: DryRun, updates: Loader, timing: Timing, trace: Path | None
 ) -> dict[str, float]:
-    """Return the ms of each part of an update, as it is without a profiler."""
+    """Return the ms of each part of an update, scaled to its time without a profiler."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it reports its own start and end
     world = dry_run.world
     tokens = PROFILED_MICROS * dry_run.setup.micro_tokens * world.size

@@ -24,7 +24,7 @@ NO_ATTENTION: dict[str, Any] = {"source": [], "target": [], "alignment": [], "at
 
 @contextmanager
 def open_attention_file(path: Path, title: str) -> Iterator["AttentionFile"]:
-    """Check now that the file can be written; it is, unless what follows fails."""
+    """Check now that the file can be written; it is written unless the block fails."""
     check_writable(path)
     refuse_run_file(path)
     with replace_file(path) as file:

@@ -49,7 +49,7 @@ class LineAttention:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run, or with less in it anything that was scored."""
+    """A run, or, with fewer fields, anything that was scored."""
 
     name: str
     place: str  # as the user wrote it

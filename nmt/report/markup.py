@@ -45,7 +45,7 @@ def render_stacked(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], label: 
 
 
 def render_details(summary: Cell, content: str, is_open: bool = False, kind: str = "") -> str:
-    """Write content that is folded up until somebody wants to see it."""
+    """Write content that is folded up until a reader opens it."""
     attributes = f' class="{kind}"' if kind else ""
     attributes += ' open="open"' if is_open else ""
     return f"<details{attributes}><summary>{render_html(summary)}</summary>\n{content}\n</details>"

@@ -36,7 +36,7 @@ FLOP_PER_WEIGHT = 6  # of training, for each token: two forward, four backward
 
 
 def render_each(runs: Sequence[RunFacts], render_run: Callable[[RunFacts], str]) -> str:
-    """Render one run as it is, several folded up under their names."""
+    """Render a single run directly, several folded up under their names."""
     if len(runs) == 1:
         return render_run(runs[0])
     contents = [(run.name, render_run(run)) for run in runs]
@@ -89,7 +89,7 @@ def _render_one_headline(run: RunFacts) -> str:
 
 
 def find_headline(run: RunFacts) -> tuple[str, Score] | None:
-    """Return the first score of the last evaluation, else of the best validation, and what was
+    """Return the first score of the last evaluation, or of the best validation, and what was
     scored.
     """
     if run.headline is not None and run.headline.scores:
@@ -113,7 +113,7 @@ def find_best_validation(run: RunFacts) -> ValidEvent | None:
 
 
 def render_results(run: RunFacts) -> str:
-    """List all that was scored, in every way in which it was counted: the ladder."""
+    """List everything that was scored, with every metric: the ladder."""
     rows: list[list[Cell]] = []
     for result in reversed(run.results[-RESULTS_SHOWN:]):
         for score in result.scores:

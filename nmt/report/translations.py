@@ -53,8 +53,8 @@ def score_by_length(texts: ScoredTexts) -> dict[str, float]:
 
 
 def find_faults(texts: ScoredTexts) -> dict[str, list[int]]:
-    """Return the numbers, from 1, of the lines that are copied, empty, or of a wrong length, also
-    where there are none of a kind.
+    """Return the numbers, from 1, of the lines that are copied, empty, or of a wrong length; a kind
+    without lines is listed too.
     """
     empty: list[int] = []
     copied: list[int] = []

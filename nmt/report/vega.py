@@ -58,8 +58,8 @@ def read_chart_script() -> str | None:
 
 
 def _bundle_script() -> str:
-    """Bundle it in a process of its own: an engine of JavaScript may end its process, for example
-    where memory is limited, and a training must not end with it.
+    """Bundle it in a separate process: a JavaScript engine may crash, for example if memory is
+    limited, and training must survive that.
     """
     done = subprocess.run(
         [sys.executable, "-c", BUNDLE_PROGRAM], capture_output=True, timeout=BUNDLE_S, check=False

@@ -54,7 +54,7 @@ class Trace:
         return _find_lines(self.pattern, text)
 
     def find_unmatched(self, marked: list[int], other: Text) -> list[int]:
-        """Return those of the marked lines whose other side does not have it."""
+        """Return the marked lines whose other side is not marked."""
         return sorted(set(marked) - set(self.find_lines(other)))
 
     def is_systematic(self, text: Text, marked: list[int]) -> bool:

@@ -25,7 +25,7 @@ def tidy_glossary(terms: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class LineOptions:
-    """What is asked of a line; lines of one batch have it in common."""
+    """The options of a line; all lines of a batch share them."""
 
     model: ServedModel
     search: SearchChoice = SearchChoice()
@@ -56,7 +56,7 @@ class LineOptions:
 def answer_lines_alike(
     options: LineOptions, texts: Sequence[str], prefixes: Sequence[str]
 ) -> list[list[LineCandidate]]:
-    """Find the candidates of lines that have the options in common, best first."""
+    """Find the candidates of lines with the same options, best first."""
     translator = options.model.find_translator(options.search)
     demanded = None
     if options.glossary:

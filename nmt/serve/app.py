@@ -93,7 +93,7 @@ class SearchFailed(Exception):
 
 @dataclass(frozen=True)
 class Service:
-    """What the routes answer from."""
+    """The state that the routes use."""
 
     models: ServedModels
     batcher: Batcher
@@ -103,7 +103,7 @@ class Service:
     detector: LanguageDetector
 
     def check_key(self, request: Request, given: str | None = None) -> Asker:
-        """Refuse a request without one of the keys, if there are any. Return whose it is."""
+        """Refuse a request without one of the keys, if there are any. Return the client."""
         if not self.keys:
             return Asker(request.client.host if request.client else "")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -61,7 +61,7 @@ class WaitingLine:
 
 
 class QueueFull(Exception):
-    """As many lines wait as may."""
+    """The queue has as many lines as it may hold."""
 
 
 class Batcher:
@@ -94,7 +94,7 @@ class Batcher:
             thread.start()
 
     def stop(self) -> None:
-        """End the threads once nothing waits any more."""
+        """End the threads once the queue is empty."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -238,7 +238,7 @@ def find_budget(options: LineOptions) -> int:
 
 
 def answer_batch(lines: Sequence[WaitingLine]) -> list[LineAnswer]:
-    """Translate lines of equal options; what goes wrong with one of them is its answer."""
+    """Translate lines of equal options; an error in one of them becomes its answer."""
     try:
         texts = [line.text for line in lines]
         prefixes = [line.prefix for line in lines]

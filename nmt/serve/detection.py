@@ -21,7 +21,7 @@ class LanguageDetector:
 
     @cached_property
     def _identifier(self) -> Any:
-        """What ranks the languages that it knows; None if there is nothing to choose."""
+        """The detector, limited to the server's languages; None if there is nothing to choose."""
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
         identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
@@ -32,7 +32,7 @@ class LanguageDetector:
         return identifier
 
     def load(self) -> None:
-        """Be ready before the first question."""
+        """Load the detector before the first request."""
         if len(self.languages) > 1:
             self.detect("")
 

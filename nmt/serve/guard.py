@@ -36,7 +36,7 @@ HEADERS = [
 
 @dataclass(frozen=True)
 class Callers:
-    """By which names the server may be called, and from pages of which other sites."""
+    """The names by which the server may be called, and the other sites whose pages may call it."""
 
     hosts: frozenset[str]
     origins: frozenset[str] = frozenset()
@@ -44,7 +44,7 @@ class Callers:
 
 @dataclass
 class Guard:
-    """An application around another one."""
+    """An ASGI application that wraps another one."""
 
     app: App
     limits: ServeLimits
@@ -111,8 +111,8 @@ class Guard:
         return None
 
     def refuse_body(self, receive: Receive) -> App:
-        """Answer at once, and close the connection only when the body has come: most clients read
-        nothing before they have sent all.
+        """Answer at once, and close the connection only when the body has arrived: most clients
+        read nothing before they have sent everything.
         """
 
         async def answer(scope: Message, _: Receive, send: Send) -> None:

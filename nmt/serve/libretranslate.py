@@ -39,7 +39,7 @@ def describe_question(request_type: Any, *content_types: str) -> dict[str, Any]:
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Return the JSON object that a request is."""
+    """Return a request's body as a JSON object."""
     try:
         values = parse_json(body, "the body")
     except UserError:
@@ -117,7 +117,7 @@ def choose_model(
 
 
 def choose_options(asked: TextsRequest, model: ServedModel) -> LineOptions:
-    """Search for fewer candidates than were asked for where the beam is not as wide."""
+    """Search for fewer candidates than were asked for if the beam is narrower."""
     config = model.loaded.translator.config
     has_alternatives = model.is_ours and not config.sample
     n_best = min(1 + asked.alternatives, config.beam) if has_alternatives else 1
@@ -157,7 +157,7 @@ def _join_ranks(document: Document, candidates: Sequence[Sequence[LineCandidate]
 
 
 def list_languages(models: ServedModels) -> list[Language]:
-    """List the languages; one that nothing translates has no targets."""
+    """List the languages; one that no model translates has no targets."""
     codes = dict.fromkeys([*models.list_sources(), *models.list_targets()])
     return [Language(**name_language(code), targets=models.list_targets(code)) for code in codes]
 

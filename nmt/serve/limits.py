@@ -34,7 +34,7 @@ class ServeLimits:
 
 
 def check_amount(texts: Sequence[str], limits: ServeLimits) -> None:
-    """Refuse too much text, and what is no text."""
+    """Refuse too much text, and anything that is not text."""
     n_characters = sum(map(len, texts))
     if n_characters > limits.max_characters:
         raise HTTPException(

@@ -35,7 +35,7 @@ Preset = Literal["vaswani2017", "fairseq", "marian", "hf"]
 
 
 def read_digits(value: Any) -> Any:
-    """Read a number from a form or a query, which are text."""
+    """Read a number from a form or a query, which hold text."""
     is_number = isinstance(value, str) and value.isdecimal() and len(value) <= MOST_DIGITS
     return int(value) if is_number else value
 
@@ -216,7 +216,7 @@ LIBRETRANSLATE_MISTAKES = {
 
 
 def explain_invalid(invalid: ValidationError) -> str:
-    """Say in one line what is wrong with a request: the key, what it is, and what it must be."""
+    """Say in one line what is wrong with a request: the key, its value, and what it must be."""
     first: Mapping[str, Any] = invalid.errors()[0]
     kind, shown = first["type"], repr(first["input"])[:SHOWN_CHARACTERS]
     if kind == "value_error":

@@ -15,7 +15,7 @@ from nmt.translate.translator import OUR_ENGINE, LoadedModel, TextToText
 
 @dataclass(frozen=True)
 class SearchChoice:
-    """What a client may choose of the search; None: as the server was started."""
+    """The search settings that a client may choose; None: as the server was started."""
 
     preset: str | None = None
     beam: int | None = None
@@ -42,7 +42,7 @@ class ServedModel:
         return self.loaded.translator.engine == OUR_ENGINE
 
     def find_translator(self, search: SearchChoice) -> TextToText:
-        """Return the translator that searches so; each is made once."""
+        """Return the translator with this search; each is made once."""
         if search == SearchChoice():
             return self.loaded.translator
         with self._lock:

@@ -48,9 +48,9 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 class TranslationServer(uvicorn.Server):
-    """uvicorn, and the threads that translate for it. It says once that no more files can be opened;
-    asyncio tells of each try to accept a connection, a thousand a second. At its end it answers requests
-    that are on their way on idle connections.
+    """uvicorn, and the threads that translate for it. It says once that no more files can be
+    opened; asyncio reports each attempt to accept a connection, a thousand a second. When it stops,
+    it still answers requests that arrive on idle connections.
     """
 
     # Whether it accepts no new connections. Only then does it close open ones, because clients would open
@@ -137,7 +137,7 @@ def share_with_origins(app: Guard, callers: Callers) -> App:
 
 
 def run_server(server: TranslationServer, listener: socket.socket, names: Sequence[str]) -> None:
-    """Answer requests until a signal ends it. SIGTERM is no failure."""
+    """Answer requests until a signal ends it. SIGTERM is not a failure."""
     # uvicorn restores this and raises the signal again, once it has stopped
     signal.signal(signal.SIGTERM, lambda *_: None)
     # A closed terminal or a batch system ends it in the same way; nohup has SIGHUP ignored.

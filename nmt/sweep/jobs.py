@@ -25,7 +25,7 @@ LONGEST_REASON = 300  # characters
 
 
 class RunQueue:
-    """Runs that wait, runs in progress, and why others failed."""
+    """The waiting runs, the runs in progress, and the reasons why others failed."""
 
     def __init__(self, sweep: Sweep, runs: Sequence[PlannedRun], n_jobs: int) -> None:
         self.sweep, self.n_jobs = sweep, n_jobs

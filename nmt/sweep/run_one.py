@@ -38,8 +38,8 @@ def write_run_config(sweep: Sweep, run: PlannedRun) -> None:
 
 
 def run_process(sweep: Sweep, run: PlannedRun) -> int:
-    """Do what is left to do of a run, and return an exit code, as commands do. After a stop signal, or
-    if nmt-train failed, exit at once with the code for it.
+    """Finish a run, and return an exit code, as commands do. After a stop signal, or if nmt-train
+    failed, exit at once with the code for it.
     """
 
     def stop(_: int, __: FrameType | None) -> NoReturn:
@@ -59,7 +59,7 @@ def run_process(sweep: Sweep, run: PlannedRun) -> int:
 
 
 def finish_run(sweep: Sweep, run: PlannedRun) -> None:
-    """Prepare, train, average and score, as far as it is not done yet."""
+    """Prepare, train, average and score, skipping the steps that are done."""
     if read_result(sweep, run) is not None:
         return
     # The process that a killed sweep left behind may still be saving.
@@ -132,7 +132,7 @@ def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
 
 
 def make_average(run: RunFolder, n: int) -> Path:
-    """Write RUN/average, the mean of the last `n` planned checkpoints, unless it is there."""
+    """Write RUN/average, the mean of the last `n` planned checkpoints, unless it exists."""
     from nmt.average.mean import average_checkpoints
     from nmt.average.select import choose_checkpoints
     from nmt.checkpoint import Average, open_checkpoint

@@ -29,7 +29,7 @@ NOT_SETTINGS = ("name", "out", "seed", "data.store", "data.workers")
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over seeds, and how sure it is, which is unknown for a single seed."""
+    """The mean over seeds, and its uncertainty, which is unknown for a single seed."""
 
     value: float
     plus_minus: float | None = None  # half-width of the 95 % confidence interval

@@ -51,8 +51,8 @@ def provide_caches() -> None:
 
 
 def find_cache_folder() -> Path | None:
-    """Return this user's folder for what can be made again; None without a home that can be written,
-    or where another user could write too.
+    """Return this user's folder for what can be made again; None if the home cannot be written, or
+    if another user could write there too.
     """
     ours = Path(os.path.realpath(_find_user_caches() / "nmt"))
     is_absolute = _find_user_caches().is_absolute()  # without a home, `~` would be in this folder

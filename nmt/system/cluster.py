@@ -108,8 +108,9 @@ def list_losses(ray: Any) -> tuple[type[Exception], ...]:
 
 
 def watch_head(address: str, is_over: threading.Event) -> None:
-    """Say when Ray's head has gone. What asks for it then waits for a minute, after which Ray ends this
-    process, in words for its developers. A head that is kept elsewhere may come back before.
+    """Warn when Ray's head has gone. Requests to it then wait for a minute, after which Ray ends
+    this process, with a message for its developers. A head that is kept elsewhere may come back
+    before.
     """
     host, _, port = address.rpartition(":")
     while not is_over.wait(HEAD_LOOK_S):

@@ -91,8 +91,8 @@ def _check_architecture(device: torch.device) -> None:
 def choose_precision(device: torch.device) -> tuple[Precision, str]:
     """Choose the precision in which a device computes faster, and say why.
 
-    It follows from what the device is, never from a trial, whose result would depend on what else
-    the machine was doing: the same command on the same machine must train the same model.
+    It depends on the kind of device, never on a trial, whose result would depend on what else the
+    machine was doing: the same command on the same machine must train the same model.
     """
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
@@ -150,8 +150,8 @@ def read_driver_version() -> str:
 
 
 def read_peak_memory(device: torch.device) -> int:
-    """Return the most bytes there were so far: of tensors on a GPU, otherwise those of the process
-    in memory.
+    """Return the peak of bytes so far: of tensors on a GPU, otherwise those of the process in
+    memory.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -177,6 +177,6 @@ def name_machine(device: torch.device, n_ranks: int) -> str:
 
 
 def read_cpu_field(name: str) -> str:
-    """Read what the kernel says of the first core; empty where it says nothing."""
+    """Read what the kernel says about the first core; empty if it says nothing."""
     found = re.search(rf"^{name}\s*:\s*(.+)$", read_cpu_info(), re.MULTILINE)
     return found[1].strip() if found else ""

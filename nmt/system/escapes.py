@@ -25,7 +25,7 @@ NO_CHARACTER = re.compile(f"[\ud800-\udfff\ufdd0-\ufdef{''.join(ENDS_OF_PLANES)}
 
 
 def escape_line(text: str) -> str:
-    """Return `text` as one line that does nothing but appear."""
+    """Return `text` as one line in which nothing acts on a terminal."""
     return OBEYED.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 

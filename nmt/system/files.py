@@ -183,9 +183,7 @@ def make_folder(path: Path, mode: int = 0o777) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Fail now if the file `path` cannot be written later; nothing but a plain file is ever
-    replaced.
-    """
+    """Fail now if the file `path` cannot be written later; only a plain file is ever replaced."""
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         raise UserError(f"{path}: is not a regular file; choose another path")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
@@ -267,7 +265,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_json_or_warn(path: Path, value: Any) -> None:
-    """Write what the work can do without."""
+    """Write a file that is not essential; if that fails, only warn."""
     try:
         write_json(path, value)
     except OSError as error:
@@ -283,7 +281,7 @@ def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
 
 
 def read_status(run: RunFolder) -> dict[str, Any]:
-    """Return what status.json says of a run; nothing if it cannot be read."""
+    """Return the content of a run's status.json; nothing if it cannot be read."""
     try:
         status = read_json(run.status)
     except UserError:
@@ -391,8 +389,8 @@ def _name_old(path: Path) -> Path:
 def move_sealed_files(folder: Path, path: Path) -> None:
     """Move the files of a sealed folder into the folder `path`.
 
-    The old manifest goes first and the new one comes last: what has none counts as absent. Files
-    that neither names are somebody else's and stay.
+    The old manifest goes first and the new one comes last: a folder without one counts as absent.
+    Files that neither manifest names are not ours and stay.
     """
     old: Iterable[str] = ()
     with contextlib.suppress(UserError):  # there is none, or it is damaged
@@ -554,8 +552,8 @@ def remove_leftovers(folder: Path) -> None:
 def lock(
     folder: Path, doing: str, file_name: str | None = None, patience_s: float = 0.0
 ) -> Iterator[None]:
-    """Hold `folder` for this process; the kernel lets go when the process dies, however it dies.
-    Another that holds it is waited for, but no longer than `patience_s`.
+    """Hold `folder` for this process; the kernel lets go when the process dies, however it dies. If
+    another process holds it, wait, but no longer than `patience_s`.
 
     A folder that may not exist yet is held by the file `file_name` beside it, which is removed in
     the end.

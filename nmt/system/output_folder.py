@@ -35,7 +35,7 @@ def sign_card(card: str) -> str:
 
 
 def is_unedited_card(path: Path) -> bool:
-    """Whether the file is as `sign_card` made it: neither somebody's own nor edited since."""
+    """Whether the file is as `sign_card` made it: neither the user's own nor edited since."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:
         return False
     text = read_bytes(path).decode(errors="replace")

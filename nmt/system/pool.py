@@ -52,7 +52,7 @@ class Worker(Protocol):
 
 @dataclass(frozen=True)
 class Executor:
-    """Where workers come from, and what becomes of them."""
+    """Starts workers, and replaces those that are lost."""
 
     n_workers: int
     has_others: bool  # whether a worker has what this process lacks: other cores, or company
@@ -193,7 +193,7 @@ class _Crew:
             self.free.append(worker)
 
     def replace(self, worker: Worker, job: _Job | None) -> None:
-        """Have another worker do what a lost one was given."""
+        """Have another worker do a lost worker's task."""
         if worker in self.workers:
             say("a worker was lost; another does its work again")
             del self.workers[worker]

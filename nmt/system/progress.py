@@ -27,7 +27,7 @@ def clock() -> float:
 
 def say(text: str) -> None:
     """Print one line for the person at the terminal or in the log; bars make room for it. Line ends
-    in names of strangers are written out, as is all that a terminal would obey.
+    in names of strangers, and anything that a terminal would obey, are written out.
     """
     if sys.stderr is None:  # tqdm would write to standard output instead
         return

@@ -28,7 +28,7 @@ SHOWN = 99  # characters of a value or a key in a complaint; a stranger's file m
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold for a number; `words` completes "it must ..."."""
+    """A condition that a number must satisfy; `words` completes "it must ..."."""
 
     holds: Callable[[float], bool]
     words: str

@@ -27,7 +27,7 @@ MAX_SMALL_BYTES = 1 << 20
 
 
 class RemoteError(Failure):
-    """What is at a URL could not be read or written."""
+    """A URL could not be read or written."""
 
 
 class Remote:
@@ -55,7 +55,7 @@ class Remote:
             return {manifest.split("/")[-2] for manifest in found}
 
     def list_names(self) -> set[str]:
-        """Return the names of what is in the folder itself."""
+        """Return the names of the entries of the folder itself."""
         with self._explain("") as path, contextlib.suppress(FileNotFoundError):
             entries = self._system.ls(path, detail=False)
             # An object store may have an empty object that is the folder itself.
@@ -64,7 +64,7 @@ class Remote:
         return set()
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small file; None if there is none. A large one is cut."""
+        """Return the content of a small file; None if it does not exist. A large one is cut."""
         with self._explain(name) as path, contextlib.suppress(FileNotFoundError):
             return bytes(self._system.cat_file(path, end=MAX_SMALL_BYTES))
         return None

@@ -68,7 +68,7 @@ def dev_text_file(side: str) -> str:
 
 
 class RunFolder:
-    """Where everything lies in the folder of a run."""
+    """The paths of everything in the folder of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -92,7 +92,7 @@ def limit_connection_silence(seconds: int) -> None:
     """Have the kernel close each TCP connection that is open now once its other side has been
     silent for so long.
 
-    Nobody else would: without this, a host that vanished is waited for forever.
+    Without this, a host that vanished would be waited for forever.
     """
     if sys.platform != "linux":
         return

@@ -34,7 +34,7 @@ class ReaderLeft(BrokenPipeError):
 
 
 class _LossyOutput(io.FileIO):
-    """Loses what cannot be written."""
+    """Drops what cannot be written."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         size = memoryview(data).nbytes
@@ -57,7 +57,7 @@ class _MessageStream(io.TextIOWrapper):
 
 
 class _DataOutput(io.FileIO):
-    """Fails once, and tells a reader that has left from every other broken pipe."""
+    """Fails once, and distinguishes a reader that has left from every other broken pipe."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
@@ -101,8 +101,8 @@ class _TerminalOutput(_DataOutput):
 def secure_standard_streams() -> None:
     """Make the standard streams of this process safe, before anything is opened or written.
 
-    Streams that somebody has replaced stay as they are. A standard output that was closed from the
-    start stays None, so that a command that needs it can say so.
+    Streams that were replaced are left unchanged. A standard output that was closed from the start
+    stays None, so that a command that needs it can say so.
     """
     _reserve_descriptors()
     if sys.stderr is None:  # closed from the start

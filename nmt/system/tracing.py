@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 
 def not_traced(function: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Decorate a function that runs as it is, between the graphs of a compiled model."""
+    """Decorate a function that runs uncompiled, between the graphs of a compiled model."""
 
     @wraps(function)
     def call(*args: object) -> Answer:

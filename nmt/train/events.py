@@ -106,7 +106,7 @@ class ValidEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleEvent(Event):
-    """A dev line as the model translates it by now."""
+    """A dev line as the model translates it now."""
 
     kind = "sample"
     line: int  # counted from 1; 0 if it is not known
@@ -127,7 +127,7 @@ class SkippedEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WarningEvent(Event):
-    """Something is wrong, but the training goes on."""
+    """Something is wrong, but training continues."""
 
     kind = "warning"
     problem: str

@@ -173,7 +173,7 @@ class Trainer:
 
     @property
     def end_reason(self) -> str | None:
-        """The setting by which the training is over; None if it goes on."""
+        """The setting that has ended training; None if it continues."""
         training, state = self.config.training, self.state
         if state.step >= training.steps:
             return "training.steps"
@@ -342,8 +342,8 @@ class Trainer:
         )
 
     def save(self) -> None:
-        """Write a checkpoint for the current update unless it already has one. It has weights alone if
-        one with Adam's moments, three times as large, was written a moment ago.
+        """Write a checkpoint for the current update unless it already has one. It has only weights
+        if one with Adam's moments, three times as large, was written a moment ago.
         """
         self.setup.replica.gather_weights()
         if self.state.skipped and not self.has_finite_weights():
@@ -437,7 +437,7 @@ class Trainer:
             )
 
     def confirm_end(self) -> None:
-        """Say that a run is over already, and how it can go on."""
+        """Say that a run is already over, and how it can continue."""
         how = f"raise {self.end_reason} to continue"
         if self.end_reason == "training.steps" and self.config.optimizer.schedule == "cosine":
             how = "begin another run with training.init_from to train further"

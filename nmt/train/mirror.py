@@ -146,7 +146,7 @@ class Mirror:
 
 
 def name_checkpoint(step: int) -> str:
-    """Its place in the mirror, which is that in a run folder."""
+    """Return its path in the mirror, which is that in a run folder."""
     return str(RunFolder(Path()).checkpoint(step))
 
 
@@ -162,7 +162,7 @@ def fetch_run(config: RunConfig) -> None:
     """Fetch the newest checkpoint and the store if this machine has none as new.
 
     A run that has checkpoints here continues without a mirror that cannot be read; one that has
-    none must not begin anew because of that.
+    none must not start over because of that.
     """
     if config.training.mirror is None:
         return

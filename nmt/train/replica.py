@@ -155,7 +155,7 @@ class Replica:
 
     @property
     def own(self) -> dict[str, Share]:
-        """What this rank updates."""
+        """The shares of the parameters that this rank updates."""
         return share_nothing(self.objective.model) if self.shares is None else self.shares.own
 
     def run(
@@ -272,7 +272,7 @@ class Replica:
             self.objective.zero_grad()
 
     def gather_weights(self) -> None:
-        """Give the model all weights; after an update a rank has new ones for its shares alone. All
+        """Give the model all weights; after an update a rank has new ones only for its shares. All
         ranks must call this.
         """
         if self.shares is not None:

@@ -124,5 +124,5 @@ class RunLog:
 
 
 def round_digits(value: float) -> float:
-    """Keep the digits of a norm that mean something."""
+    """Keep the significant digits of a norm."""
     return float(f"{value:.5g}")

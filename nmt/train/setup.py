@@ -38,7 +38,7 @@ from nmt.train.validate import DevSet, open_dev
 
 @dataclass(frozen=True)
 class Setup:
-    """What updates need: one value for the loop, for trials of memory and for --profile."""
+    """Everything that updates need: for the loop, for memory trials and for --profile."""
 
     config: RunConfig
     micro_tokens: int

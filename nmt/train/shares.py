@@ -88,7 +88,7 @@ class Bucket:
         self.gathering = self.world.start_gathering(self.used)
 
     def wait_for_weights(self) -> list[Tensor]:
-        """Return what forward passes use, once it is here."""
+        """Return what forward passes use, once it has arrived."""
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
@@ -193,12 +193,12 @@ class Shares:
 
     @property
     def network_bytes(self) -> int:
-        """What a rank sends in an update, and receives: its gradients, and its new weights."""
+        """The bytes that a rank sends in an update, and receives: gradients and new weights."""
         sent = sum(bucket.gradients.nbytes + bucket.used.nbytes for bucket in self.buckets)
         return sent * (self.world.size - 1) // self.world.size
 
     def gather_weights(self) -> None:
-        """Give all ranks all weights as they are, for whatever reads the model itself."""
+        """Give all ranks all current weights, for code that reads the model itself."""
         if self.world.size > 1:
             for bucket in self.buckets:
                 self.world.start_gathering(bucket.weights).wait()

@@ -67,5 +67,5 @@ class TensorBoardSink:
 
 
 def _escape(text: Any) -> str:
-    """Write text so that Markdown shows it as it is."""
+    """Escape text so that Markdown shows it literally."""
     return MARKDOWN_SIGN.sub(lambda found: f"&#{ord(found[0])};", str(text))

@@ -198,9 +198,10 @@ def _translate(
 
 
 def choose_dev_lines(n_lines: int, n_wanted: int | None) -> Sequence[int]:
-    """Choose the dev lines that are translated: all, or as many as wanted, spread evenly over the set.
+    """Choose the dev lines that are translated: all, or as many as wanted, spread evenly over the
+    set.
 
-    The first lines are no sample: a set that is sorted by length begins with its shortest, and a
+    The first lines are not a fair sample: a set sorted by length begins with the shortest, and a
     model that is best on those may be worse on the whole.
     """
     if n_wanted is None or n_wanted >= n_lines:

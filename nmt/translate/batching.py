@@ -27,8 +27,8 @@ SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
 
 @dataclass(frozen=True)
 class Requests:
-    """Sentences to search, and what each translation must begin with or contain. What torch searches ends
-    with eos.
+    """Sentences to search, and what each translation must begin with or contain. Sentences that
+    torch searches end with eos.
     """
 
     sources: Sentences

@@ -22,7 +22,7 @@ Continuation = tuple[float, int, int]  # log-probability, parent, piece
 
 
 class PhraseSearch:
-    """What the hypotheses of each sentence of a batch have said of its phrases."""
+    """How much of its phrases each hypothesis of each sentence of a batch contains."""
 
     def __init__(self, phrases: Sequence[LinePhrases], beams: Beams, max_limit: int | None) -> None:
         """Raise the limits of the sentences to what their phrases need, but not above `max_limit`."""

@@ -24,7 +24,7 @@ from nmt.translate.search_state import Decodable, Hypothesis
 
 
 class SearchEngine:
-    """torch, with nothing compiled, repacked or recorded. Engines replace what they do better."""
+    """torch, with nothing compiled, repacked or recorded. Engines override what they do better."""
 
     batch_tokens = DEFAULT_BATCH_TOKENS  # source pieces of a batch, unless the config sets them
 

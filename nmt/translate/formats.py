@@ -47,8 +47,8 @@ class Layout:
     def paragraph(
         self, number: int, source: str, translated: TranslatedText, translator: TextToText
     ) -> str:
-        """The output for a line that is a paragraph: with scores and candidates of each sentence in JSON,
-        else its text.
+        """The output for a line that is a paragraph: with scores and candidates of each sentence in
+        JSON, otherwise its text.
         """
         if not self.is_json:
             return translated.text + "\n"

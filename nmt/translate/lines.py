@@ -54,7 +54,7 @@ class LineReader:
         self.n_invalid = 0  # lines that are not UTF-8
 
     def read_chunks(self, skip: int = 0, largest: int = LARGEST_CHUNK) -> Iterator[Chunk]:
-        """All lines but the first `skip`, at most `largest` at a time."""
+        """Yield all lines except the first `skip`, at most `largest` at a time."""
         first, n_bytes = 1, 0
         for block in _read_blocks(self.handle, self.name, largest):
             if first == 1:

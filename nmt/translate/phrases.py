@@ -48,7 +48,7 @@ def tidy_phrase(text: str) -> str:
 
 
 def read_forbidden(path: str) -> list[str]:
-    """Read phrases, one a line. Empty lines are skipped."""
+    """Read phrases, one per line. Empty lines are skipped."""
     phrases = [tidy_phrase(line) for line in read_lines(TextFile(Path(path)))]
     phrases = [phrase for phrase in phrases if phrase]
     if not phrases:
@@ -80,7 +80,7 @@ def read_glossary(path: str) -> dict[str, str]:
 
 
 class PhraseState(NamedTuple):
-    """What has to be remembered of a hypothesis's text to decide what may follow."""
+    """What is remembered of a hypothesis's text, to decide what may follow."""
 
     is_boundary: bool  # the text does not end in a word character, so a phrase may begin next
     # (phrase, n): the text ends in the first n characters of the phrase, which may be all of them
@@ -160,8 +160,8 @@ class Glossary:
             self.sources_by_token[TOKEN.match(source)[0]].append(source)
 
     def list_targets(self, source: str) -> list[str]:
-        """List the phrases that the translation of a line must contain. Of phrases in one another the longest
-        counts.
+        """List the phrases that the translation of a line must contain. If one phrase contains
+        another, the longest counts.
         """
         spans = list(self._find_terms(source))
         targets = []

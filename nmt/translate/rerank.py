@@ -30,7 +30,7 @@ class RerankWeights:
 
 @dataclass(frozen=True)
 class RatedCandidates:
-    """The candidates of one source, and what speaks for each."""
+    """The candidates of one source, and the scores of each."""
 
     texts: list[str]
     scores: list[float]
@@ -71,7 +71,7 @@ def rate_candidates(scorer: PairScorer, lists: Iterator[NBest]) -> Iterator[Rate
 def measure_weights(
     rated: Sequence[RatedCandidates], references: Sequence[str]
 ) -> dict[RerankWeights, float]:
-    """Return the BLEU of what each pair of weights chooses."""
+    """Return the BLEU of the candidates that each pair of weights chooses."""
     scores = {}
     for reverse in REVERSE_GRID:
         for length in LENGTH_GRID:

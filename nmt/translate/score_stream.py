@@ -26,7 +26,7 @@ MAX_NAMED = 3  # impossible pairs that are named one by one
 
 @dataclass
 class ScoreTotals:
-    """What came of all pairs."""
+    """The totals of all pairs."""
 
     pairs: int = 0
     impossible: int = 0

@@ -34,7 +34,7 @@ def find_code_folder(*files: str) -> Path | None:
 
 @contextlib.contextmanager
 def hold_code_folder(*files: str) -> Iterator[None]:
-    """Let one process at a time compile `files`; those that have waited find what it compiled."""
+    """Let one process at a time compile `files`; the others wait and then use its result."""
     folder = find_code_folder(*files)
     if folder is None:
         yield

@@ -73,7 +73,7 @@ class DecoderArrays(NamedTuple):
 
 
 class StackBoundaries(NamedTuple):
-    """What is before and after the layers of a stack."""
+    """The parts before and after the layers of a stack."""
 
     embedding: Floats  # (pieces, d_model)
     positions: Floats  # (positions, d_model); rotary ones are as wide as a key
@@ -82,7 +82,7 @@ class StackBoundaries(NamedTuple):
 
 
 class LayerShape(NamedTuple):
-    """What all layers of a model share."""
+    """The sizes and options that all layers of a model share."""
 
     n_heads: int
     key_size: int
