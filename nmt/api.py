@@ -69,7 +69,7 @@ def load(
     would.
     """
     settings = ["decoding.lower_capitals=true", *settings]
-    if engine == "nmt":  # who loads a model once translates often
+    if engine == "nmt":  # a model loaded from Python usually translates many times
         settings = ["decoding.compile=on", *settings]
     from nmt.translate.translator import warn_if_untagged
 

@@ -578,7 +578,7 @@ def load_run_config(run: RunFolder) -> RunConfig | None:
     """
     if not has_plain_file(run.config):
         return None
-    recorded = load_recorded_config(run.config)  # which refuses what another program wrote
+    recorded = load_recorded_config(run.config)  # which refuses a file that another program wrote
     return recorded if _has_results(run) else None
 
 

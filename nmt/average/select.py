@@ -67,7 +67,7 @@ def choose_checkpoints(
         return take_best(run, n_best)
     candidates = list_candidates(run, minutes)
     if n_last is None:
-        # With a decay the oldest weigh almost nothing, so all can be included; of none, it is an error.
+        # With a decay the oldest weigh almost nothing, so all can be included; having none is an error.
         n_last = DEFAULT_LAST if decay is None else max(1, len(candidates))
     candidates = take_last(candidates, n_last, run, minutes)
     if decay is not None:

@@ -175,7 +175,7 @@ def name_corpora(args: argparse.Namespace, languages: tuple[str, str], root: Pat
         return os.path.abspath(path).removeprefix(os.path.join(root, ""))
 
     def make_corpus(prefix: str, *paths: str | None, archive: str | None = None) -> CorpusConfig:
-        if archive is None:  # else these are members of it
+        if archive is None:  # otherwise these are members of it
             paths = tuple(path and locate(path) for path in paths)
         src, tgt, file = paths
         corpus = CorpusConfig(src, tgt, archive and locate(archive), file)

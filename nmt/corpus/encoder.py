@@ -17,7 +17,7 @@ SPACE_BYTES = SPACE.encode()
 MAX_KNOWN_WORDS = 1_000_000  # some 60 MB
 WORDS_AT_A_TIME = 1 << 18
 SLOT_BITS = 21  # so that a third of the slots is always free
-KEY_BYTES = 32  # words that do not fit are rare, and are encoded wherever they occur
+KEY_BYTES = 32  # words that do not fit are rare, and are encoded each time they occur
 # For each length of a word, the bytes of its key that hold the word; the last one holds its length.
 KEY_MASKS = np.tri(KEY_BYTES, KEY_BYTES, -1, np.uint8) * np.uint8(255)
 

@@ -117,7 +117,7 @@ def prepare(
                 shutil.rmtree(work, ignore_errors=True)
                 return False
             try:
-                # Refuse if not even the text fits, a part of which may be there already.
+                # Refuse if not even the text fits; part of it may already be on the disk.
                 n_written = sum(file.stat().st_size for file in work.rglob("*.*"))
                 if shutil.disk_usage(store).free + n_written < n_bytes:
                     raise UserError(_describe_full_disk(store, n_bytes))

@@ -188,7 +188,7 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
 
     rules = None
     if part.rules is not None:
-        # What only later stages apply must not make this one run again.
+        # Settings that only later stages use must not make this one run again.
         rules_here = replace(part.rules, preset=None, duplicates=False, max_pieces=None)
         rules = to_plain_values(rules_here)
     made_with = {

@@ -35,7 +35,7 @@ MIN_HELD_OUT, MAX_HELD_OUT = 100, 2_000  # pairs of each set that is drawn
 HELD_OUT_SHARE = 0.05
 MAX_SHARED = 0.05  # of the training pairs, that drop-sides may cost
 MAX_RATIO = 9  # of words, the default of Moses' clean-corpus-n
-# More characters than this between spaces: words have none between them. German has 8.
+# If there are more characters than this between spaces, spaces do not separate words. German has 8.
 UNSPACED_LENGTH = 14
 CHARACTERS_A_WORD = 2  # where words have no spaces between them
 PIECES_A_WORD = 1.4

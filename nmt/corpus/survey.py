@@ -23,7 +23,7 @@ from nmt.system.errors import UserError
 # a line, by at most 0.28.
 WINDOW = 1000
 ALIGNED = 0.5
-MIN_SPREAD = 0.1  # of the logarithms: where all lines are of one length, lengths tell nothing
+MIN_SPREAD = 0.1  # of the logarithms: if all lines have one length, lengths say nothing
 RULES = CleanConfig(identical=True)
 ROW = np.dtype(
     [

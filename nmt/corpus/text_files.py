@@ -299,7 +299,7 @@ def _open_zipped(raw: IO[bytes], text: TextFile) -> tuple[IO[bytes], int]:
             raise UserError(f"{text.name}: is encrypted; decrypt the archive")
         return archive.open(entry), entry.file_size
     except (ValueError, LookupError, struct.error, RuntimeError) as error:
-        # what zipfile raises of damage to names, dates and extra fields
+        # what zipfile raises if names, dates or extra fields are damaged
         raise zipfile.BadZipFile(describe_error(error)) from None
 
 

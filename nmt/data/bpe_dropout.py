@@ -147,7 +147,7 @@ def _merge_words(
     longest = int(lengths.max(initial=0))
     bounds = np.searchsorted(lengths[by_length], np.arange(longest + 2))
 
-    # From the longest words down: those that lost a symbol go on together with those that have n
+    # From the longest words down: those that lost a symbol continue together with those that have n
     # letters.
     finished: list[_Words] = []
     current = _Words(by_length[:0], np.empty((longest, 0), np.uint32))

@@ -181,7 +181,7 @@ class EpochStores:
             try:
                 with lock(make_folder(self.epochs), "drawing an epoch"):
                     self._make(draw)
-            except FolderInUse:  # another rank or run draws
+            except FolderInUse:  # another rank or run is drawing it
                 self._closed.wait(POLL_S)
         return store
 
@@ -195,7 +195,7 @@ class EpochStores:
         except UserError:
             if path.exists():
                 raise
-            return None  # a process that is further on has removed it meanwhile: it is made again
+            return None  # a process that is ahead has removed it meanwhile: it is made again
 
     def _make(self, draw: Draw) -> None:
         """Draw an epoch unless it exists, and remove those no longer needed."""

@@ -87,7 +87,7 @@ class Vocab:
         spans_spaces = any(SPACE in piece[1:] for piece in pieces)
         # Whether the ids of a line are those of its words.
         self.is_wordwise = is_identity and not spans_spaces
-        # Whether it spells in bytes what has no piece, so that nothing is unknown.
+        # Whether it spells characters without a piece in bytes, so that nothing is unknown.
         self.has_bytes: bool = processor.is_byte(processor.piece_to_id("<0x00>"))
         self._processor = processor
 

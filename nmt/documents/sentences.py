@@ -61,7 +61,7 @@ class Splitter:
         while start < len(paragraph):
             segments = find_segments(self.language, readable[start : start + MOST_SEGMENTED])
             if start + MOST_SEGMENTED < len(paragraph) and len(segments) > 1:
-                segments.pop()  # it may go on behind what was read
+                segments.pop()  # it may continue after what was read
             for segment in segments:
                 yield paragraph[start : start + len(segment)]
                 start += len(segment)

@@ -104,7 +104,7 @@ def export(
         )
         write_text(folder / CARD_FILE, card)
 
-        # once more, because somebody may have edited the card meanwhile
+        # once more, because the card may have been edited meanwhile
         check_output()
 
     write_folder(out, fill)

@@ -53,7 +53,7 @@ class Positions(nn.Module):
         if self.is_learned:
             self.table = nn.Parameter(rows)
             return
-        if not rows.is_meta:  # else only the shape is wanted, and torch would be slow to start
+        if not rows.is_meta:  # otherwise only the shape is wanted, and torch would be slow to start
             rows = sinusoids(config.max_positions, self.width)
         self.register_buffer("table", rows, persistent=False)
 

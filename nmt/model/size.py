@@ -83,7 +83,7 @@ def _check_limit(model: ModelConfig, what: str, n_bytes: int, limit: MemoryLimit
     if n_bytes <= limit.n_bytes:
         return
     sizes = {key: size for key, size in asdict(model).items() if type(size) is int}
-    # What is far beyond anything usual is named first.
+    # Settings far beyond anything usual are named first.
     largest = sorted(sizes, key=lambda key: sizes[key], reverse=True)[:3]
     named = ", ".join(f"model.{key} ({sizes[key]:,})" for key in largest)
     raise UserError(

@@ -18,7 +18,7 @@ from nmt.train.on_track import smoothed_loss_floor
 
 MOST_POINTS = 500  # of a curve
 POINTS_OF_CHART = 3_000  # of all its curves together
-MOST_RUNS_BY_LAYER = 4  # more runs would be more charts than anybody reads
+MOST_RUNS_BY_LAYER = 4  # more runs would be more charts than a person reads
 
 Points = Sequence[tuple[float, float]]
 ReferenceBand = tuple[tuple[float, float, float], ...]  # x, from, to
@@ -62,7 +62,7 @@ class CurveChart:
     curves: tuple[tuple[str, str, str], ...]  # the kind of a line, its key, the name of the curve
     unit: float = 1
     list_references: Callable[[RunFacts], Sequence[ReferenceLine]] = lambda _: ()
-    needs_reference: bool = False  # else the chart says no more than another
+    needs_reference: bool = False  # without them the chart says no more than another
 
 
 def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:

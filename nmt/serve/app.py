@@ -221,7 +221,7 @@ class Service:
             )
         except HTTPException as error:
             return StreamedLine(index=index, error=error.detail).to_row()
-        except SearchFailed:  # the other lines go on
+        except SearchFailed:  # the other lines continue
             return StreamedLine(index=index, error=BUG).to_row()
         translated = join_text(document, candidates)
         return StreamedLine(
@@ -314,7 +314,7 @@ def answer_with(answer: BaseModel) -> Response:
 # ---- LibreTranslate's routes ----------------------------------------------------------------------------------------
 
 # The routes that translate read their body and write their answer themselves: FastAPI's own way, which
-# checks an answer again, takes as long as all else that a short request costs here.
+# checks an answer again, takes as long as everything else that a short request costs here.
 
 
 @router.post(

@@ -251,7 +251,7 @@ def answer_batch(lines: Sequence[WaitingLine]) -> list[LineAnswer]:
             return [*others[:i], error, *others[i:]]
     except (UserError, Failure) as error:
         problem = error
-    except Exception as error:  # a bug: the operator sees it, and this thread goes on
+    except Exception as error:  # a bug: the operator sees it, and this thread continues
         traceback.print_exc()
         problem = error
     if len(lines) == 1:
@@ -264,5 +264,5 @@ def answer_batch(lines: Sequence[WaitingLine]) -> list[LineAnswer]:
 
 def _resolve(lines: Sequence[WaitingLine], answers: Sequence[LineAnswer]) -> None:
     for line, answer in zip(lines, answers, strict=True):
-        if not line.answered.done():  # else it was dropped
+        if not line.answered.done():  # otherwise it was dropped
             line.answered.set_result(answer)

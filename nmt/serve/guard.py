@@ -75,7 +75,7 @@ class Guard:
                 self.n_unanswered -= 1
                 message["headers"] = [*message["headers"], *HEADERS]
                 if self.is_stopping():
-                    # Else the client would send its next request into a connection that is closing.
+                    # Otherwise the client would send its next request into a connection that is closing.
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
@@ -154,7 +154,7 @@ class Guard:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                # Else the rest of the body would keep the connection open.
+                # Otherwise the rest of the body would keep the connection open.
                 closing = {"Connection": "close"}
                 raise HTTPException(408, "the request took too long", closing) from None
             if message["type"] == "http.disconnect":

@@ -240,7 +240,7 @@ def check_names(names: Sequence[str], path: Path) -> None:
                 f"{path}: run {name!r} has no usable folder name; give a name of letters, digits and "
                 f"- _ . +, at most {LONGEST_FOLDER_NAME} characters"
             )
-        key = folder.casefold()  # some file systems do not tell a from A
+        key = folder.casefold()  # some file systems do not distinguish a from A
         if key in seen:
             raise UserError(
                 f"{path}: runs {seen[key]!r} and {name!r} would share the folder {folder}-seed...; "

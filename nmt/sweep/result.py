@@ -61,7 +61,7 @@ def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
         say_once(f"warning: {path}: was edited, or is of an older version; the run is scored again")
         return None
     folder = run.folder.checkpoint(result.updates) if result.average is None else run.folder.average
-    # Weights that somebody removed to save space are not needed any more.
+    # Weights that were removed to save space are no longer needed.
     if folder.is_dir() and read_manifest(folder)[MODEL_FILE]["sha256"] != result.weights_sha256:
         say_once(
             f"warning: {folder}: these are not the weights that were scored; the run is scored again"

@@ -62,7 +62,7 @@ def open_executor(on: str | None, n_workers: int, uses_gpu: bool) -> Iterator[Ex
         raise UserError(f"--on {on}: Ray cannot be reached ({reason}); see RAY_ADDRESS") from None
     try:
         with ExitStack() as stack:
-            # Ray prints there what it has lost, between the lines of the result.
+            # Ray prints its losses there, between the lines of the result.
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.callback(ray.shutdown)

@@ -45,6 +45,6 @@ def can_launch(launch: Callable[[], object]) -> bool:
 def summarize_error(error: Exception) -> str:
     """Return the type of an error and the first line of what it says."""
     if isinstance(error, CalledProcessError):
-        return f"{error.cmd[0]} failed"  # its whole command says no more; it has said why itself
+        return f"{error.cmd[0]} failed"  # the whole command adds nothing; the compiler has said why
     first_line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}"

@@ -102,7 +102,7 @@ class Mirror:
             target = self._target
             try:
                 self._copy(target)
-            except Exception as error:  # whatever it is, the training goes on
+            except Exception as error:  # whatever it is, training continues
                 self._note_failure(error)
                 continue
             if self.failures:

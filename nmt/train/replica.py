@@ -54,7 +54,7 @@ def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) 
         say(f"warning: the model is not compiled, so training is slower: {reason}")
     is_able = reason is None and can_attend(world.device, dtype, *heads)
     is_able = is_able and can_compute_loss(world.device, dtype)
-    # on no rank unless on all: batches of another shape would hold other sentences
+    # on all ranks or none: batches of another shape would hold other sentences
     n_able = world.sum(torch.tensor(float(is_able)))
     return n_able.item() == world.size
 

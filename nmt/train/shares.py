@@ -157,7 +157,7 @@ class Shares:
             bucket.is_complete = False
         if is_first:
             for p, _ in self.others:
-                p.grad = None  # so that nothing is added to what is there
+                p.grad = None  # so that nothing is added to the old gradient
         if is_first and self.world.size > 1:
             for bucket in self.buckets:
                 bucket.start_gathering()

@@ -125,7 +125,7 @@ def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
         rest += last
         ready += [line + b"\n" for line in ended]
 
-        # full blocks, or all there is when waiting would not help
+        # full blocks, or everything so far if waiting would not help
         is_pausing = not select.select([handle], [], [], PAUSE_S)[0]
         is_large = len(rest) > MAX_LINE_BYTES or sum(map(len, ready)) > MAX_CHUNK_BYTES
         while len(ready) >= size or (ready and (is_pausing or is_large)):

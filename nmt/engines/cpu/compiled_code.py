@@ -70,7 +70,7 @@ def make_compiler(
                 error_model="numpy",
                 nogil=True,
                 cache=True,
-                # for callers in C, which there are none of; without it compiling takes a tenth less
+                # for callers in C, of which there are none; without it compiling takes a tenth less
                 no_cfunc_wrapper=True,
             )
             return compiler(function)

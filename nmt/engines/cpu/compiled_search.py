@@ -541,12 +541,12 @@ def find_fault_of_compiler(is_bf16: bool) -> Exception | None:
         rules = make_rules(DecodingConfig(max_extra=1))
         # one process compiles, and all load what it compiled at the same time
         with nullcontext() if is_code_cached() else hold_code_folder(*SEARCH_FILES):
-            if not is_code_cached():  # nor has another one compiled it meanwhile
+            if not is_code_cached():  # and no other one compiled it meanwhile
                 say("compiling the search for this processor, once; this takes about 20 seconds")
             retry_without_cache(
                 lambda: search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
             )
-    except Exception as error:  # numba raises all kinds
+    except Exception as error:  # numba raises many kinds of errors
         return error
     return None
 

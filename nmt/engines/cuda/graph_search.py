@@ -105,7 +105,7 @@ class GraphSearch:
             if length < n_steps and n_living > 0 and has_few_empty_rows:
                 continue
 
-            # collect what is done, and go on with the others in fewer rows
+            # collect what is done, and continue with the others in fewer rows
             living = self._collect(sentences, results)
             if not living:
                 return results
@@ -177,7 +177,7 @@ class GraphSearch:
         """The function for a step of the present shape: a recording, if the shape occurs often
         enough.
         """
-        # A recording reads fixed addresses: where a buffer has moved, none is valid any more.
+        # A recording reads fixed addresses: once a buffer has moved, no recording is valid.
         n_moves = self.buffers.n_moves + self.cache.n_moves
         if n_moves != self.n_moves or len(self.graphs) == MAX_GRAPHS:
             self._forget_graphs(n_moves)
