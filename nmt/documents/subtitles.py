@@ -1,7 +1,7 @@
 """SubRip subtitles: numbers, times and tags come back as they were, and the text of each cue is
 translated.
 
-A cue is shown by itself, so it is a paragraph of its own: a sentence that goes on in the next cue is
+A cue is shown by itself, so it is a paragraph of its own: a sentence that continues in the next cue is
 translated in two parts. A translation has as many lines as its cue had, of about equal length.
 """
 

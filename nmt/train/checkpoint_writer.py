@@ -104,7 +104,7 @@ class CheckpointWriter:
         if waited_s >= SLOW_S and not self._is_slow:
             self._is_slow = True
             say(
-                f"warning: training waited {waited_s:.0f} s at update {step} until the checkpoint before it was "
+                f"warning: training waited {waited_s:.0f} s at update {step} for the previous checkpoint to be "
                 "written; raise training.checkpoint_every, or use a faster disk"
             )
 

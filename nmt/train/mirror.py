@@ -175,7 +175,7 @@ def fetch_run(config: RunConfig) -> None:
         elif found := remote.list_names() - {VOLUME_FOLDER, f"{CONFIG_FILE}.part"}:
             raise UserError(
                 f"training.mirror={remote.url}: contains {min(found)!r}, but no {CONFIG_FILE} of a "
-                "run; give an empty place, or one that does not exist yet"
+                "run; give an empty location, or one that does not exist yet"
             )
         there = list_mirrored_steps(remote)
         if max(there, default=0) > max(list_steps(run), default=0):

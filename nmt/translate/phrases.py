@@ -346,7 +346,7 @@ class LinePhrases:
         return torch.tensor(found, dtype=torch.int64)
 
     def _find_next_bytes(self, state: PhraseState, missing: Sequence[str]) -> Iterator[int]:
-        """Find the bytes that continue the character with which a missing phrase goes on, or begins."""
+        """Find the bytes that continue the character with which a missing phrase continues, or begins."""
         begun = dict(state.begun)
         for phrase in missing:
             n = begun.get(phrase, 0)

@@ -129,7 +129,7 @@ class TextToText(ABC):
         self.longest = self.longest_source - len(self.tag_ids)  # of a line, in pieces
         if self.longest < 1:
             raise UserError(
-                f"decoding.max_source is {self.config.max_source}, which leaves no place for a line "
+                f"decoding.max_source is {self.config.max_source}, which leaves no room for a line "
                 "beside its tag; raise it"
             )
 
