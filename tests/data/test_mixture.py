@@ -91,7 +91,7 @@ def test_a_temperature_evens_out_and_keeps_the_length_of_an_epoch() -> None:
 
 def test_a_weight_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"data\.train\[2\]: 7 pairs with a weight of 0\.05 are not"
+        UserError, match=r"data\.train\[2\]: 7 pairs with a weight of 0\.05 make up less"
     ):
         make_mixture(weighted(None, None, 0.05, None), SIZES)
     assert compute_weights(weighted(None, 2.5), (1, 1)) == [1.0, 2.5]

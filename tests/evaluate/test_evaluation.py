@@ -657,7 +657,7 @@ def test_what_is_read_or_belongs_to_a_run_is_not_written_over(run: Path, capsys:
         refusal = get_refusal(capsys, run, "--json", file)
         assert "belongs to a run, a checkpoint, a store or an export" in refusal
     refusal = get_refusal(capsys, run, "--output", "x", "--json", "x")
-    assert "given twice, and one of the two is an output" in refusal
+    assert "given twice, once as an output" in refusal
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
 
 

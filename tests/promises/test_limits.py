@@ -94,4 +94,4 @@ def test_a_prompt_needs_an_input_that_can_be_read(
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(write_only))
         assert nmt_translate([str(model), "--interactive"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert "error: standard input cannot be read (Bad file descriptor); give another one" in last
+    assert "error: standard input cannot be read (Bad file descriptor); redirect it" in last

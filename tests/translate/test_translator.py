@@ -83,7 +83,7 @@ def test_a_text_is_the_translations_of_its_sentences(
     assert translated.text == f"  {best[0]}  {best[1]}\n\n{' '.join(best[2:])}\t\r\n"
     assert ours.translate_text(text).text == translated.text
     shown = capsys.readouterr().err.splitlines()
-    assert f"warning: {len(best) - 2} parts of sentences are translated by themselves" in shown[0]
+    assert f"warning: {len(best) - 2} parts of sentences are translated separately" in shown[0]
     assert ours.translate_text(" \n").text == " \n"
 
 
