@@ -607,8 +607,8 @@ class DecodingConfig:
     # The precision of matrix products; bf16 is twice as fast on hardware that has it.
     precision: Literal["fp32", "bf16"] = "fp32"
     # Whether to search with compiled loops on a CPU. They take a second to load and, once per machine, 20
-    # seconds to compile. auto: on in bf16, and in fp32 for models of base's size or larger; in nmt-serve
-    # and nmt.api.load, always.
+    # seconds to compile. auto: on in bf16, and in fp32 for models of base's size or larger; the default
+    # of nmt-serve and nmt.api.load is on.
     compile: Literal["auto", "on", "off"] = "auto"
     # The longest source in pieces, and what to do with a longer one: cut it with a warning, or
     # refuse it.
@@ -618,7 +618,7 @@ class DecodingConfig:
     # set and the test set have their own.
     tag: str | None = None
     # Whether a line in capitals is translated in lower case, and its translation put in capitals;
-    # nmt-serve, nmt.api.load, nmt-translate --text and --html turn this on.
+    # nmt-serve, nmt.api.load, nmt-translate --text, --html and --srt turn this on.
     lower_capitals: bool = False
     # Whether addresses, placeholders such as {0} and %s, and long numbers must survive: if one is lost,
     # the line is searched again with that string required (docs/decoding.md#protected-strings).
