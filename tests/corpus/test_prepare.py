@@ -528,7 +528,7 @@ def test_a_given_model_gets_symbols_that_it_lacks(root: Path) -> None:
     refuse(tagged, r"vocab\.user_symbols\[0\] <url> -> None", plain)
 
     # what cannot be added
-    message = "own.model: .* already, .*; leave it out"
+    message = "own.model: .* is already an ordinary piece .*; leave it out of vocab.user_symbols"
     piece = own.pieces([own.size - 1])[0]
     refuse(config(root, "four"), message, replace(plain, user_symbols=(piece,)))
     (root / "own.model").write_bytes(grown.model)  # where <bt> is in no text
