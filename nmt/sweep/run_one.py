@@ -21,7 +21,6 @@ from nmt.system.errors import Failure, UserError
 from nmt.system.files import check_free, lock, make_folder, write_text
 from nmt.system.progress import say
 from nmt.system.run_folder import MODEL_FILE, RunFolder, dev_text_file
-from nmt.system.runtime import choose_matmul_library
 
 if TYPE_CHECKING:
     from nmt.checkpoint import Checkpoint
@@ -109,7 +108,6 @@ def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
-    choose_matmul_library()  # as training does
 
     from nmt.checkpoint import TrainState, find_newest, open_checkpoint
 

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 
 from nmt.system.errors import UserError
-from nmt.system.runtime import read_cpu_info
+from nmt.system.runtime import choose_matmul_library, read_cpu_info
 
 DEVICES = Path("/dev")  # NVIDIA's are nvidia0, nvidia1, ...
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -41,7 +41,18 @@ Precision = Literal["bf16", "fp32"]
 
 
 def choose_device(requested: Literal["auto", "cpu"] = "auto", local_rank: int = 0) -> torch.device:
-    """Return the GPU of this rank, or the CPU if the user asked for it or there is no GPU."""
+    """Return the GPU of this rank, or the CPU if the user asked for it or there is no GPU.
+
+    Whoever chooses the CPU, for training, scoring or translation, also gets the library that multiplies
+    fp32 there: a model has the same scores in every command.
+    """
+    device = _find_device(requested, local_rank)
+    if device.type == "cpu":
+        choose_matmul_library()
+    return device
+
+
+def _find_device(requested: Literal["auto", "cpu"], local_rank: int) -> torch.device:
     if requested == "cpu":
         return torch.device("cpu")
     # An old driver makes torch warn at length; it is refused below.

@@ -20,12 +20,7 @@ from torch import Tensor, nn
 
 from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
-from nmt.system.runtime import (
-    choose_matmul_library,
-    end_with_parent,
-    limit_connection_silence,
-    read_rank_variable,
-)
+from nmt.system.runtime import end_with_parent, limit_connection_silence, read_rank_variable
 
 Found = TypeVar("Found")
 
@@ -191,8 +186,6 @@ def join_world(requested: Literal["auto", "cpu"] = "auto") -> Iterator[World]:
     device = choose_device(requested, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    else:
-        choose_matmul_library()
     if size == 1:
         yield World(0, 1, device)
         return

@@ -21,6 +21,7 @@ from nmt.config import load_config, parse_device
 from nmt.system import device
 from nmt.system.device import choose_device, name_machine
 from nmt.system.errors import UserError
+from nmt.system.ranks import join_world
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC: 12\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86  Release Build  (dvs-builder@U16)\n"
@@ -51,6 +52,21 @@ def test_without_a_gpu_it_is_the_cpu(machine: Machine) -> None:
     for name in ("nvidiactl", "nvme0", "null"):  # of which none is a GPU
         (machine.devices / name).touch()
     assert choose_device().type == choose_device("cpu").type == "cpu"
+
+
+def test_every_command_multiplies_fp32_alike(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given in ("highest", "high"):  # the second: a user's own choice
+        torch.set_float32_matmul_precision(given)
+        choose_device("cpu")  # as translation and scoring do
+        chosen = torch.get_float32_matmul_precision()
+        assert given == "highest" or chosen == given
+        torch.set_float32_matmul_precision(given)
+        with join_world("cpu"):  # as training does
+            assert torch.get_float32_matmul_precision() == chosen
+        assert torch.get_float32_matmul_precision() == chosen  # a training leaves nothing behind
+    torch.set_float32_matmul_precision("highest")
 
 
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built: str) -> None:
