@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import UserError
 from nmt.system.files import explain_unreadable, read_bytes
+from nmt.system.progress import say_once
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
 from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
@@ -817,8 +818,11 @@ COURSE_KEYS = (
     "training.mirror",
     "training.track",
 )
-# Settings of `training` in earlier versions: ignored in a recorded config, refused where they are given.
-GONE_KEYS = {"shard": "several ranks always share gradients and Adam's moments; leave it out"}
+# Settings of earlier versions by their last name: the value that changed nothing, and a remedy. They are
+# refused where they are given; in a recorded config they are ignored, with a line if they did something.
+REMOVED_SETTINGS: dict[str, tuple[Any, str]] = {
+    "shard": (False, "several ranks always share gradients and Adam's moments; leave it out"),
+}
 # Settings that may change when a run is resumed; changing any other would make it a different run.
 CHANGEABLE_KEYS = (
     *MACHINE_KEYS,
@@ -1090,11 +1094,34 @@ def parse_recorded_config(data: bytes, name: str, overrides: Sequence[str] = ())
             f"{source.places['extends']}: extends: a config that nmt recorded must be complete; "
             "use another copy"
         )
-    training = source.values.get("training")
-    if isinstance(training, dict):
-        for key in GONE_KEYS:
-            training.pop(key, None)
+    _drop_removed_settings(source.values, name)
     return _build_config(source, overrides)
+
+
+def _drop_removed_settings(values: Any, name: str) -> None:
+    """Take the settings of earlier versions out of a recorded config, and say which of them this version
+    cannot honour.
+    """
+    if isinstance(values, list):
+        for item in values:
+            _drop_removed_settings(item, name)
+    if not isinstance(values, dict):
+        return
+    for key in REMOVED_SETTINGS.keys() & values.keys():
+        value = values.pop(key)
+        neutral, remedy = REMOVED_SETTINGS[key]
+        if value != neutral:
+            say_once(
+                f"{name}: {key}={value!r} is a setting of an earlier version, and ignored; {remedy}"
+            )
+    for value in values.values():
+        _drop_removed_settings(value, name)
+
+
+def _explain_unknown_key(name: str) -> str | None:
+    if name in REMOVED_SETTINGS:
+        return REMOVED_SETTINGS[name][1]
+    return explain_foreign_name(name)
 
 
 def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -1117,10 +1144,7 @@ def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
         source = _put(source, parse_override(text))
     values = copy.deepcopy(source.values)
     _fill_in_presets(values)
-    reader = RecordReader(
-        source.name_place,
-        explain_key=lambda name: GONE_KEYS.get(name) or explain_foreign_name(name),
-    )
+    reader = RecordReader(source.name_place, explain_key=_explain_unknown_key)
     return _fill_in_languages(reader.read(RunConfig, values))
 
 
