@@ -57,8 +57,8 @@ BANNED_NAME = re.compile(
 )
 CONFIG_NAME = re.compile(r"(\w*_)?(config|args|options|settings|section)")
 # `main` is what a console script calls, `EXAMPLES` what its --help ends with, and two tables say which
-# of its options do not go together. The reference, shell completion and the tests of the documentation
-# ask the other two.
+# of its options do not go together. The reference and the tests of the documentation ask the
+# other two.
 IN_EVERY_COMMAND = {"main", "EXAMPLES", "CONFLICTS", "NEEDS", "build_parser", "parse_arguments"}
 SLOW = ("torch", "numpy", "yaml", "datasets", "sentencepiece", "sacrebleu", "safetensors")
 

@@ -23,7 +23,6 @@ EXTRAS = {
     "py3langid": "serve",
     "python_multipart": "serve",
     "uvicorn": "serve",
-    "shtab": "completion",
     "ray": "ray",
 }
 

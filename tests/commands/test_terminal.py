@@ -27,7 +27,7 @@ from support.soaking import IS_SOAK, counted
 from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
 
 COMMANDS = (
-    "init prepare train sweep track average eval report translate score serve export completion"
+    "init prepare train sweep track average eval report translate score serve export"
 ).split()
 WIDTHS = (40, 80, 200)
 # What a bar needs to be drawn anew; all else that a terminal would obey is a stray character.
@@ -218,7 +218,6 @@ def list_arguments(ground: Path, run: Path) -> dict[str, list[str]]:
         "score": [str(run), "--src", src, "--tgt", tgt, "-o", "own.tsv"],
         "serve": [str(run), "--port", "0"],
         "export": [str(run), "--to", "safetensors", "-o", "own-export"],
-        "completion": ["bash"],
     }
 
 
@@ -243,8 +242,8 @@ def list_ends() -> Iterator[tuple[str, str, int]]:
     for command in COMMANDS:
         for end in ("done", "interrupted", "error"):
             case = f"{command} {end}"
-            # a server has no other end than Ctrl-C, and nmt-completion reads no file
-            if case == IN_MAKE_TEST or (IS_SOAK and case not in ("serve done", "completion error")):
+            # a server has no other end than Ctrl-C
+            if case == IN_MAKE_TEST or (IS_SOAK and case != "serve done"):
                 yield from ((command, end, width) for width in WIDTHS)
 
 
