@@ -47,7 +47,6 @@ SIZE = Rule(lambda x: 1 <= x <= 2**40, "be between 1 and 2^40")
 POSITIVE = Rule(lambda x: x > 0, "be positive")
 AT_LEAST_ONE = Rule(lambda x: x >= 1, "be at least 1")
 FRACTION = Rule(lambda x: 0 <= x < 1, "be in [0, 1)")
-SHARE = Rule(lambda x: 0 <= x <= 0.5, "be between 0 and 0.5")
 DECAY = Rule(lambda x: 0 < x < 1, "be between 0 and 1; null switches it off")
 PROBABILITY = Rule(lambda x: 0 < x <= 1, "be in (0, 1]")
 BEAM_SIZE = Rule(lambda x: 1 <= x <= 1_000, "be between 1 and 1000")
@@ -168,25 +167,6 @@ class CleanConfig:
 
 
 @dataclass(frozen=True)
-class AugmentConfig:
-    """The shares of the training pairs whose case is changed, drawn anew for each epoch."""
-
-    # Both sides in capitals, so that the model can translate headlines.
-    upper: float = default(0.0, SHARE)
-    # Both sides with a capital at the start of each word.
-    title: float = default(0.0, SHARE)
-
-    @property
-    def is_on(self) -> bool:
-        return self.upper + self.title > 0
-
-    def check(self) -> str | None:
-        if self.upper + self.title >= 1:
-            return f"upper {self.upper} and title {self.title} leave no pair unchanged; lower one"
-        return None
-
-
-@dataclass(frozen=True)
 class DataConfig:
     """The corpora, and how they become a token store."""
 
@@ -209,7 +189,6 @@ class DataConfig:
     # Whether to stop at a line that cannot be read, or to drop its pair and count it.
     on_bad_line: Literal["stop", "skip"] = "stop"
     clean: CleanConfig = CleanConfig()
-    augment: AugmentConfig = AugmentConfig()
 
     @property
     def is_mixed(self) -> bool:
@@ -822,6 +801,10 @@ COURSE_KEYS = (
 # refused where they are given; in a recorded config they are ignored, with a line if they did something.
 REMOVED_SETTINGS: dict[str, tuple[Any, str]] = {
     "shard": (False, "several ranks always share gradients and Adam's moments; leave it out"),
+    "augment": (
+        {"upper": 0.0, "title": 0.0},
+        "decoding.lower_capitals translates text in capitals",
+    ),
 }
 # Settings that may change when a run is resumed; changing any other would make it a different run.
 CHANGEABLE_KEYS = (

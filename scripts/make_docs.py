@@ -160,7 +160,6 @@ def render_settings() -> str:
             sections.append((field.name, type(field.default)))
             if field.name == "data":
                 sections.append(("data.clean", config.CleanConfig))
-                sections.append(("data.augment", config.AugmentConfig))
                 sections.append(("A corpus", config.CorpusConfig))
     parts = [SETTINGS_INTRO]
     for title, kind in sections:

@@ -247,8 +247,6 @@ FLIPS = [
     ("base", "vocab.model=mine.model", "vocabulary"),
     ("base", "vocab.joint=false; model.tied=decoder", "vocabulary shared"),
     ("base", "vocab.tgt_size=9999; vocab.joint=false; model.tied=decoder", "vocabulary shared"),
-    ("base", "data.augment.upper=0.01", "pairs in capitals"),
-    ("base", "data.augment.title=0.01", "pairs in title case"),
     ("base", "vocab.bpe_dropout=0.1", "BPE-dropout"),
     ("base", "vocab.character_coverage=0.9995", "pieces"),
     ("base", "vocab.byte_fallback=true", "pieces"),

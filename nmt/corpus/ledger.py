@@ -174,11 +174,11 @@ def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
     """List the settings that decide the content of a store.
 
     These are left out: where the data and the store lie, the number of workers, and what counts only in training: the
-    weights of corpora and data.augment. The run's seed is left out too, although the BPE is learned from a sample
+    weights of corpora. The run's seed is left out too, although the BPE is learned from a sample
     drawn with it: runs with different seeds share one store, and the ledger notes which seed made it.
     """
     values = to_plain_values(data)
-    for name in ("root", "store", "workers", "temperature", "augment"):
+    for name in ("root", "store", "workers", "temperature"):
         del values[name]
     for corpus in values["train"]:
         corpus.pop("weight", None)

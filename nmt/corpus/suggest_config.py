@@ -472,13 +472,6 @@ def _choose_data(
         "test": to_plain_values(data.test),
         "clean": clean,
     }
-    if survey.has_case and is_new:
-        choices["augment"] = (
-            {"upper": 0.01, "title": 0.01},
-            "a hundredth of the pairs in capitals, and one with a capital at the start of each word, "
-            "drawn anew for each epoch, so that the model has seen some; with little text it learns "
-            "little from them (docs/learning.md)",
-        )
     if survey.n_unreadable:
         choices["on_bad_line"] = (
             "skip",

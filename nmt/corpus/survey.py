@@ -5,7 +5,6 @@ One pass and about 40 bytes a pair, so that 36 million pairs fit into memory. Eq
 by 64-bit digests, as in cleaning.py.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -47,7 +46,6 @@ class Survey:
     n_unreadable: int
     complaint: str  # about the first of them
     alphabet: int  # different characters
-    has_case: bool  # whether most letters of the source have a capital
     digests: np.ndarray  # (pairs, 2) uint64
     characters: np.ndarray  # (pairs, 2)
     words: np.ndarray  # (pairs, 2), between spaces
@@ -110,13 +108,10 @@ def survey_corpus(corpus: CorpusConfig, data: DataConfig) -> Survey:
     n_unreadable = 0
     complaint = ""
     alphabet: set[str] = set()
-    has_case = False
     for block in read_blocks(corpus, data, PAIRS_PER_SHARD):
         n_unreadable += len(block.bad)
         complaint = complaint or "".join(block.bad[:1])
         alphabet.update(*block.src, *block.tgt)
-        if not rows:
-            has_case = _has_case(block.src[:WINDOW])
         rows.append(_survey_block(block))
     table = np.concatenate(rows)
     if n_unreadable > MAX_UNREADABLE * (n_unreadable + len(table)):
@@ -127,18 +122,12 @@ def survey_corpus(corpus: CorpusConfig, data: DataConfig) -> Survey:
         n_unreadable,
         complaint,
         len(alphabet),
-        has_case,
         table["digests"],
         table["characters"],
         table["words"],
         table["is_identical"],
         table["is_usable"],
     )
-
-
-def _has_case(lines: Sequence[str]) -> bool:
-    letters = [letter for line in lines for letter in line if letter.isalpha()]
-    return sum(letter.lower() != letter.upper() for letter in letters) > len(letters) / 2
 
 
 def _survey_block(block: Block) -> np.ndarray:

@@ -1,17 +1,14 @@
-"""The training text drawn anew for each epoch, as BPE-dropout and data.augment need: one token store
-per epoch.
+"""The training text in the pieces that BPE-dropout draws for each epoch: one token store per epoch.
 
 An epoch's plan needs all of its lengths, so several processes draw the whole epoch when it begins.
 It appears beside the store by one rename, once for all ranks and runs that share the store, and is
-removed when it is no longer needed. It depends only on (store, rates, seed, epoch). A sentence that
+removed when it is no longer needed. It depends only on (store, rate, seed, epoch). A sentence that
 would have more than `max_pieces` pieces keeps its stored ones.
 """
 
 import math
 import shutil
-import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,14 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from nmt.config import AugmentConfig
 from nmt.data.bpe_dropout import MergeTable, segment
-from nmt.data.letter_case import CaseChanger
 from nmt.data.store import SideWriter, TokenStore, gather_runs, open_store
-from nmt.data.vocab import Vocabulary, load_vocab
+from nmt.data.vocab import Vocabulary
 from nmt.system.errors import UserError
 from nmt.system.files import (
-    FolderInUse,
     check_own_folder,
     digest_file,
     lock,
@@ -44,8 +38,6 @@ from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files
 
 PAIRS_PER_DRAW = 8_192  # pairs drawn from one seed: another size draws other segmentations
 CHECKED = 500  # pairs that must come back unchanged at rate 0
-POLL_S = 0.2
-NO_AUGMENT = AugmentConfig()
 TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
 Merges = tuple[MergeTable, MergeTable]  # of the source and of the target
 
@@ -55,23 +47,13 @@ Merges = tuple[MergeTable, MergeTable]  # of the source and of the target
 
 @dataclass(frozen=True)
 class Draw:
-    """The settings that, with the text, decide what is drawn for an epoch."""
+    """What, with the text, decides the pieces of an epoch."""
 
-    merges: Merges | None  # at rate 0
+    merges: Merges
     rate: float
-    changer: CaseChanger | None  # None if data.augment is off
     seed: int
     max_pieces: int | None
     epoch: int = 0
-
-    @property
-    def is_needed(self) -> bool:
-        return self.merges is not None or self.changer is not None
-
-    def start_random(self, first: int, number: int) -> np.random.Generator:
-        """Start the numbers for the source (0), the target (1) or the letters (2) of a block."""
-        key = (self.seed, self.epoch, first, number)
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 @dataclass(frozen=True)
@@ -87,25 +69,15 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
     """Both sides of some pairs as the epoch has them. It runs in other processes, so it is given
     all that it reads.
     """
-    sides = _change_letters(draw, pairs) if draw.changer else [pairs.src, pairs.tgt]
-    if draw.merges is None:
-        return sides
     rows = []
-    for number, (ids, counts) in enumerate(sides):
-        random = draw.start_random(pairs.first, number)
-        drawn, drawn_counts = segment(draw.merges[number], ids, counts, draw.rate, random)
+    for side, (ids, counts) in enumerate((pairs.src, pairs.tgt)):
+        key = (draw.seed, draw.epoch, pairs.first, side)
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        drawn, drawn_counts = segment(draw.merges[side], ids, counts, draw.rate, random)
         if draw.max_pieces is not None:
             drawn, drawn_counts = _restore_long(ids, counts, drawn, drawn_counts, draw.max_pieces)
         rows.append((drawn, drawn_counts))
     return rows
-
-
-def _change_letters(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
-    assert draw.changer is not None
-    rows = [np.split(ids, np.cumsum(counts)[:-1]) for ids, counts in (pairs.src, pairs.tgt)]
-    limit = math.inf if draw.max_pieces is None else draw.max_pieces
-    draw.changer.change_share(rows, limit, draw.start_random(pairs.first, 2))
-    return [(np.concatenate(side), np.array([len(row) for row in side])) for side in rows]
 
 
 def _restore_long(
@@ -142,9 +114,7 @@ def _read_merges(folder: Path, store: TokenStore) -> Merges:
 
 
 class EpochStores:
-    """`stores(epoch)` is the token store of that epoch; if nothing is drawn, always the store
-    itself. Close it to stop drawing.
-    """
+    """`stores(epoch)` is the token store of that epoch; without BPE-dropout, always the store itself."""
 
     def __init__(
         self,
@@ -154,61 +124,39 @@ class EpochStores:
         max_pieces: int | None,
         workers: int,
         vocab: Vocabulary | None = None,
-        augment: AugmentConfig = NO_AUGMENT,
     ) -> None:
         self.folder = store.resolve()
         self.workers, self.vocab = workers, vocab
         self._stored = open_store(store, "train", vocab)
         identity = digest_file(store / MANIFEST_FILE)[:12]
         name = f"{identity}-{rate}-{seed}-{max_pieces}"
-        if augment.is_on:
-            name += f"-{augment.upper}-{augment.title}"
         self.epochs = self.folder.with_name(f"{self.folder.name}.epochs") / name
-        merges = _read_merges(self.folder, self._stored) if rate else None
-        known = vocab or load_vocab(self.folder)
-        changer = CaseChanger(known, augment) if augment.is_on else None
-        self._draw = Draw(merges, rate, changer, seed, max_pieces)
-        self._closed = threading.Event()
+        self._draw = None
+        if rate:
+            self._draw = Draw(_read_merges(self.folder, self._stored), rate, seed, max_pieces)
 
     def __call__(self, epoch: int) -> TokenStore:
-        if not self._draw.is_needed:
+        if self._draw is None:
             return self._stored
-        draw = replace(self._draw, epoch=epoch)
-        while (store := self._find(epoch)) is None:
-            self._stop_if_closed()
-            for folder in (self.epochs.parent, self.epochs):
-                check_own_folder(folder, inside=folder.parent)
-            try:
-                with lock(make_folder(self.epochs), "drawing an epoch"):
-                    self._make(draw)
-            except FolderInUse:  # another rank or run is drawing it
-                self._closed.wait(POLL_S)
-        return store
+        for folder in (self.epochs.parent, self.epochs):
+            check_own_folder(folder, inside=folder.parent)
+        path = self._path(epoch)
+        # The first rank or run that comes draws the epoch; others wait here, and find it.
+        with lock(make_folder(self.epochs), "drawing an epoch", patience_s=math.inf):
+            if not path.exists():
+                self._remove_before(epoch - 1)
+                write_folder(path, partial(self._fill, replace(self._draw, epoch=epoch)))
+            return open_store(path, "train", self.vocab)
 
     def _path(self, epoch: int) -> Path:
         return self.epochs / f"epoch-{epoch:06d}"
 
-    def _find(self, epoch: int) -> TokenStore | None:
-        path = self._path(epoch)
-        try:
-            return open_store(path, "train", self.vocab) if path.exists() else None
-        except UserError:
-            if path.exists():
-                raise
-            return None  # a process that is ahead has removed it meanwhile: it is made again
-
-    def _make(self, draw: Draw) -> None:
-        """Draw an epoch unless it exists, and remove those no longer needed."""
+    def _remove_before(self, epoch: int) -> None:
+        """Remove what is no longer needed: older epochs, and what killed processes left."""
         remove_leftovers(self.epochs)
         for old in self.epochs.glob(f"epoch-{'[0-9]' * 6}"):
-            if int(old.name.removeprefix("epoch-")) < draw.epoch - 1:
+            if old < self._path(epoch):
                 remove_folder(old)
-        if not self._path(draw.epoch).exists():
-            write_folder(self._path(draw.epoch), partial(self._fill, draw))
-
-    def _stop_if_closed(self) -> None:
-        if self._closed.is_set():
-            raise CancelledError
 
     def _fill(self, draw: Draw, folder: Path) -> None:
         """Write the whole epoch into `folder`."""
@@ -222,7 +170,6 @@ class EpochStores:
             Progress(f"draw epoch {draw.epoch}", len(self._stored), "pairs") as progress,
         ):
             for src_row, tgt_row in drawn:
-                self._stop_if_closed()
                 src.append(*src_row)
                 tgt.append(*tgt_row)
                 progress.advance(len(src_row[1]))
@@ -234,15 +181,8 @@ class EpochStores:
             src = self._stored.src.read_rows(first, end)
             yield StoredPairs(first, src, self._stored.tgt.read_rows(first, end))
 
-    def __enter__(self) -> "EpochStores":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closed.set()
-
     def remove(self) -> None:
         """Remove all epochs at the end of a run, which no longer needs them."""
-        if self._draw.is_needed:
-            shutil.rmtree(self.epochs, ignore_errors=True)
-            with suppress(OSError):  # other runs have theirs there
-                self.epochs.parent.rmdir()
+        shutil.rmtree(self.epochs, ignore_errors=True)
+        with suppress(OSError):  # other runs have theirs there
+            self.epochs.parent.rmdir()

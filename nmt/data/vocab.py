@@ -17,7 +17,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +148,6 @@ class Vocab:
             f"{symbol!r} is not a symbol of this BPE model; learn one that has it: give it as the tag "
             "of a training corpus, or in vocab.user_symbols"
         )
-
-    def list_user_symbols(self) -> list[str]:
-        """Return the texts that are one piece wherever they occur."""
-        symbols = filter(partial(is_user_symbol, self._processor), range(self.size))
-        return self.pieces(list(symbols))
 
     def list_texts(self) -> list[str | bytes]:
         """Return what each piece adds to a text: characters, or a byte of one. The space at the very start of a

@@ -87,13 +87,10 @@ class Trainer:
             self.ends_at,
         )
         epoch_stores = self.setup.make_epoch_stores()
-        # epoch_stores is last so that it is closed first: otherwise the loader could block on an
-        # epoch that is not needed any more
         with (
             progress,
             explain_out_of_memory(self.setup.micro_tokens),
             self.setup.make_loader(epoch_stores) as updates,
-            epoch_stores,
         ):
             self.prepare_loop()
             while not self.end_reason and not self.stop.exit_code:
@@ -443,8 +440,7 @@ class Trainer:
             how = "begin another run with training.init_from to train further"
         say(f"nothing to do: {self.state.step} updates are done; {how}")
         # left if the run was killed at its very end
-        with self.setup.make_epoch_stores() as epoch_stores:
-            epoch_stores.remove()
+        self.setup.make_epoch_stores().remove()
         self.write_status("done", 0)
 
     def close(self) -> None:

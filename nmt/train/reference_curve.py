@@ -43,7 +43,7 @@ MIN_BLEU_DEVIATION = 0.3
 
 SEARCH_KEYS = ("decoding", "evaluation.sentences")  # they do not change the NLL
 # The store's digest covers data and vocabulary, but not what training draws anew for each epoch.
-DATA_KEYS = [f.name for f in dataclasses.fields(DataConfig) if f.name != "augment"]
+DATA_KEYS = [f.name for f in dataclasses.fields(DataConfig)]
 VOCAB_KEYS = [f.name for f in dataclasses.fields(VocabConfig) if f.name != "bpe_dropout"]
 STORE_KEYS = (*(f"data.{name}" for name in DATA_KEYS), *(f"vocab.{name}" for name in VOCAB_KEYS))
 IGNORED_KEYS = (

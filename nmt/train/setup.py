@@ -77,7 +77,6 @@ class Setup:
             config.data.clean.max_pieces,
             config.data.workers,
             self.vocab,
-            config.data.augment,
         )
 
     def make_loader(self, open_epoch: Callable[[int], TokenStore]) -> Loader:
@@ -102,8 +101,7 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
     store = open_store(folder, "train", vocab)
     shape = None
     if has_fixed_shape(config.model, training, world):
-        is_drawn = config.vocab.bpe_dropout > 0 or config.data.augment.is_on
-        max_pieces = config.data.clean.max_pieces if is_drawn else None
+        max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
         lengths = store.src.lengths, store.tgt.lengths
         shape = choose_shape(*lengths, micro_tokens, max_pieces, training.grouping)
 

@@ -13,7 +13,7 @@ import pytest
 from nmt.commands.init import find_config_for
 from nmt.commands.init import main as nmt_init
 from nmt.commands.train import main as nmt_train
-from nmt.config import AugmentConfig, load_config
+from nmt.config import load_config
 from nmt.corpus.prepare import prepare
 from nmt.corpus.suggest_config import SIZES, Machine, choose_size, guess_languages
 from nmt.data.store import open_store
@@ -78,7 +78,6 @@ def test_no_drawn_sentence_is_trained_on(pair: Path) -> None:
     config = load_config("my.yaml")
     assert (config.data.src, config.data.tgt, config.name) == ("de", "en", "my")
     assert config.vocab.byte_fallback
-    assert config.data.augment == AugmentConfig(upper=0.01, title=0.01)
     src, tgt = read_training_text(pair / "my.yaml")
     assert len(src) > 900
     for split in ("valid", "test"):
@@ -88,12 +87,6 @@ def test_no_drawn_sentence_is_trained_on(pair: Path) -> None:
         assert src.isdisjoint(held_src) and tgt.isdisjoint(held_tgt)
         whole = zip(read_lines_of(pair / "train.de"), read_lines_of(pair / "train.en"), strict=True)
         assert set(zip(held_src, held_tgt, strict=True)) <= set(whole)
-
-
-def test_a_source_without_capitals_gets_none(pair: Path) -> None:
-    write_lines(pair / "train.ja", make_sentences(1_300, "あいうえおA", 1))
-    assert nmt_init(["--src", "train.ja", "--tgt", "train.en", "-o", "my.yaml"]) == 0
-    assert not load_config("my.yaml").data.augment.is_on
 
 
 def test_no_given_sentence_is_trained_on(pair: Path) -> None:

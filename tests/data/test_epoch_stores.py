@@ -4,10 +4,6 @@ faults.
 
 import json
 import shutil
-import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +12,11 @@ import torch
 from support.block_faults import die, slow
 from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
+from support.two_ranks import run_on_two_ranks
 
-from nmt.config import AugmentConfig, TrainingConfig
+from nmt.config import TrainingConfig
 from nmt.data import epoch_stores
-from nmt.data.epoch_stores import EpochStores, TokenRow
-from nmt.data.letter_case import capitalise_words
+from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader, Update, make_updates
 from nmt.data.plan import Cursor
 from nmt.data.store import Side, SideWriter, open_store
@@ -32,10 +28,7 @@ from nmt.system.run_folder import VOCAB_FILE
 
 N = 1_000
 UNKNOWN = 7  # the pair with a character that the BPE does not know
-CAPITALS = range(10, 20)  # pairs whose source is in capitals already
 CPU = torch.device("cpu")
-OFF, QUARTERS = AugmentConfig(), AugmentConfig(upper=0.25, title=0.25)
-WAYS = [(0.1, OFF), (0.0, QUARTERS), (0.1, QUARTERS)]
 Rows = list[list[int]]
 
 
@@ -55,12 +48,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     pairs = sentences(N, 0)
     lines = [line for pair in pairs for line in pair]
-    capitals = "".join(sorted({letter for line in lines for letter in line.upper()} - {" "}))
-    model = train_sentencepiece(lines, 140, required_chars=capitals)
+    model = train_sentencepiece(lines, 140)
     src, tgt = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     src[UNKNOWN] += " \N{SNOWMAN} " + src[UNKNOWN + 1]
-    for i in CAPITALS:
-        src[i] = src[i].upper()
     write_store(folder, model, {"src": src, "tgt": tgt})
     return folder
 
@@ -94,11 +84,9 @@ def draw_epoch(
     seed: int = 1,
     max_pieces: int | None = None,
     workers: int = 1,
-    augment: AugmentConfig = OFF,
 ) -> list[Rows]:
-    with EpochStores(store, rate, seed, max_pieces, workers, augment=augment) as stores:
-        drawn = stores(epoch)
-        return [rows_of(drawn.src), rows_of(drawn.tgt)]
+    drawn = EpochStores(store, rate, seed, max_pieces, workers)(epoch)
+    return [rows_of(drawn.src), rows_of(drawn.tgt)]
 
 
 def read_stored(store: Path) -> list[Rows]:
@@ -158,37 +146,6 @@ def test_unknown_characters_stay_and_too_many_pieces_keep_what_is_stored(store: 
 
 
 @pytest.mark.usefixtures("here")
-def test_a_share_of_the_pairs_is_in_capitals_on_both_sides(store: Path) -> None:
-    vocab = Vocab.load(store / VOCAB_FILE)
-    stored, drawn = read_stored(store), draw_epoch(store, 0, rate=0, augment=QUARTERS)
-    texts = [vocab.decode(side) for side in stored]
-    changed = [a != b for a, b in zip(stored[0], drawn[0], strict=True)]
-    for side in (0, 1):
-        for i, text in enumerate(vocab.decode(drawn[side])):
-            if changed[i]:
-                assert text in (texts[side][i].upper(), capitalise_words(texts[side][i]))
-            else:
-                assert drawn[side][i] == stored[side][i]
-    assert 0.4 < np.mean(changed) < 0.6
-    assert not changed[UNKNOWN] and not any(changed[i] for i in CAPITALS)
-    both = draw_epoch(store, 0, augment=QUARTERS)  # with BPE-dropout: the same pairs
-    assert [vocab.decode(side) for side in both] == [vocab.decode(side) for side in drawn]
-    assert share_equal(drawn[0], draw_epoch(store, 1, rate=0, augment=QUARTERS)[0]) < 0.8
-
-
-@pytest.mark.usefixtures("here")
-def test_pairs_that_capitals_make_too_long_stay(store: Path) -> None:
-    upper = AugmentConfig(upper=0.5)
-    stored, free = read_stored(store), draw_epoch(store, 0, rate=0, augment=upper)
-    limited = draw_epoch(store, 0, rate=0, augment=upper, max_pieces=30)
-    is_long = [max(map(len, pair)) > 30 for pair in zip(*free, strict=True)]
-    assert 0 < sum(is_long)
-    for side in (0, 1):
-        rows = zip(is_long, stored[side], free[side], strict=True)
-        assert limited[side] == [old if long else new for long, old, new in rows]
-
-
-@pytest.mark.usefixtures("here")
 def test_another_store_under_the_same_name_is_drawn_anew(store: Path) -> None:
     before = draw_epoch(store, 0)
     for part in ("ids", "offsets"):
@@ -209,30 +166,46 @@ def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
 # ---- who draws it, and when -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rate", "augment"), WAYS[::2])
 def test_other_processes_draw_what_this_one_would(
-    store: Path, monkeypatch: pytest.MonkeyPatch, rate: float, augment: AugmentConfig
+    store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    truth = draw_epoch(store, 3, rate, augment=augment)
+    truth = draw_epoch(store, 3)
     shutil.rmtree(store.with_name("store.epochs"))
     monkeypatch.setattr(epoch_stores, "draw_block", slow)
-    assert draw_epoch(store, 3, rate, augment=augment, workers=2) == truth
+    assert draw_epoch(store, 3, workers=2) == truth
 
 
-def test_many_ask_and_one_makes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
+TWO_RANKS = """
+    import sys
+    import time
+    from pathlib import Path
+    from nmt.data import epoch_stores
+    from nmt.system.ranks import join_world
 
-    def count(work: object, *_: object) -> Iterator[list[TokenRow]]:
-        made.append(work)
-        time.sleep(0.2)  # the others find the folder locked
-        yield [(np.ones(1, np.uint16), np.ones(1, np.int64))] * 2
+    n_draws = 0
+    def draw_here(work, tasks, executor):
+        global n_draws
+        n_draws += 1
+        time.sleep(0.5)  # the other rank comes meanwhile
+        return (work(task) for task in tasks)
+    epoch_stores.map_in_order = draw_here
 
-    monkeypatch.setattr(epoch_stores, "map_in_order", count)
-    ranks = [EpochStores(store, 0.1, 1, None, 1) for _ in range(3)]
-    with ThreadPoolExecutor(3) as pool:
-        for epoch in range(2):
-            drawn = list(pool.map(lambda rank, epoch=epoch: len(rank(epoch)), ranks))
-            assert (drawn, len(made)) == ([1, 1, 1], epoch + 1)
+    with join_world("cpu") as world:
+        stores = epoch_stores.EpochStores(Path(sys.argv[1]), 0.1, 1, None, 1)
+        for epoch in range(3):
+            both = world.collect(stores(epoch).src.ids.tobytes())
+            assert not world.is_main or both[0] == both[1]
+        counts = world.collect(str(n_draws).encode())
+        if world.is_main:
+            print(sum(map(int, counts)))
+"""
+
+
+def test_two_ranks_draw_an_epoch_once(store: Path, tmp_path: Path) -> None:
+    done = run_on_two_ranks(TWO_RANKS, tmp_path / "ranks.py", str(store))
+    assert done.codes == [0, 0], done.stderr[-3000:]
+    assert done.stdout == "3\n"
+    assert names_of_epochs(store) == ["epoch-000001", "epoch-000002"]
 
 
 @pytest.mark.usefixtures("here")
@@ -249,19 +222,10 @@ def test_epochs_left_behind_go_and_come_back_for_who_needs_them(store: Path) -> 
 # ---- the loader and training on top -----------------------------------------------------------------------------
 
 
-Way = tuple[float, AugmentConfig]
-
-
-def take(
-    store: Path, way: Way, n: int, cursor: Cursor, rank: int = 0, size: int = 1
-) -> list[Update]:
+def take(store: Path, n: int, cursor: Cursor, rank: int = 0, size: int = 1) -> list[Update]:
     config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000)
-    rate, augment = way
-    stores = EpochStores(store, rate, 7, None, 1, augment=augment)
-    with (
-        Loader(make_updates(stores, config, 500, 7, cursor, World(rank, size, CPU))) as updates,
-        stores,
-    ):
+    stores = EpochStores(store, 0.1, 7, None, 1)
+    with Loader(make_updates(stores, config, 500, 7, cursor, World(rank, size, CPU))) as updates:
         return [next(updates) for _ in range(n)]
 
 
@@ -271,23 +235,21 @@ def content(update: Update) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("way", WAYS)
-def test_the_same_batches_after_a_stop_in_the_middle_of_an_epoch(store: Path, way: Way) -> None:
-    whole = take(store, way, 12, Cursor())
+def test_the_same_batches_after_a_stop_in_the_middle_of_an_epoch(store: Path) -> None:
+    whole = take(store, 12, Cursor())
     k = next(k for k, update in enumerate(whole) if update.next_cursor == Cursor(1, 1))
     for is_kept in (True, False):
         if not is_kept:
             shutil.rmtree(store.with_name("store.epochs"))
-        again = take(store, way, 2, whole[k].next_cursor)
+        again = take(store, 2, whole[k].next_cursor)
         assert list(map(content, again)) == list(map(content, whole[k + 1 : k + 3]))
-    shares = [take(store, way, 3, Cursor(1, 0), rank, 2) for rank in (0, 1)]
+    shares = [take(store, 3, Cursor(1, 0), rank, 2) for rank in (0, 1)]
     for updates in zip(whole[k : k + 3], *shares, strict=True):
         assert len({(update.n_src, update.n_tgt, update.next_cursor) for update in updates}) == 1
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("drawing", ["vocab.bpe_dropout=0.1", "data.augment.upper=0.3"])
-def test_training_continues_exactly(toy: Path, tmp_path: Path, drawing: str) -> None:
+def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
     from nmt.commands.train import main
 
     def weights(run: str) -> bytes:
@@ -303,7 +265,7 @@ def test_training_continues_exactly(toy: Path, tmp_path: Path, drawing: str) -> 
         "--config",
         str(toy),
         *small,
-        drawing,
+        "vocab.bpe_dropout=0.1",
         "training.steps=9",
         "vocab.byte_fallback=true",
         "vocab.size=400",
@@ -314,7 +276,7 @@ def test_training_continues_exactly(toy: Path, tmp_path: Path, drawing: str) -> 
     assert not (tmp_path / "store.epochs").exists()  # the end of a run removes them
     assert main([*options, f"out={tmp_path}/two"]) == 0
     assert weights("run") == weights("two")
-    plain = [drawing.split("=")[0] + "=0", f"out={tmp_path}/plain", "training.steps=1"]
+    plain = ["vocab.bpe_dropout=0", f"out={tmp_path}/plain", "training.steps=1"]
     assert main([*options, *plain]) == 0
     assert figures("run")[0]["loss"] != figures("plain")[0]["loss"]
 
@@ -326,26 +288,3 @@ def test_a_killed_worker_is_one_line_and_leaves_no_half_epoch(
     with pytest.raises(UserError, match="killed"):
         draw_epoch(store, 0, workers=2)
     assert names_of_epochs(store) == []
-
-
-def test_a_close_ends_the_work_at_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_begun = threading.Event()
-
-    def endless(*_: object) -> Iterator[list[TokenRow]]:
-        while True:
-            has_begun.set()
-            time.sleep(0.01)
-            yield [(np.ones(1, np.uint16), np.ones(1, np.int64))] * 2
-
-    monkeypatch.setattr(epoch_stores, "map_in_order", endless)
-    config, world = TrainingConfig(), World(0, 1, CPU)
-    stores, waiting = (EpochStores(store, 0.1, 1, None, 1) for _ in range(2))
-    with Loader(make_updates(stores, config, 3_200, 1, Cursor(), world)), stores:
-        assert has_begun.wait(10)
-        with (
-            Loader(make_updates(waiting, config, 3_200, 1, Cursor(), world)),
-            waiting,
-        ):  # another rank
-            time.sleep(0.1)
-    (folder,) = store.with_name("store.epochs").iterdir()
-    assert [path.name for path in folder.iterdir()] == [".lock"]
