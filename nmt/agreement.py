@@ -1,8 +1,8 @@
-"""Whether things that are opened together belong together: models, vocabularies, training data, engines.
+"""Whether things that are opened together belong together: models, vocabularies, training data.
 
 Every command that opens more than one thing checks it here, so that a mismatch is the same one-line message
-everywhere. What does not record its properties matches anything: a checkpoint of an older version, a model
-whose tags choose the language.
+everywhere. What does not record its properties matches anything, such as a model whose tags choose the
+language.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Literal
 from nmt.config import DataConfig
 from nmt.system.errors import UserError
 
-Property = Literal["direction", "BPE model", "training data", "engine"]
+Property = Literal["direction", "BPE model", "training data"]
 # What a published model has for languages that it does not name.
 UNNAMED = ("src", "tgt")
 VALUE_SHOWN = 16  # characters of a digest

@@ -88,8 +88,6 @@ COMMON_FILES = (MODEL_FILE, STATE_FILE, CONFIG_FILE)
 # hostile.
 MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES}
 MAX_BYTES |= dict.fromkeys((VOCAB_FILE, *SIDE_VOCAB_FILES), MAX_MODEL_BYTES)
-# Fields of a training checkpoint's state that older versions did not write.
-LATER_FIELDS = {"store_sha256": None, "engine": None}
 MAX_HEADER_BYTES = 8 << 20  # of safetensors: enough for hundreds of layers
 
 
@@ -109,7 +107,6 @@ class TrainState:
     validated: int = default(0, COUNT)  # the last update after which the dev set was scored
     skipped: int = default(0, COUNT)  # the latest updates in a row that were not applied
     store_sha256: str | None = None  # of the training data, as the ledger of its store has it
-    engine: str | None = None  # what computes attention (nmt/train/replica.py)
     # sums since the last log line
     window_loss: float = 0.0
     window_nll: float = 0.0
@@ -381,8 +378,8 @@ def read_origin(folder: Path) -> Origin:
     path = folder / STATE_FILE
     values = read_json(path)
     is_average = isinstance(values, dict) and "averaged" in values
-    if isinstance(values, dict) and not is_average:
-        values = LATER_FIELDS | values
+    if isinstance(values, dict):
+        values.pop("engine", None)  # earlier versions recorded what computed attention
     reader = RecordReader(
         name_places_in(path),
         needs_all_keys=not is_average,

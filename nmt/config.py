@@ -491,10 +491,6 @@ class TrainingConfig:
     # code is kept in ~/.cache/nmt, so a second start is quick; if that cannot be written, it is kept in
     # a private temporary folder until the process ends.
     compile: Literal["auto", "on", "off"] = "auto"
-    # keep: on a CPU a run continues only with the attention engine that it began with, numba or torch,
-    # because their results differ in the last bits; so a run that began with numba stops if numba is
-    # missing or its cache is damaged. any: it continues with the engine that works.
-    engine: Literal["keep", "any"] = "keep"
     # What to do when a loss or gradient is NaN or infinite. The update is never applied, on any rank,
     # and nonfinite-STEP.json in the run folder lists its sentences. stop ends the run with exit code 1;
     # skip continues, but the fourth in a row ends the run.
@@ -780,7 +776,6 @@ MACHINE_KEYS = (
     "data.store",
     "training.micro_tokens",
     "training.compile",
-    "training.engine",
     "training.log_every",
 )
 # Settings that say when a training ends and what it saves, and change no update before that
@@ -800,11 +795,11 @@ COURSE_KEYS = (
 # Settings of earlier versions by their last name: the value that changed nothing, and a remedy. They are
 # refused where they are given; in a recorded config they are ignored, with a line if they did something.
 REMOVED_SETTINGS: dict[str, tuple[Any, str]] = {
-    "shard": (False, "several ranks always share gradients and Adam's moments; leave it out"),
     "augment": (
         {"upper": 0.0, "title": 0.0},
         "decoding.lower_capitals translates text in capitals",
     ),
+    "engine": ("keep", "on a CPU training always attends with torch; leave it out"),
 }
 # Settings that may change when a run is resumed; changing any other would make it a different run.
 CHANGEABLE_KEYS = (

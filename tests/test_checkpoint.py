@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +243,12 @@ def test_the_state_of_an_average(case: str, tmp_path: Path) -> None:
     else:
         with pytest.raises(UserError, match=expected):
             read_origin(tmp_path)
+
+
+def test_the_state_of_an_earlier_version_names_an_engine(tmp_path: Path) -> None:
+    state = asdict(STATE)
+    (tmp_path / STATE_FILE).write_text(json.dumps(state | {"engine": "numba"}))
+    assert read_origin(tmp_path) == STATE
 
 
 def test_newest(tmp_path: Path) -> None:

@@ -482,11 +482,11 @@ def test_a_dump_reads_back_to_an_equal_config(
 def test_a_setting_that_is_gone_counts_no_more_where_it_was_recorded(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     text = format_config(RunConfig())
-    for value in ("false", "true"):
-        path.write_text(text.replace("\ntraining:\n", f"\ntraining:\n  shard: {value}\n"))
+    for value in ("keep", "any"):
+        path.write_text(text.replace("\ntraining:\n", f"\ntraining:\n  engine: {value}\n"))
         assert path.read_text() != text
         assert load_recorded_config(path) == RunConfig()
-        with pytest.raises(UserError, match="training.shard: unknown setting; several ranks"):
+        with pytest.raises(UserError, match="training.engine: unknown setting; on a CPU"):
             load_config(str(path))
 
 

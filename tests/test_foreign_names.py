@@ -51,7 +51,7 @@ def test_what_people_remember_is_known(name: str) -> None:
         ),
         ("training.max_epoch=3", "training.max_epoch: unknown setting; it is training.max_epochs"),
         ("training.seed=3", "training.seed: unknown setting; it is seed here"),
-        ("training.shard=true", "training.shard: unknown setting; several ranks always share"),
+        ("training.engine=any", "training.engine: unknown setting; on a CPU training always"),
         ("model.nonsense=3", "model.nonsense: unknown key; known: "),
     ],
 )

@@ -62,7 +62,6 @@ WITHOUT_ROW = {
             "training.micro_tokens",
             "training.precision",
             "training.compile",
-            "training.engine",
             "decoding.compile",
             "training.checkpoint_minutes",
             "training.mirror",

@@ -1,17 +1,14 @@
 """Attention over packed sentences: softmax(Q K^T / sqrt(d_k)) V of section 3.2, one function for
 its three uses. The projections around it are in `multi_head_attention.py`.
 
-In training on the CPU, short sentences are attended to one by one in compiled loops
-(`compiled_attention.py`). Otherwise those of similar length are padded to one width, and attention is
-computed with plain batched matrix products. Padding and packing gather one head's row at a time by index,
-so no tensor is transposed and no gradient needs a scatter-add. On a GPU a kernel of ours reads the packed
-rows in place (`attention_triton.py`).
+On a CPU, sentences of similar length are padded to one width, and attention is computed with plain batched
+matrix products. Padding and packing gather one head's row at a time by index, so no tensor is transposed
+and no gradient needs a scatter-add. On a GPU a kernel of ours reads the packed rows in place
+(`attention_triton.py`).
 Decoding steps have their own attention, over a cache (`cache.py`). No kernel drops attention weights,
 so with `model.attention_dropout` a GPU trains through the padded products too.
 """
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -21,16 +18,12 @@ from torch import Tensor
 from nmt.data.batch import Packed, lazy_property, pack
 from nmt.model.dropout import draw_dropout
 from nmt.model.positions import rotate
-from nmt.system.caches import retry_without_cache
 from nmt.system.errors import UserError
-from nmt.system.extras import warn_uncompiled
 from nmt.system.tracing import not_traced
 
 MASKED_SCORE = -1e30  # finite, because a sentence without tokens must not give NaN
 # torch's softmax is three times slower for rows shorter than a vector register of fp32.
 WIDTH_MULTIPLE = 16
-# Batched products are faster for longer sentences.
-MAX_COMPILED_LENGTH = 64
 
 
 def round_up_width(longest: int) -> int:
@@ -305,47 +298,6 @@ def _attend_padded(
     return _PaddedAttention.apply(q, k, v, mask, collected, dropout)
 
 
-@not_traced
-def _attend_on_cpu(
-    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, rotation: Tensor | None
-) -> Tensor:
-    queries, keys = mask.packed
-    # Without gradients nothing is compiled or loaded: a process that translates one line is soon done.
-    is_training = torch.is_grad_enabled() and q.requires_grad
-    is_short = max(queries.longest, keys.longest) <= MAX_COMPILED_LENGTH
-    can_compile = is_training and is_short and q.dtype == v.dtype
-    attend_compiled = load_compiled(q.dtype) if can_compile else None
-    if attend_compiled is None:
-        q, k = rotate(q, rotation), rotate(k, rotation)
-        return _PaddedAttention.apply(q, k, v, mask, None, 0.0)
-    return attend_compiled(q, k, v, queries, keys, mask.n_ahead, mask.window, rotation)
-
-
-@cache
-def load_compiled(dtype: torch.dtype) -> Callable[..., Tensor] | None:
-    """Return compiled attention for this type, or None if there is none, or if numba fails."""
-    if dtype not in (torch.float32, torch.bfloat16):
-        return None
-    try:
-        from nmt.engines.cpu.compiled_attention import attend_compiled
-    except ModuleNotFoundError as error:
-        if error.name == "numba":
-            warn_uncompiled(error)
-        return None
-    try:
-        x = torch.ones(1, 1, 1, dtype=dtype, requires_grad=True)
-        one_piece = pack([[0]])
-        retry_without_cache(
-            lambda: (
-                attend_compiled(x, x, x, one_piece, one_piece, None, None, None).sum().backward()
-            )
-        )
-        return attend_compiled
-    except Exception as error:
-        warn_uncompiled(error)
-        return None
-
-
 def attend(
     q: Tensor,
     k: Tensor,
@@ -363,11 +315,8 @@ def attend(
     that are appended.
     """
     queries, keys = mask.packed
-    needs_no_weights = weights is None and not dropout
-    if needs_no_weights and mask.is_on_cpu:
-        return _attend_on_cpu(q, k, v, mask, rotation)
     q, k = rotate(q, rotation), rotate(k, rotation)
-    if needs_no_weights:
+    if weights is None and not dropout and not mask.is_on_cpu:
         from nmt.model import attention_triton  # a CPU starts a tenth of a second sooner without
 
         if attention_triton.supports_triton(q, v):

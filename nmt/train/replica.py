@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.model.attention_triton import WIDEST_HEAD, can_attend
-from nmt.model.packed_attention import load_compiled
 from nmt.system.cuda_graph import capture
 from nmt.system.kernels import COMPILER_REMEDY, summarize_error, triton
 from nmt.system.memory import is_out_of_memory
@@ -57,17 +56,6 @@ def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) 
     # on all ranks or none: batches of another shape would hold other sentences
     n_able = world.sum(torch.tensor(float(is_able)))
     return n_able.item() == world.size
-
-
-def name_engine(model: ModelConfig, precision: str, device: torch.device) -> str | None:
-    """Name what computes attention on a CPU: whether numba works decides the last bits of a run. None
-    on a GPU.
-    """
-    if device.type != "cpu":
-        return None
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    is_numba = not model.attention_dropout and load_compiled(dtype) is not None
-    return "numba" if is_numba else "torch"
 
 
 class CompiledObjective(nn.Module):

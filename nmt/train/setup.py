@@ -32,7 +32,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 from nmt.train.loss import Objective
 from nmt.train.optimizer import Adam, make_optimizer
-from nmt.train.replica import Replica, has_fixed_shape, make_replica, name_engine
+from nmt.train.replica import Replica, has_fixed_shape, make_replica
 from nmt.train.validate import DevSet, open_dev
 
 
@@ -131,13 +131,11 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
 
 def resume(setup: Setup) -> Setup:
     """Return the setup of a run, with its dev set and the state of its newest valid checkpoint."""
-    config, device = setup.config, setup.world.device
-    engine = name_engine(config.model, config.training.precision, device)
-    new = TrainState(store_sha256=read_ledger(setup.store_folder).store, engine=engine)
+    new = TrainState(store_sha256=read_ledger(setup.store_folder).store)
     stores = set(setup.world.collect(str(new.store_sha256).encode()))
     setup.world.on_main(lambda: _check_one_store(setup.store_folder, len(stores)))
-    state = replace(_restore(setup, new), store_sha256=new.store_sha256, engine=engine)
-    dev = open_dev(setup.store_folder, setup.vocab) if config.data.valid else None
+    state = replace(_restore(setup, new), store_sha256=new.store_sha256)
+    dev = open_dev(setup.store_folder, setup.vocab) if setup.config.data.valid else None
     return replace(setup, dev=dev, state=state)
 
 
@@ -177,7 +175,7 @@ def _restore(setup: Setup, new: TrainState) -> TrainState:
 
 
 def _check_continued(setup: Setup, new: TrainState, found: Checkpoint) -> None:
-    """Refuse to continue on other data, or with an engine whose results differ in the last bits."""
+    """Refuse to continue on other data."""
     old = found.origin
     assert isinstance(old, TrainState)
     name, store = str(found.path), setup.config.data.store
@@ -187,16 +185,6 @@ def _check_continued(setup: Setup, new: TrainState, found: Checkpoint) -> None:
     )
     check_agreement("BPE model", store, setup.vocab.digest, name, found.vocab.digest, remedy)
     check_agreement("training data", store, new.store_sha256, name, old.store_sha256, remedy)
-    if old.store_sha256 is None and setup.world.is_main:
-        say(f"{name}: an older version did not record its training data; continuing on {store}")
-    if setup.config.training.engine == "keep":
-        remedy = (
-            "continue with the same engine (numba: pip install 'nmtkit[cpu]', and no damaged cache), or "
-            "accept other bits with training.engine=any"
-        )
-        check_agreement("engine", "this process", new.engine, name, old.engine, remedy)
-    elif old.engine not in (None, new.engine) and setup.world.is_main:
-        say(f"continuing with the engine {new.engine}; until {name} it was {old.engine}")
 
 
 def check_initial_model(config: RunConfig) -> None:

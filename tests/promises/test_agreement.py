@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from support.untrained import make_checkpoint, make_vocab
 
 import nmt.api
 from nmt.agreement import find_direction
-from nmt.checkpoint import LATER_FIELDS
 from nmt.commands.average import main as nmt_average
 from nmt.commands.cli import run_command
 from nmt.commands.eval import main as nmt_eval
@@ -25,12 +23,9 @@ from nmt.commands.score import main as nmt_score
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import CorpusConfig, DataConfig
-from nmt.model.packed_attention import load_compiled
 from nmt.report.attention_lines import map_test_lines
 from nmt.report.facts import read_run
-from nmt.system.files import read_json, seal, write_json
 from nmt.system.progress import say_once
-from nmt.system.run_folder import RunFolder
 
 
 def call_api(function: Callable[..., object], *arguments: str) -> int:
@@ -100,7 +95,6 @@ CELLS = {
         f"eval run elsewhere {TEST}": "run elsewhere --compare",
         f"eval run elsewhere --verdict {TEST}": "run elsewhere --compare",
     },
-    "engine": {"train training.steps=3": "this process run numba torch training.engine=any"},
 }
 
 # Texts that are not what they seem, by name, and the exit code and the words with which commands meet them.
@@ -174,22 +168,6 @@ def name_config(folder: Path) -> list[str]:
     return ["--config", "toy.yaml", f"vocab.model={folder}/bpe", *settings]
 
 
-@contextmanager
-def breaking_numba() -> Iterator[None]:
-    """As where numba cannot be imported. Other errors would remove the compiled code of this machine."""
-
-    def fail(*_: object) -> None:
-        raise ImportError("numba needs an older NumPy")
-
-    try:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr("nmt.engines.cpu.compiled_attention.attend_compiled", fail)
-            load_compiled.cache_clear()
-            yield
-    finally:
-        load_compiled.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("what", "line"), [(what, line) for what, lines in CELLS.items() for line in lines]
 )
@@ -203,8 +181,7 @@ def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
         Path("result").write_text("of yesterday")
         words += ["-o", "result"]
     capsys.readouterr()
-    with breaking_numba() if what == "engine" else nullcontext():
-        assert COMMANDS[command](words) == 2
+    assert COMMANDS[command](words) == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert ": error: " in message
     assert [word for word in CELLS[what][line].split() if word not in message] == []
@@ -244,31 +221,16 @@ def test_the_attention_of_a_report_is_that_of_the_evaluated_translation(ground: 
     assert default.text != shown.translation
 
 
-def test_what_fits_or_is_asked_for_is_not_refused(
-    ground: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_fits_or_is_asked_for_is_not_refused(ground: Path) -> None:
     shutil.copytree("run", "run-2")
     again = [*name_config(ground), "out=run-2", "training.steps=3"]
 
     # the same data elsewhere
     shutil.copytree("store", "moved")
     assert nmt_train([*again, "data.store=moved"]) == 0
-    # another engine, if the command says so
-    with breaking_numba():
-        assert nmt_train([*again, "training.steps=4", "training.engine=any"]) == 0
-    assert "continuing with the engine torch" in capsys.readouterr().err
     # other data, from the weights alone
     other = ["out=new-2", "training.init_from=run-2", *OTHER_DATA.split()]
     assert nmt_train([*again, *other]) == 0
-    # a checkpoint of a version that recorded neither
-    step = RunFolder(Path("run-2")).checkpoint(4)
-    state = read_json(step / "state.json")
-    assert isinstance(state, dict) and state["engine"] == "torch"
-    write_json(step / "state.json", {key: state[key] for key in state if key not in LATER_FIELDS})
-    (step / "manifest.json").unlink()
-    seal(step)
-    assert nmt_train([*again, "training.steps=5", *OTHER_DATA.split()]) == 0
-    assert "did not record its training data" in capsys.readouterr().err
     # other names of the languages
     names = ["data.src=eng", "data.tgt=deu", "--force"]
     assert nmt_eval(["go", "--src", "corpus/test.en", "--ref", "corpus/test.de", *names]) == 0
