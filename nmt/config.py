@@ -38,7 +38,7 @@ OUR_SINKS = ("tensorboard", "wandb")  # of training.track
 SINK_GROUP = "nmt.sinks"  # entry points by which packages offer others
 VOCAB_FILES = (VOCAB_FILE, *SIDE_VOCAB_FILES)
 SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")  # of every vocabulary
-FOLLOWS_LANGUAGES = ("src", "tgt", "archive", "file", "scores", "dataset", "subset")
+FOLLOWS_LANGUAGES = ("src", "tgt", "archive", "file", "dataset", "subset")
 CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
 
 # Rules for numeric values; a null or a string is not checked against them.
@@ -59,7 +59,6 @@ COVERAGE = Rule(lambda x: 0.98 <= x <= 1, "be between 0.98 and 1")
 VOCAB_SIZE = Rule(
     lambda x: 16 <= x <= 65_535, "be between 16 and 65535, because ids are stored in 16 bits"
 )
-THRESHOLD = Rule(lambda x: -1e30 <= x <= 1e30, "be between -1e30 and 1e30")
 RANDOM_SEED = Rule(lambda x: 0 <= x < 2**31, "be in [0, 2^31)")
 
 
@@ -85,12 +84,6 @@ class CorpusConfig:
     sacrebleu: str | None = None
     # A split of the demo corpus, which comes with the library.
     demo: Literal["train", "valid", "test"] | None = None
-    # A file with a number for each line of the corpus, such as nmt-score writes; training pairs with
-    # a number below min_score are dropped (docs/data.md#cleaning).
-    scores: str | None = None
-    min_score: float | None = default(None, THRESHOLD)
-    # How many copies of each pair the store holds.
-    repeat: int = default(1, SIZE)
     # How many copies of this training corpus an epoch has; a fraction is a share of its pairs, drawn
     # anew for each epoch (docs/data.md#weights).
     weight: float | None = default(None, WEIGHT)
@@ -107,10 +100,6 @@ class CorpusConfig:
             return f"src and tgt are both {self.src!r}; give two different files"
         if self.archive is not None and self.src is None and self.file is None:
             return "archive needs src and tgt, or file, which name its members"
-        if self.weight is not None and self.repeat != 1:
-            return f"repeat is {self.repeat} and weight is {self.weight}; give only one of them"
-        if (self.scores is None) != (self.min_score is None):
-            return "needs both scores and min_score, or neither"
         if self.tag is not None:
             return explain_invalid_tag(self.tag)
         return None
@@ -213,11 +202,9 @@ class DataConfig:
         for name, corpus in (("valid", self.valid), ("test", self.test)):
             if corpus is not None and corpus.weight is not None:
                 return f"{name} has a weight, but only a corpus of train can have one; leave it out"
-            if corpus is not None and corpus.scores is not None:
-                return f"{name} has scores, but only pairs of train are dropped by score; leave them out"
-        has_counts = any(corpus.weight is not None or corpus.repeat > 1 for corpus in self.train)
-        if self.temperature is not None and has_counts:
-            return "temperature is given, but a corpus has weight or repeat; give only one of these"
+        is_weighted = any(corpus.weight is not None for corpus in self.train)
+        if self.temperature is not None and is_weighted:
+            return "temperature is given, but a corpus has a weight; give only one of these"
         for key, folder in (("root", self.root), ("store", self.store)):
             if folder.startswith("~"):
                 return (
@@ -795,6 +782,9 @@ COURSE_KEYS = (
 # Settings of earlier versions by their last name: the value that changed nothing, and a remedy. They are
 # refused where they are given; in a recorded config they are ignored, with a line if they did something.
 REMOVED_SETTINGS: dict[str, tuple[Any, str]] = {
+    "repeat": (1, "give the corpus a weight, or list it twice"),
+    "scores": (None, "drop the pairs with awk before nmt-prepare (docs/scoring.md)"),
+    "min_score": (None, "drop the pairs with awk before nmt-prepare (docs/scoring.md)"),
     "augment": (
         {"upper": 0.0, "title": 0.0},
         "decoding.lower_capitals translates text in capitals",
@@ -1072,17 +1062,17 @@ def parse_recorded_config(data: bytes, name: str, overrides: Sequence[str] = ())
             f"{source.places['extends']}: extends: a config that nmt recorded must be complete; "
             "use another copy"
         )
-    _drop_removed_settings(source.values, name)
+    drop_removed_settings(source.values, name)
     return _build_config(source, overrides)
 
 
-def _drop_removed_settings(values: Any, name: str) -> None:
-    """Take the settings of earlier versions out of a recorded config, and say which of them this version
+def drop_removed_settings(values: Any, name: str) -> None:
+    """Take the settings of earlier versions out of what nmt recorded, and say which of them this version
     cannot honour.
     """
     if isinstance(values, list):
         for item in values:
-            _drop_removed_settings(item, name)
+            drop_removed_settings(item, name)
     if not isinstance(values, dict):
         return
     for key in REMOVED_SETTINGS.keys() & values.keys():
@@ -1090,10 +1080,10 @@ def _drop_removed_settings(values: Any, name: str) -> None:
         neutral, remedy = REMOVED_SETTINGS[key]
         if value != neutral:
             say_once(
-                f"{name}: {key}={value!r} is a setting of an earlier version, and ignored; {remedy}"
+                f"{name}: {key}={value!r:.99} is a setting of an earlier version, and ignored; {remedy}"
             )
     for value in values.values():
-        _drop_removed_settings(value, name)
+        drop_removed_settings(value, name)
 
 
 def _explain_unknown_key(name: str) -> str | None:

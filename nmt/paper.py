@@ -408,7 +408,7 @@ def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
 
     It is `wmt14 de-en train` of the hub, `europarl-v7.de-en` of europarl-v7.de-en.{en,de}, packed
     or in an archive, or `sacrebleu wmt14/full`; if it is repeated, with the number of times, and
-    if it has a weight, a smallest score or a tag, with that.
+    if it has a weight or a tag, with that.
     """
     if corpus.dataset:
         hub = "wmt14" if corpus.dataset == WMT14 else corpus.dataset
@@ -427,12 +427,8 @@ def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
         name = f"the demo's {corpus.demo}"
     else:
         name = PurePosixPath(corpus.file or "").name
-    if corpus.repeat != 1:
-        name = f"{name} x {corpus.repeat}"
     if corpus.weight is not None:
         name = f"{name} x {corpus.weight:.6g}"
-    if corpus.min_score is not None:
-        name = f"{name} from score {corpus.min_score:.6g}"
     if corpus.tag is not None:
         name = f"{corpus.tag} {name}"
     return name

@@ -122,12 +122,12 @@ def test_corpora(load: Loader) -> None:
 data:
   train:
     - {src: a.en, tgt: a.de}
-    - {dataset: wmt/wmt14, subset: de-en, split: train, repeat: 2}
+    - {dataset: wmt/wmt14, subset: de-en, split: train, weight: 2}
   valid: {file: v.tsv}
 """)
     assert config.data.train == (
         CorpusConfig(src="a.en", tgt="a.de"),
-        CorpusConfig(dataset="wmt/wmt14", subset="de-en", split="train", repeat=2),
+        CorpusConfig(dataset="wmt/wmt14", subset="de-en", split="train", weight=2.0),
     )
     assert config.data.valid == CorpusConfig(file="v.tsv")
 
@@ -211,7 +211,10 @@ BAD = [
     ("data: {valid: {src: x}}", "data.valid: needs both src and tgt"),
     ("data: {valid: {demo: valid, file: x}}", "data.valid: needs exactly one of"),
     ("data: {valid: {}}", "data.valid: needs exactly one of"),
-    ("data: {train: [{file: x, repeat: 0}]}", "data.train[0].repeat is 0"),
+    (
+        "data: {train: [{file: x, repeat: 2}]}",
+        "data.train[0].repeat: unknown setting; give the corpus a weight",
+    ),
     # YAML that is none, or more than plain values
     ("name: [", "c.yaml:1: is not valid YAML"),
     ("name: x\nout: a: b", "c.yaml:2: is not valid YAML: mapping values are not allowed here"),
@@ -426,9 +429,7 @@ WORDS = st.text(CHARACTERS, max_size=12) | st.sampled_from(
     ["no", "on", "null", "~", "1e5", "08", "1_0", ".5", "0x1", "12:30", "<<"]
 )
 CORPORA = st.one_of(
-    st.builds(CorpusConfig, src=WORDS, tgt=WORDS, repeat=COUNTS).filter(
-        lambda corpus: corpus.src != corpus.tgt
-    ),
+    st.builds(CorpusConfig, src=WORDS, tgt=WORDS).filter(lambda corpus: corpus.src != corpus.tgt),
     st.builds(CorpusConfig, file=WORDS),
     st.builds(CorpusConfig, dataset=WORDS, subset=st.none() | WORDS, split=WORDS),
     st.builds(CorpusConfig, demo=st.sampled_from(["train", "valid", "test"])),
@@ -588,8 +589,5 @@ def test_what_cannot_be_a_tag_or_a_weight_is_refused(
 
 
 def test_a_temperature_does_not_go_with_weights(load: Loader) -> None:
-    for key in ("weight", "repeat"):
-        with pytest.raises(
-            UserError, match="temperature is given, but a corpus has weight or repeat"
-        ):
-            load(TAGGED, "data.temperature=2", f"data.train=[{{src: a, tgt: b, {key}: 2}}]")
+    with pytest.raises(UserError, match="temperature is given, but a corpus has a weight"):
+        load(TAGGED, "data.temperature=2", "data.train=[{src: a, tgt: b, weight: 2}]")

@@ -83,10 +83,7 @@ def _add(before: list[int], later: list[int]) -> list[int]:
 
 
 def clean_block(
-    block: Block,
-    rules: CleanConfig | None,
-    held_out: dict[str, HeldOutSet],
-    min_score: float | None = None,
+    block: Block, rules: CleanConfig | None, held_out: dict[str, HeldOutSet]
 ) -> tuple[list[Pair], Report]:
     """The stripped pairs of `block` that break no rule. Without rules, as in a dev set, all pairs as
     they are: only what could not be read is missing.
@@ -97,15 +94,12 @@ def clean_block(
     for complaint in block.bad:
         report.drop(UNREADABLE, complaint)
     pairs = []
-    for i, (src, tgt) in enumerate(zip(block.src, block.tgt, strict=True)):
+    for src, tgt in zip(block.src, block.tgt, strict=True):
         if rules is None:
             pairs.append(Pair(src, tgt))
             continue
         pair = Pair(src.strip(), tgt.strip())
         rule = find_broken_rule(pair, rules)
-        if rule is None and min_score is not None and block.scores is not None:
-            if block.scores[i] < min_score:
-                rule = f"score below {min_score:g}"
         if rule is None:
             rule = _search_held_out(pair, rules, held_out, report.held_out)
         if rule is None:

@@ -17,7 +17,7 @@ from platform import python_version
 from typing import Any
 
 import nmt
-from nmt.config import DataConfig, VocabConfig, to_plain_values
+from nmt.config import DataConfig, VocabConfig, drop_removed_settings, to_plain_values
 from nmt.corpus.hub import HUB_ADDRESS, name_hub_file
 from nmt.corpus.reader import describe_corpus
 from nmt.corpus.text_files import digest_source
@@ -28,7 +28,7 @@ from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.extras import is_installed
 from nmt.system.files import has_plain_file, read_file_stamp, read_json
-from nmt.system.records import read_record
+from nmt.system.records import RecordReader, name_places_in
 from nmt.system.run_folder import LEDGER_FILE
 from nmt.system.tables import Table
 
@@ -52,11 +52,10 @@ class CorpusAccount:
 
     corpus: str
     split: str
-    repeat: int
     files: list[SourceFile]
     lines: int
     kept: int
-    tokens: list[int]  # of the source, of the target; each repetition counts
+    tokens: list[int]  # of the source, of the target
     dropped: dict[str, int]
     samples: dict[str, list[list[str]]] = field(default_factory=dict)
     duplicates: int | None = None  # of training corpora, as is the next
@@ -164,7 +163,11 @@ def read_ledger(store: Path) -> Ledger:
         "damaged, or written by another version of nmt-prepare; "
         f"remove {store} and prepare it again"
     )
-    return read_record(store / LEDGER_FILE, Ledger, remedy)
+    path = store / LEDGER_FILE
+    values = read_json(path)
+    drop_removed_settings(values, str(path))
+    reader = RecordReader(name_places_in(path), remedy=remedy, takes_any_text=True)
+    return reader.read(Ledger, values)
 
 
 # ---- what it records --------------------------------------------------------------------------------------------
@@ -320,7 +323,7 @@ def read_mixture(store: Path, data: DataConfig, n_pairs: int) -> Mixture | None:
     """Return how an epoch of the store's `n_pairs` mixes its corpora; None if it has each pair once."""
     if not data.is_mixed:
         return None
-    sizes = [c.kept * c.repeat for c in read_ledger(store).corpora if c.split == "train"]
+    sizes = [c.kept for c in read_ledger(store).corpora if c.split == "train"]
     if len(sizes) != len(data.train) or sum(sizes) != n_pairs:
         raise UserError(
             f"{store / LEDGER_FILE}: has corpora of {sum(sizes):,} pairs for the {len(data.train)} of "
@@ -346,11 +349,7 @@ def format_ledger(ledger: Ledger) -> str:
     src, tgt = ledger.languages
     rows = []
     for corpus in ledger.corpora:
-        times = ""
-        if corpus.repeat > 1:
-            times = f" x {corpus.repeat}"
-        elif corpus.weight is not None:
-            times = f" x {corpus.weight:.4g}"
+        times = "" if corpus.weight is None else f" x {corpus.weight:.4g}"
         tokens = [f"{n:,}" for n in corpus.tokens]
         figures = [f"{corpus.lines:,}", f"{corpus.kept:,}{times}", *tokens]
         rows.append([corpus.name, *figures, corpus.dropped_by_rule or "-"])

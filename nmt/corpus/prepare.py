@@ -156,7 +156,7 @@ def list_parts(data: DataConfig) -> list[Part]:
         )
     parts = []
     if data.valid is not None:
-        parts.append(Part("valid", replace(data.valid, repeat=1), None))
+        parts.append(Part("valid", data.valid, None))
     for i, corpus in enumerate(data.train):
         parts.append(Part(f"train-{i}", corpus, data.clean))
     return parts
@@ -221,9 +221,9 @@ def _build(store: Path, parts: list[Part], job: Preparation) -> None:
     names = (VOCAB_FILE,) if len(bpes) == 1 else SIDE_VOCAB_FILES
     for name, bpe in zip(names, bpes, strict=True):
         shutil.copyfile(bpe.model, folder / name)
-    _write_ids(folder, "train", encoded_train, [each.part.corpus.repeat for each in train])
+    _write_ids(folder, "train", encoded_train)
     if dev:
-        _write_ids(folder, "valid", encoded_dev, [1])
+        _write_ids(folder, "valid", encoded_dev)
         _write_dev_text(folder, dev[0])
     digests = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
 
@@ -265,26 +265,23 @@ def _account_for(collected: CollectedPart, after: Report) -> CorpusAccount:
     return CorpusAccount(
         corpus=describe_corpus(corpus),
         split=collected.part.split,
-        repeat=corpus.repeat,
         files=collected.files,
         lines=before.lines,
         kept=after.n_kept,
-        tokens=[n * corpus.repeat for n in after.tokens],
+        tokens=after.tokens,
         dropped=before.dropped | after.dropped,
         samples=before.samples | after.samples,
         tag=corpus.tag,
     )
 
 
-def _write_ids(
-    folder: Path, split: str, parts: Sequence[EncodedPart], repetitions: Sequence[int]
-) -> None:
+def _write_ids(folder: Path, split: str, parts: Sequence[EncodedPart]) -> None:
     with (
         closing(SideWriter(folder, split, "src")) as src,
         closing(SideWriter(folder, split, "tgt")) as tgt,
     ):
-        for encoded, repeat in zip(parts, repetitions, strict=True):
-            for file in encoded.files * repeat:
+        for encoded in parts:
+            for file in encoded.files:
                 with np.load(file) as arrays:
                     src.append(arrays["src"], arrays["src_lengths"])
                     tgt.append(arrays["tgt"], arrays["tgt_lengths"])

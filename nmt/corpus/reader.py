@@ -30,7 +30,6 @@ from nmt.corpus.file_formats import (
     read_parquet_tables,
     rebatch_tables,
 )
-from nmt.corpus.score_file import add_scores, parse_scores
 from nmt.corpus.text_files import COMPRESSED, TextFile, decode_lines, read_line_blocks
 from nmt.corpus.tmx import read_tmx_pairs
 from nmt.system.errors import UserError
@@ -55,7 +54,6 @@ class Block(NamedTuple):
     tgt: list[str]
     bad: list[str]  # complaints about the pairs left out
     share: float  # of the corpus, read by now; 1 if unknown
-    scores: list[float] | None = None  # of the pairs, if the corpus has a file of them
 
 
 @dataclass(frozen=True)
@@ -90,41 +88,21 @@ def read_pairs(corpus: CorpusConfig, data: DataConfig) -> Iterator[Pair]:
 def read_blocks(corpus: CorpusConfig, data: DataConfig, size: int) -> Iterator[Block]:
     """Read pairs in blocks of `size` raw ones."""
     source = _open_source(corpus, data, size)
-    raw_blocks = source.blocks
-    score_file = find_score_file(corpus, data)
-    if score_file is not None:
-        raw_blocks = add_scores(raw_blocks, score_file, size)
-    for number, (raw, share) in enumerate(raw_blocks):
+    for number, (raw, share) in enumerate(source.blocks):
         first = 1 + number * size
-        scores = None
-        if score_file is not None:
-            raw, score_lines = raw
-            scores = parse_scores(score_lines, first, str(score_file))
         src, tgt, bad = source.parse(raw, first)
         if bad and data.on_bad_line == "stop":
             raise UserError(bad[min(bad)])
         if bad:  # a pair goes as a whole, so the sides stay parallel
             src = [text for i, text in enumerate(src) if i not in bad]
             tgt = [text for i, text in enumerate(tgt) if i not in bad]
-            scores = scores and [score for i, score in enumerate(scores) if i not in bad]
-        yield Block(first, src, tgt, [bad[i] for i in sorted(bad)], share, scores)
+        yield Block(first, src, tgt, [bad[i] for i in sorted(bad)], share)
 
 
 def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     """List the files on this machine that `corpus` reads, without those that are to come from the hub;
     `UserError` if one is missing.
     """
-    paths = _find_text_files(corpus, data)
-    score_file = find_score_file(corpus, data)
-    return paths if score_file is None else [*paths, score_file]
-
-
-def fetch_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
-    """List the files that `corpus` reads, after fetching what is on the hub."""
-    return [*fetch_hub_files(corpus, data), *find_local_files(corpus, data)]
-
-
-def _find_text_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     if corpus.dataset is not None:
         return find_dataset_files(corpus, data)
     names: tuple[str | None, ...] = (corpus.src, corpus.tgt, corpus.file)
@@ -142,12 +120,9 @@ def _find_text_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     return paths
 
 
-def find_score_file(corpus: CorpusConfig, data: DataConfig) -> Path | None:
-    if corpus.scores is None:
-        return None
-    path = Path(data.root) / corpus.scores
-    check_is_file(path, data)
-    return path
+def fetch_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
+    """List the files that `corpus` reads, after fetching what is on the hub."""
+    return [*fetch_hub_files(corpus, data), *find_local_files(corpus, data)]
 
 
 def check_is_file(path: Path, data: DataConfig) -> None:
@@ -170,7 +145,7 @@ def _open_source(corpus: CorpusConfig, data: DataConfig, size: int) -> Source:
     if corpus.sacrebleu is not None:
         src, tgt = find_test_set_files(corpus.sacrebleu, f"{data.src}-{data.tgt}")
         return _open_two_texts(src, tgt, size)
-    paths = [*fetch_hub_files(corpus, data), *_find_text_files(corpus, data)]
+    paths = fetch_files(corpus, data)
     if corpus.dataset is not None:
         tables = read_dataset_tables(paths, corpus, data)
         return _open_tables(tables, paths, data, size, f"dataset {describe_corpus(corpus)}")

@@ -61,17 +61,10 @@ class ShardCollector:
     as they are.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        rules: CleanConfig | None,
-        held_out: Path | None,
-        min_score: float | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, rules: CleanConfig | None, held_out: Path | None) -> None:
         """`held_out`: a file of the dev and test sets by name, lists of pairs."""
         self.folder = folder
         self.rules = rules
-        self.min_score = min_score
         self.held_out = {}
         if held_out is not None:
             for name, plain_pairs in read_json(held_out, max_bytes=None).items():
@@ -80,7 +73,7 @@ class ShardCollector:
 
     def __call__(self, task: tuple[int, Block]) -> Report:
         number, block = task
-        pairs, report = clean_block(block, self.rules, self.held_out, self.min_score)
+        pairs, report = clean_block(block, self.rules, self.held_out)
         sides = [[pair[i].encode() for pair in pairs] for i in range(2)]
         if self.rules is not None:
             # Duplicates are found by these digests once all corpora are collected.

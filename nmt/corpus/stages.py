@@ -192,7 +192,7 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         rules_here = replace(part.rules, preset=None, duplicates=False, max_pieces=None)
         rules = to_plain_values(rules_here)
     made_with = {
-        "corpus": to_plain_values(replace(part.corpus, repeat=1, weight=None, tag=None)),
+        "corpus": to_plain_values(replace(part.corpus, weight=None, tag=None)),
         "src": job.data.src,
         "tgt": job.data.tgt,
         "files": [[str(path), *stamp] for path, stamp in zip(files, stamps, strict=True)],
@@ -218,7 +218,7 @@ def collect_blocks(
                 progress.total = int(n_read / max(block.share, 1e-9))  # share: read by now
                 yield number, block
 
-        start = partial(ShardCollector, folder, part.rules, held_out, part.corpus.min_score)
+        start = partial(ShardCollector, folder, part.rules, held_out)
         for shard_report in map_with_workers(start, number_blocks(), job.executor):
             report.extend(shard_report)
             progress.advance(shard_report.lines)
@@ -374,7 +374,7 @@ class LearnedBpe:
 def learn_bpe(
     job: Preparation, part: BpePart, train: Sequence[CollectedPart], duplicates: Path | None
 ) -> LearnedBpe:
-    """Learn a BPE of all training corpora, each taken once whatever its `repeat`."""
+    """Learn a BPE of all training corpora."""
     shards = [shard for each in train for shard in each.list_shards(duplicates)]
     n_usable = [int((~shard.read_duplicate_mask()).sum()) for shard in shards]
     n_lines = [len(part.sides) * n for n in n_usable]

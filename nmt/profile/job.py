@@ -97,7 +97,7 @@ def estimate_preparation(data: DataConfig, vocab: VocabConfig, seed: int) -> str
             n_pairs += text.report.lines / share
             # ids of two bytes, and for each side of a pair an offset of eight
             store_bytes = 2 * sum(report.tokens) + 16 * report.n_kept
-            n_written += store_bytes * text.part.corpus.repeat / share
+            n_written += store_bytes / share
     rows = {
         "a worker": f"{n_pairs / shared_s:,.0f} pairs/s if as fast as this process, by {n_timed:,} pairs, "
         f"{n_timed / n_pairs:.2%} of the input",

@@ -243,12 +243,8 @@ def render_ledger(run: RunFacts) -> str:
     rows = []
     samples: list[str] = []
     for corpus in ledger.corpora:
-        times = f" x {corpus.repeat}" if corpus.repeat > 1 else ""
-        tokens = [f"{n:,}" for n in corpus.tokens]
-        kept = f"{corpus.kept:,}{times}"
-        rows.append(
-            [corpus.name, f"{corpus.lines:,}", kept, *tokens, corpus.dropped_by_rule or "none"]
-        )
+        figures = [f"{n:,}" for n in (corpus.lines, corpus.kept, *corpus.tokens)]
+        rows.append([corpus.name, *figures, corpus.dropped_by_rule or "none"])
         samples += _render_samples(corpus, ledger.languages)
     head = ("corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped")
     files = Table(

@@ -1,6 +1,5 @@
 """The cleaning rules against their words, and repeats against a set."""
 
-import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,14 +52,6 @@ def test_what_is_kept_keeps_the_rules_and_nothing_else_does(
     src, tgt = ([pair[i].encode() for pair in kept] for i in range(2))
     digests = digest_pairs(src, tgt).tolist()
     assert (len(digests), len(set(digests))) == (len(kept), len(set(kept)))
-
-
-def test_pairs_below_a_score_are_dropped_and_counted_after_the_other_rules() -> None:
-    pairs = [("a", "x"), ("b", "y"), ("", "z"), ("c", "w")]
-    scored = block(pairs)._replace(scores=[0.5, 0.49, 0.1, -math.inf])
-    kept, report = clean_block(scored, CleanConfig(), {}, min_score=0.5)
-    assert kept == [("a", "x")]
-    assert report.dropped == {"score below 0.5": 2, "empty side": 1}
 
 
 def test_a_nul_is_dropped_and_counted() -> None:

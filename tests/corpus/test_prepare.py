@@ -27,7 +27,7 @@ from nmt.corpus.prepare import WORK_FOLDER, prepare
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, lock, verify, write_json
+from nmt.system.files import digest_file, lock, seal, verify, write_json
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
 REPOSITORY = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def config(root: Path, store: str = "store", **changes: object) -> DataConfig:
         "root": str(root),
         "store": str(root.parent / store),
         "valid": CorpusConfig(src="dev.en", tgt="dev.de"),
-        "train": (CorpusConfig(src="a.en", tgt="a.de"), replace(B, repeat=2)),
+        "train": (CorpusConfig(src="a.en", tgt="a.de"), B, B),
         "clean": CleanConfig(max_words=20, max_ratio=4.0, max_pieces=15),
         **changes,
     }
@@ -153,7 +153,7 @@ def test_the_store_equals_the_rules_applied_by_hand(root: Path) -> None:
 
 
 def test_the_dev_set_is_taken_as_it_is(root: Path) -> None:
-    store = make(config(root, valid=CorpusConfig(src="dev.en", tgt="dev.de", repeat=3)))
+    store = make(config(root, valid=CorpusConfig(src="dev.en", tgt="dev.de")))
     assert (store / "valid.src.txt").read_bytes() == (root / "dev.en").read_bytes()
     assert (store / "valid.tgt.txt").read_bytes() == (root / "dev.de").read_bytes()
     valid = open_store(store, "valid")
@@ -170,7 +170,8 @@ def test_without_a_dev_set_there_is_none(root: Path) -> None:
 def test_the_ledger_accounts_for_every_line(root: Path) -> None:
     store = make(config(root))
     ledger = ledger_of(store)
-    a, b, dev = ledger["corpora"]
+    a, b, again, dev = ledger["corpora"]
+    assert again == b | {"duplicates": 40}  # what is listed twice is in the store twice
     assert (a["dropped"]["empty side"], a["dropped"]["more than 20 words"]) == (2, 1)
     assert a["samples"]["empty side"] == [["", "nur deutsch"], ["only english", ""]]
     assert a["samples"]["more than 20 words"] == [["x " * 29 + "x", "kurz"]]
@@ -179,8 +180,8 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
     for corpus, lines in ((a, 304), (b, 40), (dev, 3)):
         assert corpus["lines"] == lines == corpus["kept"] + sum(corpus["dropped"].values())
     train = open_store(store, "train")
-    assert a["kept"] + 2 * b["kept"] == len(train)
-    n_tokens = [a["tokens"][i] + b["tokens"][i] for i in (0, 1)]
+    assert a["kept"] + b["kept"] + again["kept"] == len(train)
+    n_tokens = [a["tokens"][i] + 2 * b["tokens"][i] for i in (0, 1)]
     assert n_tokens == [len(train.src.ids), len(train.tgt.ids)]
     for name, file in zip(("a.en", "a.de"), a["files"], strict=True):
         size = (root / name).stat().st_size
@@ -193,28 +194,9 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
     bpe = ledger["bpe"]["sha256"]
     assert bpe == Vocab.load(store / "vocab.model").digest
     table = format_ledger(read_ledger(store))
-    names = ["a.en + a.de", "dev.en + dev.de (dev)", "2 empty side", "x 2"]
+    names = ["a.en + a.de", "dev.en + dev.de (dev)", "2 empty side"]
     for text in (*names, digest_file(root / "b.tsv"), bpe):
         assert text in table
-
-
-def test_pairs_below_a_score_are_left_out(root: Path) -> None:
-    pairs = [(line(i), line(2 * i)) for i in range(200)]
-    write_pairs(root / "c.tsv", pairs)
-    scores = [i * 7 % 200 / 200 for i in range(200)]
-    (root / "c.scores").write_text("".join(f"{score}\n" for score in scores))
-    train = (CorpusConfig(file="c.tsv", scores="c.scores", min_score=0.25),)
-    data = config(root, train=train, clean=CleanConfig(), valid=None)
-    assert kept(make(data)) == [
-        pair for pair, score in zip(pairs, scores, strict=True) if score >= 0.25
-    ]
-    account = ledger_of(data.store)["corpora"][0]
-    assert account["dropped"] == {"score below 0.25": 50}
-    assert [file["name"] for file in account["files"]] == ["c.tsv", "c.scores"]
-
-    # the store is not that of other scores
-    (root / "c.scores").write_text("1\n" * 200)
-    refuse(data, "c.scores: differs from the file")
 
 
 # ---- the same bytes ---------------------------------------------------------------------------------------------
@@ -582,6 +564,18 @@ def test_a_complete_store_is_recognised_even_without_its_sources(root: Path) -> 
     assert contents(root.parent / "store") == before
 
 
+def test_a_store_that_an_earlier_version_made_is_recognised(root: Path) -> None:
+    store = make(config(root))
+    ledger = ledger_of(store)
+    for corpus in ledger["corpora"]:
+        corpus["repeat"] = 1
+    for corpus in ledger["settings"]["data"]["train"]:
+        corpus |= {"repeat": 1, "scores": None, "min_score": None}
+    write_json(store / LEDGER_FILE, ledger)
+    seal(store)
+    assert not prepare(config(root), VOCAB, 1)
+
+
 @pytest.mark.parametrize(
     ("changes", "size", "named"),
     [
@@ -702,11 +696,6 @@ def test_a_work_folder_that_is_a_link_is_refused(root: Path) -> None:
         ),
         ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pairs are left after cleaning"),
         ({"clean": CleanConfig(max_pieces=0)}, 60, "data.train: no pairs are left after cleaning"),
-        (
-            {"train": (replace(B, scores="gone", min_score=0.0),)},
-            60,
-            "gone: not found; give a file",
-        ),
         ({}, 5000, "vocab.size: 5000 is too large"),
         ({"store": "/proc/nothing/store"}, 60, "cannot be written"),
         ({"store": "raw"}, 60, "exists but is not a prepared store"),

@@ -406,10 +406,6 @@ CORPUS = f"{NOT_COMPARABLE}training corpora: "
 UNLIKE_WMT14 = "in the paper 4,400,000 to 4,600,000"
 ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     # the training text
-    "it was filtered": (
-        {"config": with_corpus(scores="s.txt", min_score=-3.0)},
-        f"{CORPUS}wmt14 de-en train from score -3, in the paper",
-    ),
     "it was weighted": ({"config": with_corpus(weight=0.5)}, f"{CORPUS}wmt14 de-en train x 0.5"),
     "it has more pairs": (
         {"text": TrainingText(4_600_001)},

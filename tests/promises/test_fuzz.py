@@ -134,7 +134,7 @@ def read_config(folder: Path, data: bytes) -> None:
 def list_configs() -> list[Tree]:
     plain = to_plain_values(RunConfig())
     small = {"model": plain["model"], "training": {"steps": 100, "src_tokens": 25_000}}
-    corpora = [{"src": "a.en", "tgt": "a.de"}, {"file": "b.tsv", "repeat": 2}, {"demo": "train"}]
+    corpora = [{"src": "a.en", "tgt": "a.de"}, {"file": "b.tsv", "weight": 2}, {"demo": "train"}]
     data = {"data": {"root": ".", "train": corpora, "valid": {"sacrebleu": "wmt13"}}}
     return [plain, small, data, {"extends": "demo.yaml", "optimizer": {"scale": 1e-9}}, {}]
 

@@ -114,7 +114,7 @@ def write_hostile_ledger(store: Path, texts: list[str]) -> None:
     for text in texts:
         files = [SourceFile(text, 1, text, 1)]
         samples = {text: [[text, text]]}
-        corpora.append(CorpusAccount(text, text, 1, files, 2, 1, [1, 1], {text: 1}, samples))
+        corpora.append(CorpusAccount(text, text, files, 2, 1, [1, 1], {text: 1}, samples))
     bpe = BpeAccount(texts[0], 5, 5, 5, None)
     settings = {"data": {"src": texts[0], "tgt": texts[0]}}
     ledger = Ledger(settings, corpora, None, bpe, {texts[0]: texts[0]}, texts[0], {}, texts[0])
