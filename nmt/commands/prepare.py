@@ -34,11 +34,9 @@ EXAMPLES = """\
   nmt-prepare --config base.yaml data.workers=64 --plan     first estimate hours and bytes
   nmt-prepare --config base.yaml data.workers=64 --on ray
   nmt-prepare --config base.yaml --offline
-  nmt-prepare --inspect data/wmt14-ende
-  nmt-prepare --inspect data/wmt14-ende --json > store.json"""
+  nmt-prepare --inspect data/wmt14-ende"""
 
 CONFLICTS = {"--inspect": "--config --plan --on"}
-NEEDS = {"--json": "--inspect"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,7 +47,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="STORE",
         help="instead of --config: show what this prepared store holds",
     )
-    parser.add_argument("--json", action="store_true", help="with --inspect: print one JSON object")
     add_on(parser)
     add_offline(parser)
     return parser
@@ -58,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
-    check_options(parser, args, CONFLICTS, NEEDS)
+    check_options(parser, args, CONFLICTS, {})
     if not args.config and not args.inspect:
         parser.error("give --config FILE, to prepare a store, or --inspect STORE, to look at one")
     return args
@@ -98,21 +95,15 @@ def prepare_corpus(args: argparse.Namespace) -> int:
 
 
 def print_store(args: argparse.Namespace) -> int:
-    import json
-    import shutil
     from pathlib import Path
 
-    from nmt.corpus.inspection import format_report, inspect_store
+    from nmt.corpus.inspection import describe_store
 
     if args.overrides:
         raise UserError(
             f"{args.overrides[0]}: --inspect shows the store as it was made and accepts no settings; leave it out"
         )
-    report = inspect_store(Path(args.inspect))
-    if args.json:
-        print(json.dumps(report.to_plain()))
-    else:
-        print(format_report(report, shutil.get_terminal_size((100, 24)).columns))
+    print(describe_store(Path(args.inspect)))
     return 0
 
 

@@ -55,8 +55,8 @@ from nmt.config import (
     load_recorded_config,
     to_plain_values,
 )
-from nmt.corpus.inspection import StoreReport, format_report
-from nmt.corpus.ledger import read_ledger
+from nmt.corpus.inspection import format_samples
+from nmt.corpus.ledger import format_ledger, read_ledger
 from nmt.corpus.reader import read_blocks
 from nmt.data.bpe_dropout import MergeTable
 from nmt.data.store import Side, SideWriter, open_store
@@ -386,7 +386,8 @@ def read_store_ledger(folder: Path, data: bytes) -> None:
     """What nmt-prepare --inspect shows of it."""
     write(folder / "ledger.json", data)
     ledger = read_ledger(folder)
-    format_report(StoreReport(str(folder), ledger, {}, []), width=80)
+    format_ledger(ledger)
+    format_samples(ledger)
     json.dumps(ledger.to_plain())
 
 
