@@ -259,20 +259,20 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         help="number of processes, each with a copy of the model and its share of the cores (default 1)",
     )
     add_on(parser)
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="write nothing: work for half a minute here, and print the hours and bytes that the whole will take",
+    )
 
 
 def add_on(parser: argparse.ArgumentParser) -> None:
-    """Add --on and --plan: where the workers are, and what the work would take."""
+    """Add --on: where the workers are."""
     parser.add_argument(
         "--on",
         metavar="CLUSTER",
         help="where the workers are, if not on this machine: 'ray', or 'slurm' with options of sbatch, "
         "as in --on 'slurm --gpus=1 --time=8:00:00'; see docs/clusters.md",
-    )
-    parser.add_argument(
-        "--plan",
-        action="store_true",
-        help="write nothing: work for half a minute here, and print the hours and bytes that the whole will take",
     )
 
 

@@ -31,12 +31,11 @@ EXAMPLES = """\
   nmt-prepare --config demo.yaml
   nmt-prepare --config multi30k.yaml data.root=corpora/multi30k data.store=stores/multi30k
   nmt-prepare --config base.yaml 'data.train=[{src: europarl.en.gz, tgt: europarl.de.gz}]' data.workers=16
-  nmt-prepare --config base.yaml data.workers=64 --plan     first estimate hours and bytes
   nmt-prepare --config base.yaml data.workers=64 --on ray
   nmt-prepare --config base.yaml --offline
   nmt-prepare --inspect data/wmt14-ende"""
 
-CONFLICTS = {"--inspect": "--config --plan --on"}
+CONFLICTS = {"--inspect": "--config --on"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -75,13 +74,6 @@ def prepare_corpus(args: argparse.Namespace) -> int:
     from nmt.system.progress import say
 
     config = api.load_config(args.config, args.overrides)
-    if args.plan:
-        from nmt.profile.job import estimate_preparation
-        from nmt.system.caches import provide_caches
-
-        provide_caches()  # before `datasets` or sacreBLEU is imported
-        print(estimate_preparation(config.data, config.vocab, config.seed))
-        return 0
     # A batch system sends SIGTERM, which ends the work as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:

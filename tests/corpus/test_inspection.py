@@ -185,7 +185,7 @@ def test_it_needs_neither_corpora_nor_torch(store: Path) -> None:
     [
         ([], "--config FILE"),
         (["--inspect", "STORE", "--config", "demo.yaml"], "--inspect does not support --config"),
-        (["--inspect", "STORE", "--plan"], "--inspect does not support --plan"),
+        (["--inspect", "STORE", "--on", "ray"], "--inspect does not support --on"),
         (
             ["--inspect", "STORE", "vocab.size=3"],
             "vocab.size=3: --inspect shows the store as it was made and accepts no settings",
