@@ -168,7 +168,8 @@ def train(config: RunConfig) -> int:
         check_training_fits(config, world)
         check_free(config.folder)
         run_start.check_same_run(config)
-        fetch_run(config)
+        if config.training.mirror is not None:
+            fetch_run(config)
         check_initial_model(config)
         # Fail now, not after an hour of preparation, if the folder cannot be written.
         make_folder(config.folder)

@@ -9,7 +9,6 @@ successor is complete.
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,12 +17,12 @@ from nmt import checkpoint
 from nmt.checkpoint import Snapshot, TrainState
 from nmt.config import RunConfig
 from nmt.data.vocab import Vocabulary
-from nmt.system.errors import Failure
+from nmt.system.errors import Failure, UserError
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
 from nmt.train.kept_checkpoints import find_resumable_steps, prune_checkpoints
 from nmt.train.metrics_log import MetricsLog
-from nmt.train.mirror import Mirror
+from nmt.train.mirror import copy_run
 
 MAX_FAILURES = 3  # in a row
 SLOW_S = 1.0  # that training waits for the disk
@@ -45,9 +44,6 @@ class CheckpointWriter:
         in_background: bool,
     ) -> None:
         self.run, self.config, self.vocab, self.metrics = run, config, vocab, metrics
-        self.mirror: Mirror | None = None
-        if config.training.mirror is not None:
-            self.mirror = Mirror(config.training, Path(config.data.store), run)
         self.in_background = in_background
         self.saved_step = saved_step  # of the last good checkpoint
         self.failures = 0  # in a row
@@ -73,6 +69,7 @@ class CheckpointWriter:
             self._count_failure(state.step, error)
             return
         self._writing = self._thread.submit(self._write, snapshot, state)
+        self._start_copy()
         if not self.in_background:
             self.wait()
 
@@ -80,9 +77,6 @@ class CheckpointWriter:
         """Record the outcome of the last save if it has finished."""
         if self._writing is not None and self._writing.done():
             self.wait()
-
-    def take_mirror_warnings(self) -> list[str]:
-        return self.mirror.take_warnings() if self.mirror else []
 
     def wait(self) -> None:
         """Wait for the last save to finish and record its outcome."""
@@ -135,11 +129,7 @@ class CheckpointWriter:
             if best_link.is_symlink():
                 # A stranger's link may have any name in it.
                 best_step = checkpoint.parse_step(best_link.readlink().name) or 0
-            training = self.config.training
-            prune_checkpoints(self.run, training, best_step, state.step)
-            if self.mirror:
-                needed = {best_step, state.best_step, *find_resumable_steps(self.run, state.step)}
-                self.mirror.update(needed, state.step)
+            prune_checkpoints(self.run, self.config.training, best_step, state.step)
         except OSError as error:
             say(
                 f"warning: {self.run.checkpoints}: could not update the links or remove old checkpoints "
@@ -148,10 +138,20 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Wait for what is being written, because the run's lock is released next."""
+        self._start_copy()
         self._thread.shutdown()
         self.wait()
-        if self.mirror:
-            self.mirror.close()
+
+    def _start_copy(self) -> None:
+        """Have the thread copy the run to its mirror, after what it is writing."""
+        if self.config.training.mirror is not None:
+            self._thread.submit(self._copy_to_mirror)
+
+    def _copy_to_mirror(self) -> None:
+        try:
+            copy_run(self.config)
+        except (Failure, UserError, OSError) as error:
+            say(f"warning: {error}; training goes on, and with the next checkpoint copies again")
 
     def _copy_to_host(self, snapshot: Snapshot) -> Snapshot:
         """Copy the tensors into pinned memory, which is reused each time and which the thread

@@ -21,9 +21,9 @@ def prune_checkpoints(
     from them. They are not counted, and training will overwrite them.
     """
     steps = [step for step in list_steps(run) if step <= last_step]
+    counted = [step for step in steps if training.is_counted(step)][-training.keep_checkpoints :]
     resumable = find_resumable_steps(run, last_step)[-training.keep_checkpoints :]
-    needed = {best_step, *resumable}
-    for step in set(steps) - choose_kept(steps, training, needed):
+    for step in set(steps) - {best_step, *counted, *resumable, *steps[-1:]}:
         remove_folder(run.checkpoint(step))
 
 
@@ -34,10 +34,3 @@ def find_resumable_steps(run: RunFolder, last_step: int) -> list[int]:
         if step <= last_step and has_plain_file(run.checkpoint(step) / OPTIMIZER_FILE):
             found.append(step)
     return found[-2:]
-
-
-def choose_kept(steps: list[int], training: TrainingConfig, needed: set[int]) -> set[int]:
-    """Of the checkpoints of these ascending steps, return those that are not pruned."""
-    counted = [step for step in steps if training.is_counted(step)]
-    kept = {*needed, *steps[-1:], *counted[-training.keep_checkpoints :]}
-    return kept.intersection(steps)

@@ -17,7 +17,7 @@ from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.run_folder import RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
-from nmt.train.events import SkippedEvent, WarningEvent
+from nmt.train.events import SkippedEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
 from nmt.train.norms_by_layer import NormsByLayer
@@ -139,7 +139,7 @@ class Trainer:
                     self.apply_outcomes(wait_for_newest=True)
                     self.save()
                 elif world.is_main:
-                    self.poll_writer()
+                    self.writer.poll()
                 # validating and saving do not count
                 self.throughput.started_at += clock() - started_at
 
@@ -392,13 +392,6 @@ class Trainer:
         weights = [p.detach() for p in self.model.parameters()]
         return bool(nn.utils.get_total_norm(weights).isfinite())
 
-    def poll_writer(self) -> None:
-        """On the main rank: find out how the last save went, and log what the mirror warns of."""
-        self.writer.poll()
-        for message in self.writer.take_mirror_warnings():
-            step = self.writer.saved_step
-            self.log.write(WarningEvent(step=step, problem="mirror", message=message))
-
     # ---- the end, on the main rank -------------------------------------------------------------------------
 
     def write_status(self, state: State, code: int | None = None, message: str = "") -> None:
@@ -444,7 +437,7 @@ class Trainer:
         self.write_status("done", 0)
 
     def close(self) -> None:
-        """Let trackers, the writer and the mirror finish, whatever ended the training."""
+        """Let trackers and the writer finish, whatever ended the training."""
         if self.world.is_main:
             self.log.trackers.finish()
             self.writer.close()

@@ -1,267 +1,141 @@
-"""Keeps a copy of a run at training.mirror, and fetches it onto a machine that has no copy.
+"""Copies a run to `training.mirror` after each checkpoint, and fetches it onto a machine that is behind.
 
-Whenever a checkpoint is complete, a thread of the main rank makes the mirror like the run folder. It
-compares what is there with what should be, so the next attempt makes up for one that failed or was
-cut off by a kill. Nothing that fails there stops the training. metrics.jsonl is copied before the
-checkpoint that counts on its lines becomes visible.
+A sealed folder is copied if the manifest there is not the one here; sizes would not tell an average that was
+made anew. Its manifest is removed first and copied last, so a folder that has one is complete. The other
+files are small and copied each time. Folders that are gone here are removed there at the very end.
 """
 
-import os
-import threading
+import contextlib
+import re
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from nmt.checkpoint import TrainState, list_steps, parse_step, read_origin
-from nmt.config import RunConfig, TrainingConfig, list_differences, parse_recorded_config
+from nmt.checkpoint import list_steps, parse_step
+from nmt.config import RunConfig, list_differences, parse_recorded_config
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import (
-    VOLUME_FOLDER,
-    check_own_folder,
-    has_plain_file,
-    is_fixed,
-    list_own_names,
-    lock,
-    make_folder,
-    make_workplace,
-    write_bytes,
-)
+from nmt.system.extras import name_remedy
+from nmt.system.files import read_manifest, verify, write_bytes, write_folder
 from nmt.system.progress import say
-from nmt.system.remote import Remote, RemoteError
-from nmt.system.run_folder import (
-    CONFIG_FILE,
-    MANIFEST_FILE,
-    METRICS_FILE,
-    OPTIMIZER_FILE,
-    RunFolder,
-)
-from nmt.train.kept_checkpoints import choose_kept
+from nmt.system.run_folder import CONFIG_FILE, MANIFEST_FILE, METRICS_FILE, RunFolder
 
-RETRY_S = 30.0  # after a failure
-END_RETRY_S = 1.0  # the same when the run has ended
-CLOSE_S = 600.0  # that the end of a run waits for the last copies, at most
-FAILURES_AT_END = 3  # after which the end waits no longer
-STORE_PLACE, AVERAGE_PLACE = "store", "average"  # in the mirror
+FOLDER_NAMES = "store|average|checkpoints/step-[0-9]+"  # all of them sealed
 
 
-class Mirror:
-    """Copies the run in a thread. Only the main rank has one."""
+@contextlib.contextmanager
+def open_mirror(config: RunConfig) -> Iterator[Any]:
+    """Open the mirror as a file system of its own. Each service has its own kinds of errors."""
+    import fsspec
+    from fsspec.implementations.dirfs import DirFileSystem
 
-    def __init__(self, training: TrainingConfig, store: Path, run: RunFolder) -> None:
-        assert training.mirror is not None
-        self.training, self.store, self.run = training, store, run
-        self.remote = Remote(training.mirror)
-        self.failures = 0  # in a row
-        self.warnings: list[str] = []  # not yet in the metrics
-        # The last update whose checkpoint the mirror should hold, and the best ones; a new object for
-        # each change.
-        self._target = self._copied = (0, set[int]())
-        self._is_closing = False
-        self._changed = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+    url = config.training.mirror
+    try:
+        # Other machines may write there too, so a list of files is never taken from a cache.
+        service, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        yield DirFileSystem(root, service)
+    except UserError as error:
+        raise UserError(f"training.mirror={url}: {error}") from None
+    except ImportError as error:
+        raise UserError(f"training.mirror={url}: {error}; {name_remedy('s3fs')}") from None
+    except Exception as error:
+        raise Failure(
+            f"training.mirror={url}: {error!r:.300}; try again, or without it (null)"
+        ) from None
 
-    @property
-    def is_current(self) -> bool:
-        return self._copied is self._target
 
-    def update(self, best_steps: set[int], last_step: int) -> None:
-        """Start to copy a run folder that has changed."""
-        self._target = (last_step, best_steps)
-        self._changed.set()
+def list_mirrored(mirror: Any) -> list[str]:
+    """List the complete folders in a mirror; a later checkpoint comes after an earlier one."""
+    suffix = f"/{MANIFEST_FILE}"
+    folders = [name.removesuffix(suffix) for name in mirror.find("") if name.endswith(suffix)]
+    return sorted(name for name in folders if re.fullmatch(FOLDER_NAMES, name))
 
-    def take_warnings(self) -> list[str]:
-        """Return what went wrong since the last call."""
-        warnings, self.warnings = self.warnings, []
-        return warnings
 
-    def close(self) -> None:
-        """Wait until everything is copied, or cannot be."""
-        self._is_closing = True
-        self.failures = min(self.failures, 1)
-        self._changed.set()
-        self._thread.join(1.0)
-        if self._thread.is_alive():
-            say(f"copying to {self.remote.url}")
-            self._thread.join(CLOSE_S)
-        if not self.is_current:
-            say(
-                f"warning: {self.remote.url} is not up to date; the same command copies the rest, "
-                "even if the run is done"
-            )
+# ---- after a checkpoint -----------------------------------------------------------------------------------
 
-    # ---- in the thread ---------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        while not self._is_closing or (not self.is_current and self.failures < FAILURES_AT_END):
-            if self.is_current:
-                self._changed.wait()
-            elif self.failures:
-                self._changed.wait(END_RETRY_S if self._is_closing else RETRY_S)
-            self._changed.clear()
-            if self.is_current:
-                continue
-            target = self._target
-            try:
-                self._copy(target)
-            except Exception as error:  # whatever it is, training continues
-                self._note_failure(error)
-                continue
-            if self.failures:
-                say(f"{self.remote.url} is up to date again")
-            self.failures = 0
-            self._copied = target
+def copy_run(config: RunConfig) -> None:
+    """Make the mirror like the run folder."""
+    run = RunFolder(config.folder)
+    paths = [run.average, *map(run.checkpoint, list_steps(run))]
+    folders = {str(path.relative_to(run.path)): path for path in paths}
+    folders["store"] = Path(config.data.store)
+    with open_mirror(config) as mirror:
+        for path in run.path.glob("[!.]*.*"):
+            if path.is_file():
+                put_file(mirror, path, path.name)
+        for name, folder in folders.items():
+            if (folder / MANIFEST_FILE).exists():
+                put_folder(mirror, folder, name)
+        for name in list_mirrored(mirror):
+            if name not in folders:
+                mirror.rm_file(f"{name}/{MANIFEST_FILE}")
+                mirror.rm(name, recursive=True)
 
-    def _note_failure(self, error: Exception) -> None:
-        self.failures += 1
-        if self.failures > 1:
+
+def put_folder(mirror: Any, folder: Path, name: str) -> None:
+    # If the folder is replaced meanwhile, this one no longer fits, and the next copy brings the other.
+    content = (folder / MANIFEST_FILE).read_bytes()
+    manifest = f"{name}/{MANIFEST_FILE}"
+    if mirror.exists(manifest):
+        if mirror.cat_file(manifest) == content:
             return
-        text = str(error) if isinstance(error, (Failure, UserError)) else repr(error)
-        warning = f"training.mirror: {text}; training continues, and copying is tried again"
-        say(f"warning: {warning}")
-        self.warnings.append(warning)
-
-    def _copy(self, target: tuple[int, set[int]]) -> None:
-        last_step, best_steps = target
-        here, there = set(list_steps(self.run)), list_mirrored_steps(self.remote)
-        counted = sorted(step for step in here | there if step <= last_step)
-        kept = choose_kept(counted, self.training, best_steps)
-        for step in sorted(kept & here, reverse=True):
-            if target is not self._target:
-                return  # a newer checkpoint is complete, and goes first
-            self._copy_files()
-            self.remote.put_folder(self.run.checkpoint(step), name_checkpoint(step))
-        self._copy_files()
-        self.remote.put_folder(self.store, STORE_PLACE)
-        self.remote.put_folder(self.run.average, AVERAGE_PLACE)
-        for step in set(counted) & there - kept:
-            self.remote.remove_folder(name_checkpoint(step))
-        # A new machine has only the newest and the best, but averages need the others.
-        for step in sorted(kept - here, reverse=True):
-            _fetch_whole(self.remote, name_checkpoint(step), self.run.checkpoint(step))
-
-    def _copy_files(self) -> None:
-        run = self.run
-        for path in (run.config, *run.vocabs, run.metrics, run.status, run.results, run.curve):
-            if has_plain_file(path):
-                self.remote.put_file(path, path.name)
+        mirror.rm_file(manifest)
+    for file in read_manifest(folder):
+        put_file(mirror, folder / file, f"{name}/{file}")
+    mirror.pipe_file(manifest, content)
 
 
-def name_checkpoint(step: int) -> str:
-    """Return its path in the mirror, which is that in a run folder."""
-    return str(RunFolder(Path()).checkpoint(step))
+def put_file(mirror: Any, path: Path, name: str) -> None:
+    """Copy a file so that it appears at once, complete."""
+    if not mirror.fs.async_impl:  # object stores have no folders
+        mirror.makedirs(name.rpartition("/")[0], exist_ok=True)
+    mirror.put_file(str(path), f"{name}.part")
+    mirror.mv(f"{name}.part", name)
 
 
-def list_mirrored_steps(remote: Remote) -> set[int]:
-    steps = map(parse_step, remote.list_sealed(RunFolder(Path()).checkpoints.name))
-    return {step for step in steps if step is not None}
-
-
-# ---- at the start of a run --------------------------------------------------------------------------------------
+# ---- at the start -------------------------------------------------------------------------------------
 
 
 def fetch_run(config: RunConfig) -> None:
-    """Fetch the newest checkpoint and the store if this machine has none as new.
-
-    A run that has checkpoints here continues without a mirror that cannot be read; one that has
-    none must not start over because of that.
-    """
-    if config.training.mirror is None:
-        return
+    """Fetch the run if its newest checkpoint is not here, and the store if there is none here."""
     run = RunFolder(config.folder)
-    try:
-        remote = Remote(config.training.mirror)
-        recorded = remote.read(CONFIG_FILE)
-        if recorded is not None:
-            _check_same_settings(recorded, config, remote)
-        elif found := remote.list_names() - {VOLUME_FOLDER, f"{CONFIG_FILE}.part"}:
-            raise UserError(
-                f"training.mirror={remote.url}: contains {min(found)!r}, but no {CONFIG_FILE} of a "
-                "run; give an empty location, or one that does not exist yet"
-            )
-        there = list_mirrored_steps(remote)
-        if max(there, default=0) > max(list_steps(run), default=0):
-            make_folder(run.path)
-            with lock(run.path, "nmt-train"):
-                _fetch_checkpoints(remote, run, there, recorded)
-        _fetch_store(remote, Path(config.data.store).resolve())
-    except RemoteError as error:
-        if not list_steps(run):
-            raise Failure(
-                f"training.mirror: {error}; try again, or give training.mirror=null to begin without it"
-            ) from None
-        say(f"warning: training.mirror: {error}; continuing from what is here")
+    newest = max(list_steps(run), default=0)
+    with open_mirror(config) as mirror:
+        check_place(mirror, config)
+        names = list_mirrored(mirror)
+        is_behind = any((parse_step(Path(name).name) or 0) > newest for name in names)
+        if is_behind:
+            say(f"fetching {run.path} from {config.training.mirror}")
+            run.path.mkdir(parents=True, exist_ok=True)
+            for name in (CONFIG_FILE, METRICS_FILE):
+                write_bytes(run.path / name, mirror.cat_file(name))
+        for name in names:
+            is_store = name == "store"
+            folder = Path(config.data.store) if is_store else run.path / name
+            if (is_behind or is_store) and not folder.exists():
+                write_folder(folder, partial(fetch_folder, mirror, name))
 
 
-def _check_same_settings(recorded: bytes, config: RunConfig, remote: Remote) -> None:
-    earlier = parse_recorded_config(recorded, f"{remote.url}/{CONFIG_FILE}")
-    changes = list_differences(earlier, config)
+def fetch_folder(mirror: Any, name: str, folder: Path) -> None:
+    mirror.get_file(f"{name}/{MANIFEST_FILE}", str(folder / MANIFEST_FILE))
+    for file in read_manifest(folder):
+        mirror.get_file(f"{name}/{file}", str(folder / file))
+    verify(folder)
+
+
+def check_place(mirror: Any, config: RunConfig) -> None:
+    """Refuse a place that holds something other than this run, because it would be overwritten."""
+    changes = []
+    if mirror.exists(CONFIG_FILE):
+        recorded = parse_recorded_config(mirror.cat_file(CONFIG_FILE), CONFIG_FILE)
+        changes = list_differences(recorded, config)
+    elif mirror.exists(""):
+        # An object store may list the folder itself, and a kill may leave a part of the first file.
+        names = [name for name in mirror.ls("", detail=False) if name]
+        changes = [name for name in names if not name.endswith(".part")][:1]
     if changes:
         raise UserError(
-            f"training.mirror={remote.url}: holds a run with different settings "
-            f"({'; '.join(changes)}); restore them, give another URL, or empty the place if nothing uses it"
+            f"holds something other than this run ({'; '.join(changes)}); restore the settings of the run "
+            "there, or give an empty place"
         )
-
-
-def _fetch_checkpoints(
-    remote: Remote, run: RunFolder, there: set[int], config: bytes | None
-) -> None:
-    """Fetch the newest checkpoint that is whole, and the best."""
-    check_own_folder(run.checkpoints, inside=run.path)
-    make_folder(run.checkpoints)
-    remote.get_file(METRICS_FILE, run.metrics)
-    steps_here = list_steps(run)
-    if config is not None and not steps_here:
-        write_bytes(run.config, config)
-    for step in sorted(there, reverse=True):
-        manifest = remote.read(f"{name_checkpoint(step)}/{MANIFEST_FILE}") or b""
-        if OPTIMIZER_FILE.encode() not in manifest:
-            continue
-        if step in steps_here:
-            return
-        say(f"fetching the checkpoint of update {step:,} from {remote.url}")
-        if _fetch_whole(remote, name_checkpoint(step), run.checkpoint(step)):
-            origin = read_origin(run.checkpoint(step))
-            best_step = origin.best_step if isinstance(origin, TrainState) else 0
-            if best_step in there - {step, *steps_here}:
-                _fetch_whole(remote, name_checkpoint(best_step), run.checkpoint(best_step))
-            return
-    if not steps_here:
-        raise Failure(
-            f"{remote.url}: none of its {len(there)} checkpoints is complete; "
-            "give another training.mirror to start over"
-        )
-
-
-def _fetch_whole(remote: Remote, name: str, path: Path) -> bool:
-    """Fetch a sealed folder. If it is damaged, it no longer counts as complete there."""
-    try:
-        remote.get_folder(name, path)
-    except UserError as error:
-        say(f"warning: {error}")
-        remote.unseal(name)
-        return False
-    return True
-
-
-def _fetch_store(remote: Remote, store: Path) -> None:
-    """Fetch the store if nothing is in its place; nmt-prepare judges what is."""
-    if os.path.lexists(store) and (not store.is_dir() or list_own_names(store)):
-        return
-    if remote.read(f"{STORE_PLACE}/{MANIFEST_FILE}") is None:
-        return
-    make_workplace(store)
-    with lock(store, "fetching", None if is_fixed(store) else f".{store.name}.lock"):
-        say(f"fetching the store from {remote.url}")
-        _fetch_whole(remote, STORE_PLACE, store)
-
-
-def claim_mirror(config: RunConfig, run: RunFolder) -> None:
-    """Write the config of the run to its mirror. A run that has done nothing yet fails if that
-    fails: its mirror is perhaps misspelt.
-    """
-    if config.training.mirror is None:
-        return
-    try:
-        Remote(config.training.mirror).put_file(run.config, CONFIG_FILE)
-    except RemoteError as error:
-        if not list_steps(run):
-            raise Failure(f"training.mirror: {error}; is it the right place?") from None

@@ -29,7 +29,7 @@ from nmt.system.ranks import World, is_rank_lost
 from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 from nmt.train.loop import Trainer
 from nmt.train.memory_probe import resolve_micro_tokens
-from nmt.train.mirror import claim_mirror
+from nmt.train.mirror import copy_run
 from nmt.train.on_track import smoothed_loss_floor
 from nmt.train.precision import resolve_precision
 from nmt.train.setup import open_setup, resume
@@ -87,7 +87,8 @@ def _claim_folder(
 def _record_config(config: RunConfig, run: RunFolder) -> None:
     if checkpoint.load_run_config(run) != config:
         write_text(run.config, format_config(config))
-    claim_mirror(config, run)
+    if config.training.mirror is not None:
+        copy_run(config)  # fails now if nothing can be written there
 
 
 def check_same_run(config: RunConfig) -> None:
