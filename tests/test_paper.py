@@ -686,7 +686,7 @@ def test_dropout_is_nowhere_but_on_sub_layers_and_embeddings() -> None:
     assert torch.equal(forward(x), forward(x))
     attention = [module for module in model.modules() if isinstance(module, Attention)]
     assert len(attention) == 2 + 2 * 2 and all(module.dropout == 0 for module in attention)
-    kernels = ROOT / "nmt" / "model" / "attention_triton.py"
+    kernels = ROOT / "nmt" / "engines" / "cuda" / "attention_triton.py"
     assert "dropout" not in kernels.read_text().lower()
 
 

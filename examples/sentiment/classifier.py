@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS, Vocab
+from nmt.model.attention_mask import AttentionMask
 from nmt.model.dropout import Dropout
-from nmt.model.packed_attention import AttentionMask
 from nmt.model.positions import Positions
 from nmt.model.transformer import EncoderLayer
 from nmt.system.errors import UserError

@@ -6,7 +6,9 @@
 The loop is the plain one: shuffle, pack, cross entropy, Adam. Equal seeds give equal classifiers.
 """
 
+from nmt.model.backend import use_backend
 from nmt.system.runtime import choose_matmul_library, tune_process
+from nmt.train.engine import choose_training_engine
 
 if __name__ == "__main__":
     tune_process()  # before torch is imported
@@ -112,6 +114,7 @@ def run_training(args: argparse.Namespace) -> int:
     torch.manual_seed(args.seed)
     make_model = BagOfWords if args.bag_of_words else Classifier
     model = make_model(recipe, vocab.size)
+    use_backend(model, choose_training_engine(torch.device("cpu")).backend)
     train_set = encode_reviews(vocab, recipe, corpus.train)
     test_set = encode_reviews(vocab, recipe, corpus.test)
     confusion = train_classifier(model, recipe, train_set, test_set, schedule, args)

@@ -1,20 +1,26 @@
-"""Which engine searches with a model. The one place where engines are chosen for decoding.
+"""Which engines train and search with a model on a device. The one place where engines are chosen.
 
 With `decoding.compile=auto`, the search on a CPU is compiled in bf16, and in fp32 for models of base's
 size or larger. Otherwise torch searches with packed matrices.
 """
 
+import functools
 from collections.abc import Sequence
 
+import torch
+
 from nmt.config import DecodingConfig
+from nmt.engines.cpu.backend import CpuBackend
 from nmt.engines.cpu.packed_linear import (
     PackedEngine,
     count_layer_weights,
     find_fault_of_packing,
 )
+from nmt.model.backend import Backend
 from nmt.model.transformer import Transformer
 from nmt.system.extras import warn_uncompiled
 from nmt.system.progress import say_once
+from nmt.train.engine import TrainingEngine
 from nmt.translate.engine import SearchEngine
 from nmt.translate.search_rules import make_rules
 
@@ -23,10 +29,33 @@ from nmt.translate.search_rules import make_rules
 MIN_FP32_WEIGHTS = 2 << 20
 
 
-def choose_cuda_engine() -> SearchEngine:
-    from nmt.engines.cuda.recorded_search import RecordedEngine
+@functools.cache
+def choose_backend(kind: str) -> Backend:
+    """Return the backend of models on this kind of device."""
+    if kind == "cuda":
+        from nmt.engines.cuda.backend import CudaBackend
 
-    return RecordedEngine()
+        return CudaBackend()
+    return CpuBackend()
+
+
+def choose_for_training(device: torch.device) -> TrainingEngine:
+    from nmt.engines.cuda.training import RecordedTraining
+
+    return RecordedTraining(choose_backend(device.type), device.type == "cuda")
+
+
+def choose_for_search(
+    models: Sequence[Transformer], config: DecodingConfig, device: torch.device
+) -> SearchEngine:
+    if device.type == "cuda":
+        from nmt.engines.cuda.recorded_search import RecordedEngine
+
+        engine: SearchEngine = RecordedEngine()
+    else:
+        engine = choose_cpu_engine(models, config)
+    engine.backend = choose_backend(device.type)
+    return engine
 
 
 def choose_cpu_engine(models: Sequence[Transformer], config: DecodingConfig) -> SearchEngine:

@@ -2,8 +2,8 @@
 
 A sentence's hypotheses share one block of keys and values. Each writes to its own slots and never moves what it wrote;
 a mask says which slots belong to each hypothesis, so reordering the beam changes only the mask. On the CPU a `Cache`
-grows step by step. On a GPU a step is recorded once and replayed (`nmt/system/cuda_graph.py`), so a `StaticCache` keeps
-its addresses and shapes, and the step number is a tensor on the device.
+grows step by step. On a GPU a step is recorded once and replayed (`nmt/engines/cuda/`), so a `StaticCache` keeps its
+addresses and shapes, and the step number is a tensor on the device.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nmt.model.packed_attention import MASKED_SCORE, WIDTH_MULTIPLE, AttentionMask
+from nmt.model.attention_mask import MASKED_SCORE, WIDTH_MULTIPLE, AttentionMask
 
 # Multiplications; waking other threads takes longer than computing a product smaller than this
 SMALL_PRODUCT = 1 << 16
@@ -38,6 +38,7 @@ class Cache:
     values: list[Tensor]  # per layer (S * H, capacity * B, V)
     mask: Tensor  # (S, 1, B, capacity * B) fp32
     length: int = 0  # steps taken
+    small_product = SMALL_PRODUCT
 
     def advance(self) -> "Step":
         """Begin another step, in which each hypothesis attends to itself; grow if necessary."""
@@ -144,6 +145,8 @@ class StaticCache:
     The first dimension of its tensors is the sentence. Of the `n` rows, the first ones are in use
     and the rest are padding.
     """
+
+    small_product = 0
 
     def __init__(self, beam: int, n_heads: int) -> None:
         self.beam, self.n_heads, self.buffers = beam, n_heads, Buffers()
@@ -297,7 +300,7 @@ class Step:
         grid = q.view(-1, beam, heads, size).transpose(1, 2)
         grid = grid.reshape(-1, beam, size)  # (S * H, B, K)
         n_products = grid.shape[0] * beam * keys.shape[1] * size
-        is_small = q.device.type == "cpu" and n_products <= SMALL_PRODUCT
+        is_small = n_products <= self.cache.small_product
         if is_small:  # bmm would wake other threads, which takes longer than two passes here
             scores = (grid.unsqueeze(2) * keys.unsqueeze(1)).sum(-1)
         else:

@@ -4,6 +4,7 @@ model itself trains on.
 
 import torch
 
+from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
 from nmt.model.weightless import without_weights
 
@@ -13,6 +14,7 @@ def copy_sharing_weights(model: Transformer) -> Transformer:
     """Return a copy in evaluation mode. The weights of `model` must not change as long as it is used."""
     with without_weights():
         copy = Transformer(model.config, *model.sizes).eval()
+    use_backend(copy, model.backend)
     copy.load_state_dict(model.state_dict(), assign=True)
     # A learned table came with the weights. Sinusoids are in no state.
     for mine, its in (

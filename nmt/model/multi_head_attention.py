@@ -9,15 +9,16 @@ and `step` the newest piece of each hypothesis, whose past is in a cache (`cache
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig
+from nmt.model.attention_mask import AttentionMask
+from nmt.model.backend import BackendModule
 from nmt.model.cache import Step, pad_memory
-from nmt.model.packed_attention import AttentionMask, attend
-from nmt.model.positions import rotate
+from nmt.model.packed_attention import rotate
 
 # Pass a list to collect attention weights in; with None they are not kept.
 AttentionWeights = list[Tensor] | None
 
 
-class Attention(nn.Module):
+class Attention(BackendModule):
     """The parts of multi-head attention (section 3.2.2) that self-attention and memory attention
     share.
     """
@@ -42,7 +43,8 @@ class Attention(nn.Module):
         rotation: Tensor | None = None,
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        return self.output(attend(q, k, v, mask, weights, dropout, rotation).flatten(1))
+        heads = self.backend.attend(q, k, v, mask, weights, dropout, rotation)
+        return self.output(heads.flatten(1))
 
 
 class SelfAttention(Attention):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig
-from nmt.model.embedding_lookup import look_up
+from nmt.model.backend import BackendModule
 from nmt.system.errors import UserError
 
 
@@ -29,16 +29,7 @@ def sinusoids(n: int, d_model: int) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
 
-def rotate(x: Tensor, rotation: Tensor | None) -> Tensor:
-    """Rotate queries or keys by the angles of their positions: (T, H, K), (T, K) -> (T, H, K)."""
-    if rotation is None:
-        return x
-    sines, cosines = rotation[:, None].chunk(2, -1)
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cosines - b * sines, b * cosines + a * sines), -1).to(x.dtype)
-
-
-class Positions(nn.Module):
+class Positions(BackendModule):
     """Sinusoids or a learned table, added to embeddings; or sinusoids by which attention rotates."""
 
     table: Tensor  # (positions, d_model), or as wide as a key
@@ -66,7 +57,7 @@ class Positions(nn.Module):
 
     def find_rows(self, positions: Tensor, longest: int) -> Tensor:
         table = self.table if longest <= len(self.table) else self.make_longer_table(longest)
-        return look_up(table, positions)
+        return self.backend.look_up(table, positions)
 
     def make_longer_table(self, longest: int) -> Tensor:
         """Return a table for a sentence too long for `self.table`, which is left unchanged."""

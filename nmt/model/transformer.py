@@ -13,31 +13,26 @@ import math
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig
 from nmt.data.batch import Packed
+from nmt.model.attention_mask import AttentionMask
+from nmt.model.backend import BackendModule
 from nmt.model.cache import Cache, StaticCache, Step
 from nmt.model.dropout import Dropout
-from nmt.model.embedding_lookup import look_up
 from nmt.model.linear import ActivatedLinear, BiasedLinear
 from nmt.model.multi_head_attention import AttentionWeights, MemoryAttention, SelfAttention
-from nmt.model.packed_attention import AttentionMask
 from nmt.model.positions import Positions
+from nmt.system.autocast import find_product_type
 
 
 class LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in fp32 and returns the input's dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
-        device = x.device.type
-        if device == "cpu" or not torch.is_autocast_enabled(device):
-            return super().forward(x)
-        # GPU autocast, unlike CPU autocast, would return fp32 and so double each layer's memory
-        # traffic.
-        with torch.autocast(device, enabled=False):
-            return super().forward(x.float()).to(x.dtype)
+        # A GPU's autocast returns fp32, which would double each layer's memory traffic.
+        return super().forward(x).to(x.dtype)
 
 
 class FeedForward(nn.Module):
@@ -119,7 +114,7 @@ class DecoderLayer(nn.Module):
         return self.feed_forward_residual(x, self.feed_forward)
 
 
-class Transformer(nn.Module):
+class Transformer(BackendModule):
     encoder: list[EncoderLayer]  # an nn.ModuleList, which mypy cannot see into
     decoder: list[DecoderLayer]
 
@@ -196,10 +191,9 @@ class Transformer(nn.Module):
     def embed(
         self, embedding: nn.Embedding, positions: Positions, norm: nn.Module, packed: Packed
     ) -> Tensor:
-        x = look_up(embedding.weight, packed.tokens) * self.embedding_scale
+        x = self.backend.look_up(embedding.weight, packed.tokens) * self.embedding_scale
         x = positions(x, packed.positions, packed.longest)
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = x.to(find_product_type(x))
         if self.config.embedding_norm == "before_dropout":
             return self.dropout(norm(x))
         return norm(self.dropout(x))
@@ -216,7 +210,7 @@ class Transformer(nn.Module):
         """
         x = self.embed(self.src_embedding, self.src_positions, self.src_embedding_norm, src)
         is_single_group = weights is not None
-        mask = AttentionMask(src, src, False, self.config.window, is_single_group)
+        mask = self.backend.make_mask(src, src, False, self.config.window, is_single_group)
         rotation = self.src_positions.find_rotation(src.positions, src.longest)
         for layer in self.encoder:
             x = layer(x, mask, weights, rotation)
@@ -238,8 +232,8 @@ class Transformer(nn.Module):
         """
         x = self.embed(self.tgt_embedding, self.tgt_positions, self.tgt_embedding_norm, tgt)
         is_single_group = self_weights is not None
-        self_mask = AttentionMask(tgt, tgt, True, self.config.window, is_single_group)
-        memory_mask = AttentionMask(tgt, src, is_single_group=weights is not None)
+        self_mask = self.backend.make_mask(tgt, tgt, True, self.config.window, is_single_group)
+        memory_mask = self.backend.make_mask(tgt, src, is_single_group=weights is not None)
         rotation = self.tgt_positions.find_rotation(tgt.positions, tgt.longest)
         for layer in self.decoder:
             x = layer(x, memory, self_mask, memory_mask, weights, self_weights, rotation)
@@ -253,7 +247,7 @@ class Transformer(nn.Module):
         hypotheses per sentence.
         """
         memory = self.encode(src)  # (Ts, d_model)
-        mask = AttentionMask(src, src, is_single_group=True)
+        mask = self.backend.make_mask(src, src, is_single_group=True)
         memory_mask = mask.score_biases[0]
         config = self.config
         n, n_rows = src.n_sentences, src.n_sentences * config.n_heads

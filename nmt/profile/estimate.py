@@ -85,8 +85,8 @@ class Estimate:
             "not included": "writing checkpoints of "
             f"{format_bytes(checkpoint_bytes)}, preparing the data, starting",
         }
-        if setup.world.size > 1 and setup.replica.shares is not None:
-            rows["network"] = describe_network(setup.replica.shares.network_bytes)
+        if setup.world.size > 1:
+            rows["network"] = describe_network(setup.replica.network_bytes)
         if self.price is not None:
             rows["price"] = f"{self.hours * self.price:,.2f} at {self.price:,.2f} an hour"
         return format_rows(rows)

@@ -381,9 +381,8 @@ class Trainer:
 
     def take_snapshot(self, has_moments: bool) -> Snapshot:
         """Collect what a checkpoint holds; all ranks must call this."""
-        average, shares = self.optimizer.average, self.setup.replica.shares
+        average, gather = self.optimizer.average, self.setup.replica.gather
         averages = None if average is None else average.averages
-        gather = dict if shares is None else shares.gather
         return checkpoint.take_snapshot(
             self.model, self.optimizer, averages, has_moments, self.optimizer.shares, gather
         )

@@ -4,8 +4,8 @@ plain NLL.
 The authors' rule: 1 - eps on the gold piece, eps / (V - 1) on every other piece. Rows are processed
 in chunks, and gradients are computed along with the loss, so the full (T, V) logits never exist.
 Smoothing costs nothing: it enters the gradients once for all rows, not as a pass over the logits.
-Statistics are fp32 (fp64 for fp64 input) whatever the products' precision. On a GPU, our own kernel
-computes the losses and gradients of a row at once (`loss_triton.py`).
+Statistics are fp32 (fp64 for fp64 input) whatever the products' precision. A backend may compute the same
+in another way (nmt/engines/cuda/loss_triton.py).
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from nmt.data.batch import Batch
+from nmt.model.backend import PLAIN, Backend, ComputeLoss
 from nmt.model.transformer import Transformer
-from nmt.train.loss_triton import fused_loss_forward, supports_fused_loss
 
 CHUNK_LOGITS = 48_000_000  # held at a time
 MIN_CHUNK_ROWS = 512  # at least, because each chunk reads all weights
@@ -29,10 +29,15 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, needs_grad: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        smoothing: float,
+        needs_grad: bool,
+        compute: ComputeLoss,
     ) -> tuple[Tensor, Tensor]:
-        work = fused_loss_forward if supports_fused_loss(hidden) else chunked_loss_forward
-        smoothed, nll, grad_hidden, grad_weight = work(
+        smoothed, nll, grad_hidden, grad_weight = compute(
             hidden, weight, labels, smoothing, needs_grad
         )
         if needs_grad:
@@ -41,9 +46,11 @@ class _FusedLoss(torch.autograd.Function):
         return smoothed, nll
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(
+        ctx: Any, grad: Tensor, _: Tensor
+    ) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad, grad_weight * grad, None, None, None
+        return grad_hidden * grad, grad_weight * grad, None, None, None, None
 
 
 def chunked_loss_forward(
@@ -123,11 +130,12 @@ def _softmax_in_place(logits: Tensor, label: Tensor, exact: torch.dtype) -> tupl
 
 
 def compute_loss_sums(
-    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float
+    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, backend: Backend = PLAIN
 ) -> tuple[Tensor, Tensor]:
     """Compute the label-smoothed loss and the plain NLL, each summed over the labels that count."""
+    compute = backend.compute_loss or chunked_loss_forward
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return _FusedLoss.apply(hidden, weight, labels, smoothing, needs_grad)
+    return _FusedLoss.apply(hidden, weight, labels, smoothing, needs_grad, compute)
 
 
 def add_bias_column(hidden: Tensor, projection: nn.Linear) -> tuple[Tensor, Tensor]:
@@ -153,6 +161,5 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         hidden = self.model(batch.src, batch.tgt)
-        return compute_loss_sums(
-            *add_bias_column(hidden, self.model.projection), batch.labels, self.smoothing
-        )
+        hidden, weight = add_bias_column(hidden, self.model.projection)
+        return compute_loss_sums(hidden, weight, batch.labels, self.smoothing, self.model.backend)

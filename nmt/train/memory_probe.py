@@ -3,12 +3,10 @@
 If all micro-batches have one shape, each needs the same memory, so one trial is enough. Otherwise
 those with the longest sentences or with the most sentences need the most memory; they are run
 first, so that a failure comes in the first minute and not after hours. By default a micro-batch is
-an equal share of an update for each rank, halved until it fits.
+an equal share of an update for each rank, as small as the engine finds necessary.
 """
 
 import contextlib
-import gc
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,7 +15,6 @@ from nmt.checkpoint import load_run_config
 from nmt.config import RunConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.loader import make_batch
-from nmt.data.plan import divide_tokens
 from nmt.data.store import TokenStore
 from nmt.model.size import check_moments_fit
 from nmt.system.errors import UserError
@@ -25,17 +22,14 @@ from nmt.system.memory import (
     MemoryLimit,
     explain_memory_error,
     find_memory_limit,
-    is_out_of_memory,
 )
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
+from nmt.train.engine import choose_training_engine
 from nmt.train.precision import check_precision
-from nmt.train.setup import Setup, open_setup
+from nmt.train.setup import Setup
 
-CPU_MICRO_TOKENS = 4_096  # little memory; eight times as many are 12 % faster (docs/benchmarks.md)
-TRIAL_MEMORY = 0.92  # the share of a GPU's memory that a trial may take
-MAX_ROUNDS = 64  # micro-batches of an update on one rank
 # A run resumed on another number of ranks keeps its micro-batches, unless less than this share of
 # the ranks would be busy.
 MIN_USEFUL_SHARE = 0.9
@@ -80,8 +74,8 @@ def probe_peak_memory(setup: Setup) -> None:
     for order in order_by_memory(store):
         batch = make_full_batch(store, order, setup.micro_tokens, setup.shape)
         batch = batch.to(setup.world.device)
-        for is_first, is_last in replica.parts:
-            replica.run(batch, 0.0, 0, is_first, is_last)
+        for phase in replica.phases:
+            replica.run(batch, 0.0, 0, phase)
         if setup.shape is not None:  # all micro-batches are alike
             break
     replica.clear_gradients()
@@ -110,7 +104,7 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
         recorded = _read_micro_tokens(config, world)
         if recorded is not None:
             return recorded
-        micro_tokens = choose_micro_tokens(config, world)
+        micro_tokens = choose_training_engine(world.device).choose_micro_tokens(config, world)
         say(f"training.micro_tokens: auto has chosen {micro_tokens}")
         return micro_tokens
 
@@ -141,55 +135,3 @@ def useful_share(training: TrainingConfig, micro_tokens: int, n_ranks: int) -> f
     n_micros = -(-max(training.src_tokens, training.tgt_tokens) // micro_tokens)
     n_rounds = -(-n_micros // n_ranks)
     return n_micros / (n_rounds * n_ranks)
-
-
-def choose_micro_tokens(config: RunConfig, world: World) -> int:
-    """Return an equal share of an update for each rank, halved until it fits into memory on a GPU,
-    or divided until it is small on a CPU."""
-    training = config.training
-    update_tokens = max(training.src_tokens, training.tgt_tokens)
-    if world.device.type == "cpu":
-        rounds = range(1, MAX_ROUNDS + 1)
-        sizes = [divide_tokens(update_tokens, world.size * n_rounds) for n_rounds in rounds]
-        return next((size for size in sizes if size <= CPU_MICRO_TOKENS), CPU_MICRO_TOKENS)
-    n_rounds = 1
-    while n_rounds <= MAX_ROUNDS:
-        micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
-        if fits(config, micro_tokens, world):
-            return micro_tokens
-        n_rounds *= 2
-    raise UserError(
-        f"training.micro_tokens: auto tried down to {micro_tokens} tokens, and none fit into memory; "
-        "lower model.d_model or model.n_layers"
-    )
-
-
-def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
-    """Whether model, optimizer and the worst micro-batches of this size fit into memory. All of it
-    is freed again.
-    """
-    is_cuda = world.device.type == "cuda"
-    if is_cuda:  # NCCL and others use memory that torch does not count
-        torch.cuda.set_per_process_memory_fraction(TRIAL_MEMORY, world.device)
-    try:
-        _try_update(config, micro_tokens, replace(world, rank=0, size=1))
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
-    finally:
-        gc.collect()  # reference cycles in autograd and the compiler keep tensors alive
-        if is_cuda:
-            torch.cuda.empty_cache()
-            torch.cuda.set_per_process_memory_fraction(1.0, world.device)
-    return True
-
-
-def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
-    setup = open_setup(config, micro_tokens, world)
-    probe_peak_memory(setup)
-    # a batch of one pair, so that there is a gradient and the optimizer allocates its moments
-    batch = make_batch(setup.store, np.arange(min(1, len(setup.store))), setup.shape)
-    setup.replica.run(batch.to(world.device), 0.0, 0)
-    setup.replica.gradient_norm()
-    setup.optimizer.step()

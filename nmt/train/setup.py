@@ -24,15 +24,17 @@ from nmt.data.mixture import Mixture
 from nmt.data.plan import choose_shape
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import Vocabulary, format_size, is_extension, load_vocab
+from nmt.model.backend import use_backend
 from nmt.model.size import count_weights
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, RunFolder
+from nmt.train.engine import choose_training_engine
 from nmt.train.loss import Objective
 from nmt.train.optimizer import Adam, make_optimizer
-from nmt.train.replica import Replica, has_fixed_shape, make_replica
+from nmt.train.replica import Replica
 from nmt.train.validate import DevSet, open_dev
 
 
@@ -100,15 +102,19 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
     vocab = load_vocab(folder)
     store = open_store(folder, "train", vocab)
     shape = None
-    if has_fixed_shape(config.model, training, world):
+    engine = choose_training_engine(world.device)
+    if engine.has_fixed_shape(config.model, training, world):
         max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
         lengths = store.src.lengths, store.tgt.lengths
         shape = choose_shape(*lengths, micro_tokens, max_pieces, training.grouping)
 
     torch.manual_seed(config.seed)
     model = Transformer(config.model, *vocab.sizes).to(world.device)
+    use_backend(model, engine.backend)
     objective = Objective(model, training.label_smoothing)
-    replica = make_replica(objective, world, training, shape)
+    # Before the optimizer is made: several ranks move the parameters.
+    replica = engine.make_replica(objective, world, training.precision == "bf16", shape)
+    replica.freeze(training.freeze)
     return Setup(
         config=config,
         micro_tokens=micro_tokens,

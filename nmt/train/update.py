@@ -21,7 +21,7 @@ from nmt.system.ranks import World
 from nmt.train.metrics_log import N_STATS, UpdateStats
 from nmt.train.norms_by_layer import NormsByLayer
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
-from nmt.train.replica import Replica
+from nmt.train.replica import Phase, Replica
 
 GRAD_NORM = UpdateStats._fields.index("grad_norm")
 
@@ -90,8 +90,8 @@ def run_update(
     scale = 1.0 / update.n_tgt
     for index, micro in enumerate(update.micros):
         seed = dropout_seed(config.seed, step, micro.number)
-        is_first, is_last = index == 0, index == len(update.micros) - 1
-        micro_sums[index] = replica.run(micro.batch, scale, seed, is_first, is_last)
+        phase = Phase(is_first=index == 0, is_last=index == len(update.micros) - 1)
+        micro_sums[index] = replica.run(micro.batch, scale, seed, phase)
 
     # combine the results of all ranks
     replica.drop_frozen_gradients()

@@ -110,7 +110,8 @@ def compute_dev_nll(
         pairs = order[bounds[number] : bounds[number + 1]]
         batch = make_batch(store, pairs).to(world.device)
         hidden = model(batch.src, batch.tgt)  # (T, d)
-        _, nll = compute_loss_sums(*add_bias_column(hidden, model.projection), batch.labels, 0.0)
+        hidden, weight = add_bias_column(hidden, model.projection)
+        _, nll = compute_loss_sums(hidden, weight, batch.labels, 0.0, model.backend)
         group = int(groups[bounds[number]])
         nll_sums[group] += nll.double()
         n_tokens[group] += batch.n_tokens

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from nmt.config import DecodingConfig
+from nmt.model.backend import PLAIN, Backend
 from nmt.model.transformer import Transformer
+from nmt.system.engines import find_engines
 from nmt.translate.batching import (
     DEFAULT_BATCH_TOKENS,
     Requests,
@@ -26,6 +28,7 @@ from nmt.translate.search_state import Decodable, Hypothesis
 class SearchEngine:
     """torch, with nothing compiled, repacked or recorded. Engines override what they do better."""
 
+    backend: Backend = PLAIN
     batch_tokens = DEFAULT_BATCH_TOKENS  # source pieces of a batch, unless the config sets them
 
     def prepare(self, model: Transformer, is_bf16: bool) -> Transformer:
@@ -73,12 +76,5 @@ def choose_engine(
     models: Sequence[Transformer], config: DecodingConfig, device: torch.device
 ) -> SearchEngine:
     """Choose what searches with a model, or with several that translate together."""
-    try:
-        from nmt.engines.choice import choose_cpu_engine, choose_cuda_engine
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("nmt.engines"):
-            raise
-        return SearchEngine()
-    if device.type == "cuda":
-        return choose_cuda_engine()
-    return choose_cpu_engine(models, config)
+    engines = find_engines()
+    return SearchEngine() if engines is None else engines.choose_for_search(models, config, device)

@@ -28,6 +28,7 @@ from nmt.config import (
 from nmt.data.vocab import EOS, MOSTLY_UNKNOWN, UNK, Vocabulary
 from nmt.documents.document import Document, PlainText, Translated
 from nmt.documents.sentences import Sentence, Splitter
+from nmt.model.backend import use_backend
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
@@ -497,6 +498,8 @@ class Translator(TextToText):
         self.model, self.others, self.device = model, list(others), device
         models = [model, *others]
         self.search_engine = search_engine or choose_engine(models, config, device)
+        for each in models:
+            use_backend(each, self.search_engine.backend)
         if search_engine is not None:
             self.prepared_models = models
 

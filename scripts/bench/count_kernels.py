@@ -70,11 +70,13 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     from nmt.config import load_config
     from nmt.data.batch import Batch, BatchShape, Packed
     from nmt.data.plan import ROW_MULTIPLE, divide_tokens
+    from nmt.engines.cuda.backend import CudaBackend
+    from nmt.engines.cuda.recorded_replica import CompiledObjective
+    from nmt.engines.cuda.shares import Shares
+    from nmt.model.backend import use_backend
     from nmt.model.transformer import Transformer
     from nmt.system.ranks import World
     from nmt.train.loss import Objective
-    from nmt.train.replica import CompiledObjective
-    from nmt.train.shares import Shares
 
     config = load_config(config_name, overrides)
     share = divide_tokens(config.training.tgt_tokens, n_ranks)
@@ -82,6 +84,7 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     sentences = int(1.5 * tokens / MEAN_LENGTH) + ROW_MULTIPLE
     shape = BatchShape(tokens, sentences, LONGEST)
     model = Transformer(config.model, N_VOCAB)
+    use_backend(model, CudaBackend())
     rows = torch.zeros(tokens, dtype=torch.int64)
     side = Packed(rows, torch.zeros(sentences + 1, dtype=torch.int64), LONGEST, tokens)
     batch = Batch(side, side, rows, tokens)
@@ -115,41 +118,26 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
 
 
 class _as_on_gpu:
-    """The model's decisions by device, made as for a GPU while tensors are on the CPU."""
+    """The model's decisions by device, made as for a GPU while tensors are on the CPU, apart from the backend's."""
 
     def __enter__(self) -> None:
         import torch
         import torch._inductor.fx_passes.post_grad
         import torch.nn.functional as F
 
-        import nmt.model.attention_triton
-        import nmt.model.embedding_lookup
-        import nmt.model.transformer
-        import nmt.train.loss
-        from nmt.model.dropout import Dropout
-        from nmt.model.packed_attention import AttentionMask
+        import nmt.engines.cuda.backend
+        import nmt.engines.cuda.loss_triton
         from nmt.model.transformer import LayerNorm
-
-        class MaskOnGpu(AttentionMask):
-            def __init__(self, *args: Any, **named: Any) -> None:
-                super().__init__(*args, **named)
-                self.is_on_cpu, self.is_single_group = False, True
 
         def normalize(self: LayerNorm, x: torch.Tensor) -> torch.Tensor:
             with torch.autocast("cpu", enabled=False):
                 y = F.layer_norm(x.float(), self.normalized_shape, self.weight, self.bias, self.eps)
                 return y.to(x.dtype)
 
-        def drop(self: Dropout, x: torch.Tensor) -> torch.Tensor:
-            return F.dropout(x, self.rate, True)
-
         self.patches: list[tuple[Any, str, Any]] = [
-            (nmt.model.transformer, "AttentionMask", MaskOnGpu),
             (LayerNorm, "forward", normalize),
-            (Dropout, "forward", drop),
-            (nmt.model.transformer, "look_up", nmt.model.embedding_lookup._LookUp.apply),
-            (nmt.train.loss, "supports_fused_loss", lambda hidden: True),
-            (nmt.model.attention_triton, "supports_triton", lambda q, v: True),
+            (nmt.engines.cuda.loss_triton, "supports_fused_loss", lambda hidden: True),
+            (nmt.engines.cuda.backend, "supports_triton", lambda q, v: True),
             # A GPU adds a bias in the kernel that follows the product, a CPU in the product.
             (torch._inductor.fx_passes.post_grad, "is_gpu", lambda device: True),
         ]
@@ -174,7 +162,7 @@ class _counting:
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
         from torch._inductor.graph import GraphLowering
 
-        from nmt.train import replica
+        from nmt.engines.cuda import recorded_replica
 
         torch._functorch.config.force_non_lazy_backward_lowering = True
         torch._inductor.config.force_disable_caches = True
@@ -206,17 +194,17 @@ class _counting:
         def compile_and_count(graph: Any, inputs: Any) -> Any:
             return compile_fx(graph, inputs, inner_compile=lower)
 
-        self.codegen, self.backend = GraphLowering.codegen, replica.BACKEND
+        self.codegen, self.backend = GraphLowering.codegen, recorded_replica.BACKEND
         self.exchange(GraphLowering, count_instead_of_writing)
-        replica.BACKEND = compile_and_count  # type: ignore[assignment]
+        recorded_replica.BACKEND = compile_and_count  # type: ignore[assignment]
 
     def __exit__(self, *_: object) -> None:
         from torch._inductor.graph import GraphLowering
 
-        from nmt.train import replica
+        from nmt.engines.cuda import recorded_replica
 
         self.exchange(GraphLowering, self.codegen)
-        replica.BACKEND = self.backend
+        recorded_replica.BACKEND = self.backend
 
     def exchange(self, lowering: Any, codegen: Any) -> None:
         lowering.codegen = codegen

@@ -33,14 +33,18 @@ from nmt.data.batch import Batch, BatchShape
 from nmt.data.loader import Loader, make_batch, make_micro_batches, make_updates
 from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
+from nmt.engines.choice import choose_backend
+from nmt.engines.cuda import recorded_replica
+from nmt.engines.cuda.recorded_replica import RecordedReplica
+from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
 from nmt.system.kernels import triton
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
-from nmt.train import replica
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer, set_learning_rate
-from nmt.train.replica import Replica, forward_backward
+from nmt.train.replica import ALONE as ONLY
+from nmt.train.replica import Phase, forward_backward
 from nmt.train.update import dropout_seed, run_update
 
 Precision = Literal["fp32", "bf16"]
@@ -199,13 +203,13 @@ def compiler_of(bench: Bench) -> Iterator[None]:
     if not bench.is_rehearsal:
         yield
         return
-    before = replica.BACKEND
-    replica.BACKEND = "eager"
+    before = recorded_replica.BACKEND
+    recorded_replica.BACKEND = "eager"
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        replica.BACKEND = before
+        recorded_replica.BACKEND = before
 
 
 @contextmanager
@@ -290,21 +294,22 @@ def make_objective(config: ModelConfig, n_vocab: int) -> Objective:
 
 def make_replica(
     bench: Bench, precision: Precision, dropout: float, shape: BatchShape | None
-) -> Replica:
+) -> RecordedReplica:
     """The bench's model on its device; with a shape as compiled code, on a GPU as a CUDA graph."""
     torch.compiler.reset()  # each new model counts against the limit of recompilations
     objective = make_objective(replace(bench.model, dropout=dropout), bench.n_vocab).to(
         bench.device
     )
-    return Replica(objective, bench.world, precision == "bf16", shape)
+    use_backend(objective, choose_backend(bench.device.type))
+    return RecordedReplica(objective, bench.world, precision == "bf16", shape)
 
 
-def has_graph(replica: Replica) -> bool:
+def has_graph(replica: RecordedReplica) -> bool:
     """Whether a CUDA graph was recorded. Where that fails, training goes on without and only says
     so.
     """
     replays = replica.replays.values()
-    return any(replay.__module__ == "nmt.system.cuda_graph" for replay in replays)
+    return any(replay.__module__ == "nmt.engines.cuda.cuda_graph" for replay in replays)
 
 
 @dataclass
@@ -315,14 +320,14 @@ class Pass:
     gradients: dict[str, Tensor]
 
 
-def run_pass(replica: Replica, batch: Batch, seed: int = 0) -> Pass:
+def run_pass(replica: RecordedReplica, batch: Batch, seed: int = 0) -> Pass:
     replica.clear_gradients()
     device = next(replica.objective.parameters()).device
     sums = replica.run(batch.to(device), 1.0 / batch.n_tokens, seed)
     return Pass(sums.double().cpu(), gradients_of(replica))
 
 
-def gradients_of(replica: Replica) -> dict[str, Tensor]:
+def gradients_of(replica: RecordedReplica) -> dict[str, Tensor]:
     found = {}
     for name, p in replica.objective.named_parameters():
         if p.grad is not None:
@@ -442,12 +447,12 @@ def check_micro_batch(bench: Bench, sheet: Sheet) -> None:
 
 def cpu_pass(config: ModelConfig, n_vocab: int, batch: Batch, dtype: torch.dtype) -> Pass:
     objective = make_objective(config, n_vocab).to(dtype)
-    return run_pass(Replica(objective, World(0, 1, CPU), is_bf16=False), batch)
+    return run_pass(RecordedReplica(objective, World(0, 1, CPU), is_bf16=False), batch)
 
 
 def plain_pass(bench: Bench, config: ModelConfig, batch: Batch, precision: Precision) -> Pass:
     objective = make_objective(config, bench.n_vocab).to(bench.device)
-    return run_pass(Replica(objective, bench.world, precision == "bf16"), batch)
+    return run_pass(RecordedReplica(objective, bench.world, precision == "bf16"), batch)
 
 
 def compare_passes(sheet: Sheet, name: str, ours: Pass, exact: Pass, precision: Precision) -> None:
@@ -512,7 +517,7 @@ def check_updates(bench: Bench, sheet: Sheet) -> None:
     is asked for: the same pairs in each update must cost less and less."""
     store = bench_store(bench)
     shape = shape_for(store, bench.micro_tokens)
-    plain = Replica(
+    plain = RecordedReplica(
         make_objective(replace(bench.model, dropout=0.0), bench.n_vocab), World(0, 1, CPU), False
     )
     expected = train_losses(bench, plain, store, shape, CPU)
@@ -538,7 +543,11 @@ def check_updates(bench: Bench, sheet: Sheet) -> None:
 
 
 def train_losses(
-    bench: Bench, replica: Replica, store: TokenStore, shape: BatchShape, device: torch.device
+    bench: Bench,
+    replica: RecordedReplica,
+    store: TokenStore,
+    shape: BatchShape,
+    device: torch.device,
 ) -> list[float]:
     """NLL a token of each update."""
     rates = OptimizerConfig(warmup_steps=4 * bench.n_updates)
@@ -597,7 +606,7 @@ def check_graph(bench: Bench, sheet: Sheet) -> None:
     compare_runs(sheet, "no dropout, a replay and a call", replayed, called_pass(replica, batch, 0))
     replica.clear_gradients()
     for is_first in (True, False):
-        replica.run(batch.to(bench.device), 1.0 / batch.n_tokens, 0, is_first)
+        replica.run(batch.to(bench.device), 1.0 / batch.n_tokens, 0, Phase(is_first))
     halves = {name: gradient / 2 for name, gradient in gradients_of(replica).items()}
     sheet.bound(
         "two replays add up: error of half of it",
@@ -639,13 +648,13 @@ def compare_runs(sheet: Sheet, name: str, ours: Pass, other: Pass) -> None:
         )
 
 
-def called_pass(replica: Replica, batch: Batch, seed: int) -> Pass:
+def called_pass(replica: RecordedReplica, batch: Batch, seed: int) -> Pass:
     """The compiled code, called and not replayed."""
     assert replica.compiled is not None
     replica.clear_gradients()
     scale = torch.full((), 1.0 / batch.n_tokens, device=next(replica.objective.parameters()).device)
     torch.manual_seed(seed)
-    sums = replica.compute(replica.compiled, batch.to(scale.device), scale, (True, True))
+    sums = replica.compute(replica.compiled, batch.to(scale.device), scale, ONLY)
     return Pass(sums.double().cpu(), gradients_of(replica))
 
 
@@ -772,17 +781,21 @@ def run_one_update(bench: Bench, world: World) -> OneUpdate:
     )
     torch.compiler.reset()
     objective = make_objective(bench.model, bench.n_vocab).to(world.device)
+    use_backend(objective, choose_backend(world.device.type))
     is_compiled = world.device.type == "cuda"
-    replica = Replica(objective, world, is_compiled, shape if is_compiled else None)
+    replica = RecordedReplica(objective, world, is_compiled, shape if is_compiled else None)
     sums = {}
     found_gradients = []
     micros = make_micro_batches(store, plan.micros(0), world, shape)
     for _ in range(2):
         replica.clear_gradients()
         for index, micro in enumerate(micros):
-            seed, is_last = dropout_seed(1, 1, micro.number), index == len(micros) - 1
+            seed, phase = (
+                dropout_seed(1, 1, micro.number),
+                Phase(index == 0, index == len(micros) - 1),
+            )
             scale = 1.0 / plan.n_tokens(0)[1]
-            found = replica.run(micro.batch, scale, seed, index == 0, is_last)
+            found = replica.run(micro.batch, scale, seed, phase)
             if micro.batch.n_tokens:
                 sums[str(micro.number)] = found.tolist()
         found_gradients.append(collect_gradients(replica))
@@ -796,7 +809,7 @@ def run_one_update(bench: Bench, world: World) -> OneUpdate:
     return OneUpdate(sums, gradients, weights, torch.equal(first, gradients), has_graph(replica))
 
 
-def collect_gradients(replica: Replica) -> Tensor:
+def collect_gradients(replica: RecordedReplica) -> Tensor:
     """All gradients, of which each rank may have summed a share; empty except on the main rank."""
     found = gradients_of(replica)
     if replica.shares is not None:

@@ -32,6 +32,9 @@ from nmt.data.loader import Loader, make_updates
 from nmt.data.plan import Cursor, divide_tokens
 from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
+from nmt.engines.choice import choose_backend
+from nmt.engines.cuda.recorded_replica import RecordedReplica, is_compiled
+from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
 from nmt.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
 from nmt.system.memory import is_out_of_memory
@@ -39,7 +42,6 @@ from nmt.system.progress import clock
 from nmt.system.ranks import World, join_world
 from nmt.train.loss import Objective
 from nmt.train.optimizer import Adam, make_optimizer
-from nmt.train.replica import Replica, is_compiled, make_replica
 from nmt.train.update import run_update
 from nmt.translate.batching import Requests
 from nmt.translate.engine import SearchEngine, choose_engine
@@ -102,7 +104,7 @@ class Trial:
 
     config: RunConfig
     micro_tokens: int
-    replica: Replica
+    replica: RecordedReplica
     optimizer: Adam
     first_update_s: float
 
@@ -139,9 +141,10 @@ def try_out(recipe: Recipe, micro_tokens: int, store: TokenStore, world: World) 
         shape = None
         if is_compiled(config.training, world.device.type):
             shape = shape_for(store, micro_tokens)
-        replica = make_replica(
-            Objective(model, config.training.label_smoothing), world, config.training, shape
-        )
+        use_backend(model, choose_backend(world.device.type))
+        objective = Objective(model, config.training.label_smoothing)
+        is_bf16 = config.training.precision == "bf16"
+        replica = RecordedReplica(objective, world, is_bf16, shape)
         optimizer = make_optimizer(model, config.optimizer, shares=replica.own)
         began = clock()
         with Loader(

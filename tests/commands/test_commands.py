@@ -264,7 +264,7 @@ def test_micro_tokens_auto_is_resolved_once(
     assert "training.micro_tokens: auto has chosen 300" in capsys.readouterr().err
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
     # As another machine would have it
-    monkeypatch.setattr("nmt.train.memory_probe.CPU_MICRO_TOKENS", 50)
+    monkeypatch.setattr("nmt.train.engine.CPU_MICRO_TOKENS", 50)
     assert nmt_train([*options, "training.steps=3"]) == 0
     assert "auto has chosen" not in capsys.readouterr().err
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300

@@ -24,9 +24,9 @@ from support.soaking import counted
 from torch import Tensor
 
 from nmt.data.batch import Packed
-from nmt.model import attention_triton
-from nmt.model.attention_triton import supports_triton, triton_attention
-from nmt.model.packed_attention import AttentionMask
+from nmt.engines.cuda import attention_triton
+from nmt.engines.cuda.attention_triton import supports_triton, triton_attention
+from nmt.model.attention_mask import AttentionMask
 
 FP32, BF16 = torch.float32, torch.bfloat16
 NAN = float("nan")
@@ -207,8 +207,8 @@ def test_what_is_not_supported_is_announced(
 @pytest.mark.skipif(IS_INTERPRETED, reason="no kernel; runs in the other process")
 def test_without_triton_the_modules_load_and_say_so() -> None:
     program = (
-        "import sys; sys.modules['triton'] = None\nimport torch\nfrom nmt.model import attention_triton as a\n"
-        "from nmt.train import loss_triton as b\nx = torch.zeros(3, 1, 16)\n"
+        "import sys; sys.modules['triton'] = None\nimport torch\nfrom nmt.engines.cuda import attention_triton as a\n"
+        "from nmt.engines.cuda import loss_triton as b\nx = torch.zeros(3, 1, 16)\n"
         "assert a.triton is None and not a.supports_triton(x, x) and not b.supports_fused_loss(x)"
     )
     subprocess.run(

@@ -1,4 +1,4 @@
-"""The cheap CPU dropout: rate, scale, independence, and that the seed governs it."""
+"""Dropout: rate, scale, independence, that the seed governs it, and that numba changes no mask."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from nmt.engines.cpu.backend import CpuBackend
+from nmt.engines.cpu.compiled_dropout import fill_compiled, load_loop
 from nmt.model.dropout import Dropout
-from nmt.model.dropout_masks import BITS, fill_by_arrays, fill_masked, load_fill
+from nmt.model.dropout_masks import BITS, fill_by_arrays
 from nmt.system.progress import say_once
 from nmt.train.update import dropout_seed
 
@@ -83,23 +85,22 @@ def test_masks_of_seeds_updates_and_micro_batches_are_independent() -> None:
 @pytest.fixture
 def fresh_fill() -> Iterator[None]:
     """Forget which function fills masks, before and after a test that breaks numba."""
-    load_fill.cache_clear()
+    load_loop.cache_clear()
     yield
-    load_fill.cache_clear()
+    load_loop.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1 - 2**-BITS])
 def test_compiled_masks_are_those_of_numpy(dtype: type[np.signedinteger], rate: float) -> None:
     """numba's loop and numpy's arrays give identical masks."""
-    assert load_fill(np.dtype(dtype)) is not fill_by_arrays
+    assert load_loop(np.dtype(dtype)) is not None
     random = np.random.default_rng(3)
     for size in (0, 1, 17, 100_003):
         seed, threshold = int(random.integers(2**63)), round(rate * 2**BITS)
         compiled, plain = np.full(size, 5, dtype), np.full(size, 6, dtype)
-        fill_masked(compiled, np.array([7], dtype), seed, threshold)
-        low, high = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
-        fill_by_arrays(plain, dtype(7), low, high, np.uint32(threshold))
+        fill_compiled(compiled, np.array([7], dtype), seed, threshold)
+        fill_by_arrays(plain, np.array([7], dtype), seed, threshold)
         assert np.array_equal(compiled, plain) and set(compiled.tolist()) <= {0, 7}
 
 
@@ -109,14 +110,14 @@ def test_without_numba_the_masks_are_the_same(
 ) -> None:
     def draw() -> Tensor:
         torch.manual_seed(6)
-        return Dropout(0.3)(torch.ones(50, 60, dtype=torch.bfloat16))
+        return CpuBackend().drop(torch.ones(50, 60, dtype=torch.bfloat16), 0.3)
 
     compiled = draw()
-    load_fill.cache_clear()
+    load_loop.cache_clear()
     say_once.cache_clear()
     monkeypatch.setitem(sys.modules, "numba", None)  # importing it fails
     assert torch.equal(draw(), compiled)
-    assert load_fill(np.dtype(np.int16)) is fill_by_arrays
+    assert load_loop(np.dtype(np.int16)) is None
     assert capsys.readouterr().err.count("without numba, CPUs train and translate more slowly") == 1
 
 
@@ -127,15 +128,15 @@ def test_damaged_compiled_code_is_compiled_again(
     dtype = np.dtype(np.int32)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
-    load_fill(dtype)
+    load_loop(dtype)
     kept = [path for path in tmp_path.rglob("*") if path.suffix in (".nbi", ".nbc")]
     assert len(kept) == 2
     content = {path: path.read_bytes() for path in kept}
     for path in kept:
         path.write_bytes(content[path][:-9])
     (tmp_path / "of the user").touch()
-    load_fill.cache_clear()
-    assert load_fill(dtype) is not fill_by_arrays
+    load_loop.cache_clear()
+    assert load_loop(dtype) is not None
     assert {path: path.stat().st_size for path in kept} == {
         path: len(content[path]) for path in kept
     }
@@ -145,6 +146,7 @@ def test_damaged_compiled_code_is_compiled_again(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_compiled_layer_drops_the_same(dtype: torch.dtype) -> None:
     layer, x = Dropout(0.3), torch.ones(40, 50, dtype=dtype, requires_grad=True)
+    layer.backend = CpuBackend()
 
     def run(call: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         torch.manual_seed(7)

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.model.linear import ActivatedLinear, BiasedLinear, can_fuse
+from nmt.engines.cpu.backend import CpuBackend, can_fuse
+from nmt.model.backend import use_backend
+from nmt.model.linear import ActivatedLinear, BiasedLinear
 from nmt.system.device import has_bf16_products
 
 needs_bf16 = pytest.mark.skipif(
@@ -35,6 +37,7 @@ def test_a_fused_layer_and_its_gradients_are_those_of_the_formula(
         layer: BiasedLinear = BiasedLinear(n_inputs, n_outputs)
     else:
         layer = ActivatedLinear(n_inputs, n_outputs, activation)
+    use_backend(layer, CpuBackend())
     torch.nn.init.normal_(layer.bias)
     x = torch.randn(n_rows, n_inputs).bfloat16().requires_grad_()
     d_y = torch.randn(n_rows, n_outputs).bfloat16()
@@ -61,6 +64,7 @@ def test_a_fused_layer_and_its_gradients_are_those_of_the_formula(
 @pytest.mark.parametrize("where", ["input", "weight", "bias"])
 def test_nan_stays_nan(where: str) -> None:
     layer, x = ActivatedLinear(8, 4, "relu").bfloat16(), torch.ones(3, 8, dtype=torch.bfloat16)
+    use_backend(layer, CpuBackend())
     with torch.no_grad():
         layer.bias.zero_()
         {"input": x, "weight": layer.weight, "bias": layer.bias}[where].view(-1)[0] = torch.nan
@@ -71,6 +75,7 @@ def test_nan_stays_nan(where: str) -> None:
 @needs_bf16
 def test_what_cannot_be_fused_is_computed_apart() -> None:
     layer, x = BiasedLinear(8, 4).bfloat16(), torch.ones(2, 3, 8, dtype=torch.bfloat16)
+    use_backend(layer, CpuBackend())
     assert not can_fuse(x, layer.weight) and layer(x).shape == (2, 3, 4)
     layer.float()
     assert not can_fuse(x[0], layer.weight)
@@ -81,6 +86,7 @@ def test_what_cannot_be_fused_is_computed_apart() -> None:
 @needs_bf16
 def test_frozen_weights_get_no_gradient() -> None:
     layer, x = BiasedLinear(8, 4).bfloat16(), torch.ones(2, 8, dtype=torch.bfloat16)
+    use_backend(layer, CpuBackend())
     layer.weight.requires_grad_(False)
     layer(x).sum().backward()
     assert layer.weight.grad is None and layer.bias.grad is not None
@@ -89,6 +95,7 @@ def test_frozen_weights_get_no_gradient() -> None:
 def test_in_fp32_a_layer_is_not_fused_and_matches_fp64() -> None:
     torch.manual_seed(2)
     layer, x = ActivatedLinear(16, 24, "relu"), torch.randn(5, 16)
+    use_backend(layer, CpuBackend())
     torch.nn.init.normal_(layer.bias)
     assert not can_fuse(x, layer.weight)
     exact = F.relu(F.linear(x.double(), layer.weight.double(), layer.bias.double()))

@@ -10,9 +10,10 @@ from support.packed_pairs import relation, side
 from torch import Tensor
 
 from nmt.data.batch import pack
-from nmt.model import attention_triton, packed_attention
-from nmt.model.dropout import draw_dropout
-from nmt.model.packed_attention import AttentionMask, attend, attend_matrices
+from nmt.engines.cuda import backend as cuda_backend
+from nmt.model.attention_mask import AttentionMask
+from nmt.model.dropout_masks import draw_factors
+from nmt.model.packed_attention import attend, attend_matrices
 from nmt.system.errors import UserError
 
 LENGTHS = [(1, 4), (6, 1), (3, 3), (7, 9)]
@@ -63,30 +64,29 @@ def test_equals_torch_for_each_sentence(
 
 def test_dropout_takes_no_kernel_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: kernels there drop no weights, so a model would train without its dropout."""
-    monkeypatch.setattr(attention_triton, "supports_triton", lambda q, v: True)
+    monkeypatch.setattr(cuda_backend, "supports_triton", lambda q, v: True)
     monkeypatch.setattr(
-        attention_triton, "triton_attention", lambda q, *others: torch.full_like(q, 7.0)
+        cuda_backend, "triton_attention", lambda q, *others: torch.full_like(q, 7.0)
     )
     side, x = pack([[5] * 7, [5] * 20]), torch.randn(27, 2, 6)
-    mask = AttentionMask(side, side)
-    mask.is_on_cpu = False
-    assert bool((attend(x, x, x, mask) == 7).all())
-    assert not bool((attend(x, x, x, mask, None, 0.4) == 7).any())
+    backend = cuda_backend.CudaBackend()
+    mask = backend.make_mask(side, side)
+    assert bool((backend.attend(x, x, x, mask) == 7).all())
+    assert not bool((backend.attend(x, x, x, mask, None, 0.4) == 7).any())
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_dropout_drops_weights(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_drops_weights(causal: bool) -> None:
     torch.manual_seed(0)
     side = pack([[5] * 7, [5] * 20, [5] * 3])  # two groups
     q, k, v = (torch.randn(30, 2, 6, dtype=torch.float64) for _ in range(3))
     drawn: list[Tensor] = []
 
     def draw(weights: Tensor, rate: float) -> Tensor:
-        drawn.append(draw_dropout(weights, rate))
+        drawn.append(draw_factors(weights, rate))
         return drawn[-1]
 
-    monkeypatch.setattr(packed_attention, "draw_dropout", draw)
-    ours = attend(q, k, v, AttentionMask(side, side, causal), None, 0.4)
+    ours = attend(q, k, v, AttentionMask(side, side, causal), None, 0.4, draw=draw)
     factors: dict[int, Tensor] = {}  # by length: (H, L, L)
     for cells, lengths in zip(drawn, ([7, 3], [20]), strict=True):
         for of_sentence, n in zip(cells.unflatten(0, (-1, 2)), lengths, strict=True):

@@ -8,7 +8,8 @@ import torch
 
 from nmt.config import ModelConfig
 from nmt.data.batch import pack
-from nmt.model.positions import Positions, rotate, sinusoids
+from nmt.model.packed_attention import rotate
+from nmt.model.positions import Positions, sinusoids
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 

@@ -79,11 +79,10 @@ def test_what_an_update_costs_the_network(config: RunConfig) -> None:
     """
     config = replace(config, training=replace(config.training, precision="bf16"))
     setup = open_setup(config, 150, World(1, 2, torch.device("cpu")))
-    assert setup.replica.shares is not None
     matrices = sum(p.numel() for name, p in setup.model.named_parameters() if is_of_layer(name, p))
     n = sum(p.numel() for p in setup.model.parameters())
     expected = (8 * n - 2 * matrices) / 2
-    found = setup.replica.shares.network_bytes
+    found = setup.replica.network_bytes
     assert expected <= found < 1.2 * expected  # some room lies between tensors
     assert "sends and receives 1.10 GB in an update: 3.0 ms over NVLink" in describe_network(1.1e9)
     assert "100.0 ms over 100 Gb/s Ethernet" in describe_network(1.1e9)

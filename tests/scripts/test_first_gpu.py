@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nmt.engines.cuda.recorded_replica import RecordedReplica
 from nmt.train import update
-from nmt.train.replica import Replica
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "bench" / "first_gpu.py"
@@ -206,7 +206,7 @@ def wrong_gradient(compute_sums: Any) -> Any:
 
 
 def one_nan(gradients_of: Any) -> Any:
-    def wrong(replica: Replica) -> dict[str, Tensor]:
+    def wrong(replica: RecordedReplica) -> dict[str, Tensor]:
         found: dict[str, Tensor] = gradients_of(replica)
         if replica.compiled is not None:
             found["model.encoder.0.feed_forward.inner.bias"][3] = NAN
@@ -216,7 +216,7 @@ def one_nan(gradients_of: Any) -> Any:
 
 
 def forgetful(run: Any) -> Any:
-    def wrong(self: Replica, *given: Any) -> Any:
+    def wrong(self: RecordedReplica, *given: Any) -> Any:
         sums = run(self, *given)
         if self.compiled is not None:
             self.clear_gradients()
@@ -237,11 +237,11 @@ class Fault(NamedTuple):
     is_all: bool = False  # and nothing else
 
 
-RUN = "nmt.train.replica.Replica.run"
+RUN = "nmt.engines.cuda.recorded_replica.RecordedReplica.run"
 FAULTS = {
     "gradient of the model": Fault(
         "micro-batch",
-        "nmt.train.replica.CompiledObjective.compute_sums",
+        "nmt.engines.cuda.recorded_replica.CompiledObjective.compute_sums",
         wrong_gradient,
         ["compiled, fp32: all gradients"],
     ),

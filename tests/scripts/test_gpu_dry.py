@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from nmt.data.batch import pack
-from nmt.model import attention_triton
-from nmt.model.packed_attention import AttentionMask
-from nmt.train import loss_triton
+from nmt.engines.cuda import attention_triton, loss_triton
+from nmt.model.attention_mask import AttentionMask
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",

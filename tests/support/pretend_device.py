@@ -29,6 +29,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nmt.engines.cuda.backend import CudaBackend
+from nmt.model.backend import use_backend
+
 Module = TypeVar("Module", bound=nn.Module)
 GPU = torch.device("cuda", 0)
 NMT = str(Path(__file__).parents[2] / "nmt") + "/"
@@ -186,7 +189,8 @@ class PretendDevice:
         self.replays = 0
 
     def to_device(self, module: Module) -> Module:
-        """Move a module there, with what its parameters share."""
+        """Move a module there, with what its parameters share; it computes as on a GPU."""
+        use_backend(module, CudaBackend())
         moved: dict[int, Tensor] = {}
         for part in module.modules():
             for tensors in (part._parameters, part._buffers):
@@ -381,7 +385,7 @@ def pretend_device(event_lag: int = 0) -> Iterator[PretendDevice]:
         mock.patch.multiple(torch.cuda, **replaced),
         mock.patch.object(torch._C, "_InferenceMode", _no_grad),
         mock.patch.object(Tensor, "pin_memory", lambda x, *_: x),
-        mock.patch("nmt.model.attention_triton.supports_triton", lambda *_: False),
+        mock.patch("nmt.engines.cuda.backend.supports_triton", lambda *_: False),
     ):  # Triton's kernels need a driver
         _open.append(device)
         # Torch.tensor copies to the device where the mode sees it

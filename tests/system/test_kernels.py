@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from nmt.data.batch import pack
-from nmt.model import attention_triton
-from nmt.model.attention_triton import can_attend
-from nmt.model.packed_attention import AttentionMask, attend
+from nmt.engines.cuda import attention_triton, loss_triton
+from nmt.engines.cuda.attention_triton import can_attend
+from nmt.engines.cuda.backend import CudaBackend
+from nmt.engines.cuda.loss_triton import can_compute_loss
+from nmt.model.packed_attention import attend
 from nmt.system.kernels import can_launch
 from nmt.system.progress import say_once
-from nmt.train import loss_triton
 from nmt.train.loss import chunked_loss_forward, compute_loss_sums
-from nmt.train.loss_triton import can_compute_loss
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -127,13 +127,13 @@ def test_attention_and_loss_take_the_plain_path(
     torch.manual_seed(0)
     side = pack([[0] * 3, [0] * 5])
     q, k, v = torch.randn(3, 8, 2, 16)
-    mask = AttentionMask(side, side)
+    backend = CudaBackend()
+    mask = backend.make_mask(side, side)
     expected = attend(q, k, v, mask)
-    mask.is_on_cpu = False
-    assert torch.equal(attend(q, k, v, mask), expected)
+    assert torch.equal(backend.attend(q, k, v, mask), expected)
     hidden, weight, labels = torch.randn(8, 16), torch.randn(40, 16), torch.arange(8)
     smoothed, nll, *_ = chunked_loss_forward(hidden, weight, labels, 0.1, False)
-    assert compute_loss_sums(hidden, weight, labels, 0.1) == (smoothed, nll)
+    assert compute_loss_sums(hidden, weight, labels, 0.1, backend) == (smoothed, nll)
     assert capsys.readouterr().err.count("\n") == 1
     can_attend.cache_clear()
     can_compute_loss.cache_clear()

@@ -19,18 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.config import ModelConfig, TrainingConfig
-from nmt.data.batch import Batch, BatchShape, Packed
+from nmt.data.batch import Batch, BatchShape
 from nmt.data.loader import make_batch
 from nmt.data.store import Side, TokenStore
-from nmt.model import transformer
-from nmt.model.packed_attention import AttentionMask
+from nmt.engines.cpu.backend import CpuBackend
+from nmt.engines.cuda import recorded_replica
+from nmt.engines.cuda.backend import CudaBackend
+from nmt.engines.cuda.recorded_replica import CompiledObjective
+from nmt.model.backend import Backend, use_backend
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer
 from nmt.system import runtime as process
 from nmt.system.ranks import World
-from nmt.train import replica
 from nmt.train.loss import Objective
-from nmt.train.replica import CompiledObjective, forward_backward
+from nmt.train.replica import forward_backward
 
 V, EPS, SCALE = 61, 0.1, 0.01
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -225,27 +227,22 @@ def test_a_batch_in_one_group_gives_the_same(
         seen
     ) == 2 * config.n_layers
     apart = found(Objective(model, EPS), batch)
-    monkeypatch.setattr(transformer, "AttentionMask", mask_in_one_group)
+    use_backend(model, InOneGroup())
     assert max(errors(found(Objective(model, EPS), batch), apart).values()) < 1e-12
 
 
-def mask_in_one_group(
-    queries: Packed,
-    keys: Packed,
-    causal: bool = False,
-    window: int | None = None,
-    is_single_group: bool = False,
-) -> AttentionMask:
-    return AttentionMask(queries, keys, causal, window, True)
+class InOneGroup(Backend):
+    make_mask = CudaBackend.make_mask
 
 
-def check_compiled(is_whole: bool) -> None:
+def check_compiled(is_whole: bool, backend: Backend) -> None:
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     pairs, objective = (
         [(s[-20:], t[:18]) for s, t in draw(7, n=2 if IS_INTERPRETED else 4)],
         Objective(make(replace(POST, n_layers=1, n_heads=2)), EPS),
     )
+    use_backend(objective, backend)
     compiled = CompiledObjective(objective, BatchShape(64, 16, 64), is_whole)
     exact, ours = found(objective, batch_of(pairs)), found(compiled, batch_of(pairs, 64))
     assert max(errors(ours, exact).values()) < 1e-6
@@ -265,13 +262,13 @@ def check_one_compilation(compiled: CompiledObjective) -> None:
 
 
 def test_compiled_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "BACKEND", "aot_eager")
-    check_compiled(is_whole=False)
+    monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
+    check_compiled(False, CpuBackend())
 
 
 def test_what_was_compiled_before_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook trains many models in one process, and dynamo compiles one function a few times only."""
-    monkeypatch.setattr(replica, "BACKEND", "eager")
+    monkeypatch.setattr(recorded_replica, "BACKEND", "eager")
     counts = torch._dynamo.utils.counters["stats"]
     pairs = [(s[-20:], t[:18]) for s, t in draw(7, n=2)]
     made = []
@@ -285,35 +282,24 @@ def test_what_was_compiled_before_does_not_count(monkeypatch: pytest.MonkeyPatch
     assert made[0] == made[1] > 0
 
 
-class AsOnGpu(AttentionMask):
-    """Told that its tensors are not on the CPU."""
+class OnPretendedGpu(CudaBackend):
+    """Its tensors are on the CPU, where our dropout is the only one that repeats."""
 
-    def __init__(
-        self,
-        queries: Packed,
-        keys: Packed,
-        causal: bool = False,
-        window: int | None = None,
-        is_single_group: bool = False,
-    ) -> None:
-        super().__init__(queries, keys, causal, window, True)
-        self.is_on_cpu = False
+    drop = CpuBackend.drop
 
 
 @pytest.mark.skipif(not IS_INTERPRETED, reason="runs interpreted: test_attention_triton.py")
 def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "BACKEND", "aot_eager")
-    monkeypatch.setattr(transformer, "AttentionMask", AsOnGpu)
+    monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
     # Asked of an environment that is not traced
-    monkeypatch.setattr("nmt.train.loss.supports_fused_loss", lambda hidden: True)
-    check_compiled(is_whole=True)
+    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: True)
+    check_compiled(True, OnPretendedGpu())
 
 
 def test_heads_that_no_kernel_takes_are_compiled_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "BACKEND", "aot_eager")
-    monkeypatch.setattr(transformer, "AttentionMask", AsOnGpu)
-    monkeypatch.setattr("nmt.model.attention_triton.supports_triton", lambda q, v: False)
-    check_compiled(is_whole=False)
+    monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
+    monkeypatch.setattr("nmt.engines.cuda.backend.supports_triton", lambda q, v: False)
+    check_compiled(False, OnPretendedGpu())
 
 
 @pytest.mark.parametrize(
@@ -347,18 +333,18 @@ def test_quickened_products_stay_fp32(
 def test_attention_dropout_is_not_compiled_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(replica, "triton", object())
+    monkeypatch.setattr(recorded_replica, "triton", object())
     for trial in ("can_attend", "can_compute_loss"):
-        monkeypatch.setattr(replica, trial, lambda *_: True)
+        monkeypatch.setattr(recorded_replica, trial, lambda *_: True)
     gpu, training = World(0, 1, torch.device("cuda")), TrainingConfig()
-    assert replica.has_fixed_shape(POST, training, gpu)
+    assert recorded_replica.has_fixed_shape(POST, training, gpu)
     assert capsys.readouterr().err == ""
-    assert not replica.has_fixed_shape(replace(POST, attention_dropout=0.1), training, gpu)
+    assert not recorded_replica.has_fixed_shape(replace(POST, attention_dropout=0.1), training, gpu)
     assert "no dropout (model.attention_dropout)" in capsys.readouterr().err
 
 
 def test_without_kernels_nothing_is_compiled_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "triton", object())
+    monkeypatch.setattr(recorded_replica, "triton", object())
     gpu, training = World(0, 1, torch.device("cuda")), TrainingConfig(precision="fp32")
     tried: list[tuple[object, ...]] = []
 
@@ -366,9 +352,9 @@ def test_without_kernels_nothing_is_compiled_on_a_gpu(monkeypatch: pytest.Monkey
         tried.append(given)
         return len(tried) == 1  # the loss fails, not attention
 
-    monkeypatch.setattr(replica, "can_attend", fail)
-    monkeypatch.setattr(replica, "can_compute_loss", fail)
-    assert not replica.has_fixed_shape(replace(POST, d_k=24), training, gpu)
+    monkeypatch.setattr(recorded_replica, "can_attend", fail)
+    monkeypatch.setattr(recorded_replica, "can_compute_loss", fail)
+    assert not recorded_replica.has_fixed_shape(replace(POST, d_k=24), training, gpu)
     exact = gpu.device, torch.float32
     assert tried == [(*exact, 24, POST.value_size), exact]
 

@@ -13,7 +13,7 @@ from support.interpreted import (
 )
 from torch import Tensor
 
-from nmt.train.loss_triton import fused_loss_forward, rows_in_place, supports_fused_loss
+from nmt.engines.cuda.loss_triton import fused_loss_forward, rows_in_place, supports_fused_loss
 
 FP32, BF16 = torch.float32, torch.bfloat16
 NAN = float("nan")

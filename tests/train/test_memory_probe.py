@@ -17,18 +17,18 @@ from support.prepared_toy import prepare_toy
 from nmt.commands.train import main
 from nmt.config import RunConfig, format_config
 from nmt.data.batch import Batch
+from nmt.engines.cuda import memory_trial
+from nmt.engines.cuda.memory_trial import choose_micro_tokens, fits
+from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
-from nmt.train import memory_probe
+from nmt.train import engine
 from nmt.train.memory_probe import (
-    choose_micro_tokens,
-    fits,
     probe_peak_memory,
     resolve_micro_tokens,
     useful_share,
 )
-from nmt.train.replica import Replica
 from nmt.train.setup import open_setup
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -67,13 +67,13 @@ def test_on_a_gpu_an_equal_share_is_halved_until_it_fits(
         seen.append(micro_tokens)
         return micro_tokens <= limit
 
-    monkeypatch.setattr(memory_probe, "fits", fits_below)
+    monkeypatch.setattr(memory_trial, "fits", fits_below)
     assert choose_micro_tokens(PAPER, World(0, n_ranks, GPU)) == tried[-1]
     assert seen == tried
 
 
 def test_where_nothing_fits_it_is_said_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_probe, "fits", lambda *_: False)
+    monkeypatch.setattr(memory_trial, "fits", lambda *_: False)
     with pytest.raises(
         UserError, match=r"training.micro_tokens: auto tried down to .* none fit into memory; lower"
     ):
@@ -82,8 +82,8 @@ def test_where_nothing_fits_it_is_said_what_to_lower(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
 def test_on_a_cpu_shares_are_what_caches_like_and_all_ranks_work(n_ranks: int) -> None:
-    size = choose_micro_tokens(PAPER, World(0, n_ranks, CPU))
-    assert 2_000 < size <= memory_probe.CPU_MICRO_TOKENS
+    size = engine.TrainingEngine().choose_micro_tokens(PAPER, World(0, n_ranks, CPU))
+    assert 2_000 < size <= engine.CPU_MICRO_TOKENS
     assert useful_share(PAPER.training, size, n_ranks) == 1.0
 
 
@@ -115,7 +115,7 @@ def test_a_run_goes_on_with_its_size_unless_ranks_would_idle(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(memory_probe, "fits", lambda *_: True)
+    monkeypatch.setattr(memory_trial, "fits", lambda *_: True)
     config = begun_run(tmp_path / "run", began_with)
     assert resolve_micro_tokens(config, Unconnected(0, n_ranks, GPU)) == goes_on_with
     told = capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     error: type[Exception], prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[weakref.ref[Any]] = []
-    open_setup = memory_probe.open_setup
+    open_setup = memory_trial.open_setup
 
     def noted(*args: Any) -> Any:
         assert [one for one in made if one() is not None] == []
@@ -149,10 +149,10 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     def full(*_: object) -> None:
         raise error("out of memory")
 
-    monkeypatch.setattr(memory_probe, "open_setup", noted)
+    monkeypatch.setattr(memory_trial, "open_setup", noted)
     world = World(0, 1, CPU)
     with monkeypatch.context() as context:
-        context.setattr(memory_probe, "probe_peak_memory", full)
+        context.setattr(memory_trial, "probe_peak_memory", full)
         gc.disable()  # what is left to chance otherwise
         try:
             assert not fits(prepared, 300, world)
@@ -169,7 +169,7 @@ def test_another_error_is_not_taken_for_want_of_memory(
     def broken(*_: object) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(memory_probe, "probe_peak_memory", broken)
+    monkeypatch.setattr(memory_trial, "probe_peak_memory", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         fits(prepared, 300, World(0, 1, CPU))
 

@@ -16,7 +16,8 @@ from support.two_ranks import run_on_two_ranks
 
 import nmt.train.update
 from nmt.commands.train import main
-from nmt.train.replica import Replica, forward_backward
+from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
+from nmt.train.replica import forward_backward
 
 Poison = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
@@ -129,7 +130,7 @@ def test_gradients_of_zero_end_the_run(
 ) -> None:
     """As code did that torch 2.11 compiled, while its losses were right."""
     monkeypatch.setattr(
-        "nmt.train.replica.forward_backward",
+        "nmt.engines.cuda.recorded_replica.forward_backward",
         lambda objective, batch, _, is_bf16: forward_backward(objective, batch, 0.0, is_bf16),
     )
     assert main(["--config", str(toy)]) == 1
@@ -196,7 +197,7 @@ def test_a_nan_weight_never_reaches_a_checkpoint(
 SCRIPT = """
     import math, os, sys
     from nmt.commands.train import main
-    from nmt.train.replica import Replica
+    from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
 
     run, drop_frozen, rank, updates = Replica.run, Replica.drop_frozen_gradients, int(os.environ["RANK"]), [0]
 

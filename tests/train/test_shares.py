@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from nmt.checkpoint import list_steps
 from nmt.data.batch import BatchShape
+from nmt.engines.cuda import recorded_replica as replica_module
+from nmt.engines.cuda.recorded_replica import RecordedReplica
+from nmt.engines.cuda.shares import Shares
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
-from nmt.train import replica as replica_module
 from nmt.train.loss import Objective
-from nmt.train.replica import Replica
-from nmt.train.shares import Shares
+from nmt.train.replica import Phase
 
 IS_DRY_RUN = IS_SOAK or os.environ.get("NMT_GPU_DRY") == "1"
 # At a rate of 0.05 rounding alone grows to 1e-3 in 24 updates
@@ -57,7 +58,8 @@ def check_close(run: RunFolder, whole: RunFolder, bound: float = 1e-5) -> None:
         assert line["step"] == other["step"] and line["kind"] == other["kind"]
         for key, value in line.items():
             if key in ("loss", "nll"):
-                assert value == pytest.approx(other[key], abs=bound)
+                # The log has five decimals, so rounding alone may part equal numbers by one.
+                assert value == pytest.approx(other[key], abs=bound + 1e-5)
             elif key.startswith(("grad_norm", "update_norm")):
                 assert value == pytest.approx(other[key], rel=2e-3, abs=1e-12), key
         assert line.get("bleu") == other.get("bleu")
@@ -161,13 +163,13 @@ def test_layers_wait_for_their_weights_and_sums_begin_in_the_backward_pass() -> 
     log: list[str] = []
     Twins.log = log
     objective = make_objective()
-    replica = Replica(objective, Twins(1, 2, torch.device("cpu")), is_bf16=True)
+    replica = RecordedReplica(objective, Twins(1, 2, torch.device("cpu")), is_bf16=True)
     assert replica.shares is not None
     encoder, decoder = (replica.shares.layers[at].size for at in (0, -1))
     rest = replica.shares.rest.size
     watch_layers(objective, log)
     batch = batch_of(draw(1))
-    replica.run(batch, 0.1, 0, is_first=True, is_last=False)
+    replica.run(batch, 0.1, 0, Phase(is_last=False))
     assert log[:6] == [
         *(f"gather {n}" for n in (rest, encoder, encoder, decoder, decoder)),
         f"wait for gather {rest}",
@@ -180,7 +182,7 @@ def test_layers_wait_for_their_weights_and_sums_begin_in_the_backward_pass() -> 
     ]
     assert not [line for line in log if line.startswith("sum")]
     log.clear()
-    replica.run(batch, 0.1, 0, is_first=False, is_last=True)
+    replica.run(batch, 0.1, 0, Phase(is_first=False))
     sums = [line for line in log if "backward" in line or line.startswith("sum")]
     assert not [line for line in log if "gather" in line]
     assert sums == [
@@ -214,10 +216,10 @@ def test_compiled_code_hands_over_the_gradients_of_one_rank(
         log: list[str] = []
         Twins.log = log
         objective = make_objective(1)
-        replica = Replica(objective, world, True, BatchShape(64, 16, 64))
+        replica = RecordedReplica(objective, world, True, BatchShape(64, 16, 64))
         for bucket in replica.buckets:
             bucket.used.copy_(bucket.weights)  # what rank 0 would send
-        replica.run(batch, 0.1, 0, is_first=True, is_last=False)
+        replica.run(batch, 0.1, 0, Phase(is_last=False))
         assert list(replica.replays) == [(True, world.size == 1)]
         found.append([p.grad for p in objective.model.parameters()])
     assert not [line for line in log if line.startswith("sum")]
@@ -225,7 +227,7 @@ def test_compiled_code_hands_over_the_gradients_of_one_rank(
         assert ours is not None and theirs is not None
         assert theirs.any() and torch.equal(ours, theirs)
     log.clear()
-    replica.run(batch, 0.1, 0, is_first=False, is_last=True)
+    replica.run(batch, 0.1, 0, Phase(is_first=False))
     sums = [line for line in log if line.startswith("sum")]
     assert sums[-3:] == [f"sum {bucket.size}" for bucket in reversed(replica.buckets)]
 
@@ -235,13 +237,13 @@ def test_a_recorded_micro_batch_includes_what_ranks_do(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
-    monkeypatch.setattr("nmt.train.loss.supports_fused_loss", lambda hidden: False)
+    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
     shape = BatchShape(192, 16, 128)
     batches = [batch_of(draw(seed, n=3), 192) for seed in range(3)]
-    plain = Replica(make_objective(), Twins(1, 2, torch.device("cpu")), is_bf16=False)
+    plain = RecordedReplica(make_objective(), Twins(1, 2, torch.device("cpu")), is_bf16=False)
     with pretend_device() as device:
         objective = device.to_device(make_objective())
-        replica = Replica(objective, Twins(1, 2, GPU), False, shape)
+        replica = RecordedReplica(objective, Twins(1, 2, GPU), False, shape)
         for number, batch in enumerate(batches):
             there = batch.to(GPU)
             device.forget()
@@ -267,7 +269,7 @@ def test_a_rank_that_cannot_compile_stops_all_from_it(
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(World, "sum", lambda world, tensor: tensor + 1)  # of the other rank
     shape = BatchShape(192, 16, 128)
-    replica = Replica(make_objective(), Twins(1, 2, torch.device("cpu")), False, shape)
+    replica = RecordedReplica(make_objective(), Twins(1, 2, torch.device("cpu")), False, shape)
     Twins.log = []
     replica.run(batch_of(draw(1, n=3), 192), 0.1, 0)
     assert replica.compiled is None and not replica.replays

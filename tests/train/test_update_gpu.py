@@ -21,12 +21,14 @@ from nmt.data.batch import Batch
 from nmt.data.loader import Update, make_micro_batches
 from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
-from nmt.model.embedding_lookup import _LookUp, look_up
+from nmt.engines.cuda.embedding_gradient import _LookUp, look_up
+from nmt.engines.cuda.recorded_replica import RecordedReplica
 from nmt.model.transformer import Transformer
 from nmt.system.ranks import World
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
-from nmt.train.replica import Replica
+from nmt.train.replica import ALONE as ONLY
+from nmt.train.replica import Phase
 from nmt.train.update import Outcomes, run_update
 
 N_VOCAB = 97
@@ -40,7 +42,7 @@ ALONE = World(0, 1, GPU)
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     # Triton's kernels need a driver
-    monkeypatch.setattr("nmt.train.loss.supports_fused_loss", lambda hidden: False)
+    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
 
 
 def make_store() -> TokenStore:
@@ -66,17 +68,17 @@ def updates(store: TokenStore, world: World) -> list[Update]:
     ]
 
 
-class Made(Replica):
+class Made(RecordedReplica):
     """Its micro-batches give made gradients, which are those of all ranks and micro-batches alike."""
 
-    def run(self, batch: Batch, scale: float, seed: int, is_first: bool = True, *_: bool) -> Tensor:
+    def run(self, batch: Batch, scale: float, seed: int, phase: Phase = ONLY) -> Tensor:
         with torch.no_grad():
             loss, nll = self.objective(batch)
             for p in self.objective.parameters():
                 made = torch.full_like(p, 1e-3 * (seed % 7 + 1))
                 if p.grad is None:
                     p.grad = made
-                elif is_first:
+                elif phase.is_first:
                     p.grad.copy_(made)
                 else:
                     p.grad.add_(made)
@@ -135,17 +137,17 @@ def test_a_recorded_micro_batch_gives_the_gradients_of_the_cpu(
     store, cpu = make_store(), World(0, 1, torch.device("cpu"))
     shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     alone, model = make_model(), make_model()
-    plain = Replica(Objective(alone, 0.1), cpu, False)
+    plain = RecordedReplica(Objective(alone, 0.1), cpu, False)
     given = [micro.batch for update in updates(store, cpu)[:4] for micro in update.micros]
     with pretend_device() as device:
         device.to_device(model)
-        replica = Replica(Objective(model, 0.1), ALONE, False, shape)
+        replica = RecordedReplica(Objective(model, 0.1), ALONE, False, shape)
         batches = [batch.to(GPU) for batch in given]
         for number, (batch, there) in enumerate(zip(given, batches, strict=True)):
             device.forget()
-            is_first = number == 0
-            expected = plain.run(batch, 0.01, number, is_first)
-            found = replica.run(there, 0.01, number, is_first).clone()
+            phase = Phase(is_first=number == 0)
+            expected = plain.run(batch, 0.01, number, phase)
+            found = replica.run(there, 0.01, number, phase).clone()
             if number > 1:  # one that begins an update and one that does not have been recorded
                 assert (device.replays, device.n_waits) == (1, 0)
                 assert device.n_launches < 20
@@ -197,12 +199,13 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
     def fail(work: Any, device: torch.device, pool: Any) -> None:
         raise error
 
-    monkeypatch.setattr("nmt.train.replica.capture", fail)
+    monkeypatch.setattr("nmt.engines.cuda.recorded_replica.capture", fail)
     store, world = make_store(), World(0, 1, torch.device("cpu"))
     shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     batch = updates(store, world)[0].micros[0].batch
     plain, fixed = (
-        Replica(Objective(make_model(), 0.1), world, False, given) for given in (None, shape)
+        RecordedReplica(Objective(make_model(), 0.1), world, False, given)
+        for given in (None, shape)
     )
     if told is None:  # it is for the caller to try a smaller one
         with pytest.raises(type(error)):
@@ -228,7 +231,8 @@ def test_without_a_compiler_a_cpu_trains_uncompiled(
     shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     batch = updates(store, world)[0].micros[0].batch
     plain, fixed = (
-        Replica(Objective(make_model(), 0.1), world, False, given) for given in (None, shape)
+        RecordedReplica(Objective(make_model(), 0.1), world, False, given)
+        for given in (None, shape)
     )
     assert torch.equal(fixed.run(batch, 1.0, 3), plain.run(batch, 1.0, 3))
     assert torch.equal(fixed.gradient_norm(), plain.gradient_norm())
@@ -255,6 +259,8 @@ def test_a_batch_of_another_shape_runs_as_plain_code(monkeypatch: pytest.MonkeyP
     usual = updates(store, world)[0].micros[0].batch
     odd = replace(usual, src=replace(usual.src, longest=shape.longest + 1))
     model = make_model()
-    plain, fixed = (Replica(Objective(model, 0.1), world, False, given) for given in (None, shape))
+    plain, fixed = (
+        RecordedReplica(Objective(model, 0.1), world, False, given) for given in (None, shape)
+    )
     assert torch.equal(fixed.run(odd, 1.0, 3), plain.run(odd, 1.0, 3)) and not fixed.replays
     assert torch.equal(fixed.run(usual, 1.0, 3), plain.run(usual, 1.0, 3)) and fixed.replays

@@ -1,7 +1,7 @@
 """Beam search on a GPU: each step is one launch, and the host runs ahead of the device.
 
 A step of the model and of the search's rules is recorded once for each shape
-(nmt/system/cuda_graph.py) and replayed. So nothing in a step may depend on Python: the number of
+(nmt/engines/cuda/cuda_graph.py) and replayed. So nothing in a step may depend on Python: the number of
 the step is a tensor, tensors have columns for later steps, and a step writes its results where the
 next one reads them. Shapes are few: sentences, steps and source positions are rounded up to a size
 class. They change only between steps, when the capacity is used up or half of the sentences are
@@ -23,9 +23,9 @@ from torch import Tensor
 
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
+from nmt.engines.cuda.cuda_graph import capture
 from nmt.engines.known_values import ANY_VALUE, NUMBERS_OF_RULES, KnownValues
 from nmt.model.cache import Buffers, round_up_source_width, round_up_to_class
-from nmt.system.cuda_graph import capture
 from nmt.translate.sampling import draw_uniforms, sample_step
 from nmt.translate.search import beam_step
 from nmt.translate.search_rules import SearchRules

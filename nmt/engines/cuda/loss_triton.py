@@ -18,11 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, tl, triton
+from nmt.train.loss import chunked_loss_forward
 
 loss_kernel = triton.jit if triton is not None else lambda function: function
 MOST_PAIRS, WIDEST_ROW = 1024, 49_152  # more would not fit in registers
 # In a chunk: 300 MB of bf16 logits at 37,000 pieces, and products large enough for any GPU.
 CHUNK_ROWS = 4096
+
+
+def compute_loss(hidden, weight, labels, smoothing, needs_grad):
+    """As `chunked_loss_forward`, which computes what the kernel cannot take."""
+    compute = fused_loss_forward if supports_fused_loss(hidden) else chunked_loss_forward
+    return compute(hidden, weight, labels, smoothing, needs_grad)
 
 
 def supports_fused_loss(hidden: Tensor) -> bool:

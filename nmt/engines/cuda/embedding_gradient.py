@@ -2,8 +2,7 @@
 
 The compiler would turn the gradient into atomic additions, whose order changes from run to run: a
 run that is continued would not end in the same bits. torch's own kernel sorts the row numbers first
-and adds in order; here it is wrapped in an operation that the compiler leaves alone. On the CPU
-torch's look-up is used as it is.
+and adds in order; here it is wrapped in an operation that the compiler leaves alone.
 """
 
 from typing import Any
@@ -38,6 +37,4 @@ class _LookUp(torch.autograd.Function):
 
 def look_up(table: Tensor, numbers: Tensor) -> Tensor:
     """Return table[numbers]: (rows, d), (T,) -> (T, d)."""
-    if table.device.type == "cpu" or not table.requires_grad:
-        return F.embedding(numbers, table)
-    return _LookUp.apply(table, numbers)
+    return _LookUp.apply(table, numbers) if table.requires_grad else F.embedding(numbers, table)

@@ -1,0 +1,77 @@
+"""Parts of a model on a GPU: attention by a kernel of ours, torch's own dropout, and gradients of
+embeddings that repeat bit by bit. Nothing waits for the device.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nmt.data.batch import Packed, lazy_property
+from nmt.engines.cuda.attention_triton import supports_triton, triton_attention
+from nmt.engines.cuda.embedding_gradient import look_up
+from nmt.engines.cuda.loss_triton import compute_loss
+from nmt.model.attention_mask import AttentionMask
+from nmt.model.backend import Backend
+from nmt.model.packed_attention import attend, rotate
+from nmt.system.tracing import not_traced
+
+
+class DeviceMask(AttentionMask):
+    """A mask of which the host reads nothing: one group of all sentences, which may be empty."""
+
+    @lazy_property
+    def has_empty_rows(self) -> bool:
+        return True
+
+
+class CudaBackend(Backend):
+    compute_loss = staticmethod(compute_loss)
+
+    def make_mask(
+        self,
+        queries: Packed,
+        keys: Packed,
+        causal: bool = False,
+        window: int | None = None,
+        is_single_group: bool = False,
+    ) -> AttentionMask:
+        return DeviceMask(queries, keys, causal, window, is_single_group=True)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        weights: list[Tensor] | None = None,
+        dropout: float = 0.0,
+        rotation: Tensor | None = None,
+    ) -> Tensor:
+        # The kernel keeps no weights and drops none.
+        if weights is None and not dropout and supports_triton(q, v):
+            q, k = rotate(q, rotation), rotate(k, rotation)
+            return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals)
+        return _attend_padded(q, k, v, mask, weights, dropout, rotation)
+
+    def drop(self, x: Tensor, rate: float) -> Tensor:
+        return F.dropout(x, rate, True)
+
+    def look_up(self, table: Tensor, numbers: Tensor) -> Tensor:
+        return look_up(table, numbers)
+
+
+@not_traced
+def _attend_padded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    weights: list[Tensor] | None,
+    dropout: float,
+    rotation: Tensor | None,
+) -> Tensor:
+    return attend(q, k, v, mask, weights, dropout, rotation, _draw_factors)
+
+
+def _draw_factors(x: Tensor, rate: float) -> Tensor:
+    return F.dropout(torch.ones_like(x), rate, True)

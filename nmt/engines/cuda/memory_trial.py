@@ -1,0 +1,65 @@
+"""How large a micro-batch a GPU's memory has room for, found by a trial."""
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from nmt.config import RunConfig
+from nmt.data.loader import make_batch
+from nmt.data.plan import divide_tokens
+from nmt.system.errors import UserError
+from nmt.system.memory import is_out_of_memory
+from nmt.system.ranks import World
+from nmt.train.engine import MAX_ROUNDS
+from nmt.train.memory_probe import probe_peak_memory
+from nmt.train.setup import open_setup
+
+TRIAL_MEMORY = 0.92  # the share of a GPU's memory that a trial may take
+
+
+def choose_micro_tokens(config: RunConfig, world: World) -> int:
+    """Return an equal share of an update for each rank, halved until it fits into memory."""
+    update_tokens = max(config.training.src_tokens, config.training.tgt_tokens)
+    n_rounds = 1
+    while n_rounds <= MAX_ROUNDS:
+        micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
+        if fits(config, micro_tokens, world):
+            return micro_tokens
+        n_rounds *= 2
+    raise UserError(
+        f"training.micro_tokens: auto tried down to {micro_tokens} tokens, and none fit into memory; "
+        "lower model.d_model or model.n_layers"
+    )
+
+
+def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
+    """Whether model, optimizer and the worst micro-batches of this size fit into memory. All of it
+    is freed again.
+    """
+    is_cuda = world.device.type == "cuda"
+    if is_cuda:  # NCCL and others use memory that torch does not count
+        torch.cuda.set_per_process_memory_fraction(TRIAL_MEMORY, world.device)
+    try:
+        _try_update(config, micro_tokens, replace(world, rank=0, size=1))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        gc.collect()  # reference cycles in autograd and the compiler keep tensors alive
+        if is_cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(1.0, world.device)
+    return True
+
+
+def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
+    setup = open_setup(config, micro_tokens, world)
+    probe_peak_memory(setup)
+    # a batch of one pair, so that there is a gradient and the optimizer allocates its moments
+    batch = make_batch(setup.store, np.arange(min(1, len(setup.store))), setup.shape)
+    setup.replica.run(batch.to(world.device), 0.0, 0)
+    setup.replica.gradient_norm()
+    setup.optimizer.step()

@@ -1,0 +1,251 @@
+"""Makes a model train fast without changing it: compiled code, a CUDA graph, gradients summed over
+ranks.
+
+The model knows nothing about it. Every micro-batch of a run has one shape, so its forward and
+backward pass is compiled once, recorded as one CUDA graph, and replayed: the same graph on every
+rank, with dropout drawn from the micro-batch's own seed. Gradients accumulate in flat fp32 buffers;
+those of several ranks are summed with the last micro-batch of an update (shares.py).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from nmt.config import ModelConfig, TrainingConfig
+from nmt.data.batch import Batch, BatchShape, Packed
+from nmt.engines.cuda.attention_triton import WIDEST_HEAD, can_attend
+from nmt.engines.cuda.cuda_graph import capture
+from nmt.engines.cuda.loss_triton import can_compute_loss
+from nmt.engines.cuda.shares import ALIGNMENT, Bucket, Shares
+from nmt.system.kernels import COMPILER_REMEDY, summarize_error, triton
+from nmt.system.memory import is_out_of_memory
+from nmt.system.progress import say
+from nmt.system.ranks import Share, World
+from nmt.train.loss import Objective
+from nmt.train.replica import ALONE, Phase, Replica, forward_backward
+
+BACKEND = "inductor"
+
+
+def is_compiled(training: TrainingConfig, device: str) -> bool:
+    """Whether the config asks for compiled code on this type of device."""
+    if training.compile == "auto":
+        return device == "cuda"
+    return training.compile == "on"
+
+
+def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) -> bool:
+    """Whether all micro-batches must have one shape, because code is compiled for it."""
+    if not is_compiled(training, world.device.type):
+        return False
+    if world.device.type == "cpu":
+        return True
+    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    heads = model.key_size, model.value_size
+    reason = None
+    if model.attention_dropout:
+        reason = "the attention kernels have no dropout (model.attention_dropout)"
+    elif triton is None:
+        reason = "Triton is not installed"
+    elif max(heads) > WIDEST_HEAD:
+        reason = f"the attention kernels support heads of at most {WIDEST_HEAD}"
+    if reason is not None and world.is_main:
+        say(f"warning: the model is not compiled, so training is slower: {reason}")
+    is_able = reason is None and can_attend(world.device, dtype, *heads)
+    is_able = is_able and can_compute_loss(world.device, dtype)
+    # on all ranks or none: batches of another shape would hold other sentences
+    n_able = world.sum(torch.tensor(float(is_able)))
+    return n_able.item() == world.size
+
+
+class CompiledObjective(nn.Module):
+    """An objective (Batch -> sums) as compiled code for batches of one shape."""
+
+    def __init__(self, objective: Objective, shape: BatchShape, is_one_graph: bool) -> None:
+        super().__init__()
+        self.objective, self.shape = objective, shape
+        import torch._inductor.config
+
+        # What a process compiled for earlier models and shapes counts against dynamo's limit.
+        torch.compiler.reset()
+        # Autotuning by timing could choose another order of summation at each start, so a resumed
+        # run would not be identical.
+        torch._inductor.config.deterministic = True
+        self.compiled_sums = torch.compile(
+            self.compute_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND
+        )
+
+    def compute_sums(
+        self,
+        src_tokens: Tensor,
+        src_offsets: Tensor,
+        tgt_tokens: Tensor,
+        tgt_offsets: Tensor,
+        labels: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        src = Packed(src_tokens, src_offsets, self.shape.longest, self.shape.tokens)
+        tgt = Packed(tgt_tokens, tgt_offsets, self.shape.longest, self.shape.tokens)
+        return self.objective(Batch(src, tgt, labels, 0))
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.compiled_sums(*batch.tensors)
+
+
+class RecordedReplica(Replica):
+    """With a fixed shape, micro-batches run as compiled code, on a GPU as one CUDA graph. A batch of
+    any other shape runs eagerly; only BPE-dropout without data.clean.max_pieces can make one.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        world: World,
+        is_bf16: bool,
+        shape: BatchShape | None = None,
+    ) -> None:
+        super().__init__(objective, world, is_bf16)
+        self.shape = shape
+        self.compiled: CompiledObjective | None = None
+        self.shares: Shares | None = None
+        self.buckets: list[Bucket] = []
+        self.replays: dict[Phase, Callable[[], Tensor]] = {}
+        is_cuda = world.device.type == "cuda"
+        # One memory for all recorded graphs, of which only one runs at a time.
+        self.pool = torch.cuda.graph_pool_handle() if is_cuda else None
+        self.plain = objective  # what runs where nothing is compiled
+        if world.size > 1 or is_cuda:  # a single CPU rank is faster without buffers
+            self.shares = Shares(objective, world, is_bf16)
+            self.buckets, self.plain = self.shares.buckets, self.shares.objective
+            self.phases = [ALONE, Phase(is_first=False)]
+        if world.size > 1:
+            self.phases = [Phase(a, b) for b in (True, False) for a in (True, False)]
+        if shape is not None:
+            # The table must have its final address before a graph records it.
+            objective.model.reserve_positions(shape.longest)
+            self.compiled = CompiledObjective(self.plain, shape, is_one_graph=is_cuda)
+
+    @property
+    def own(self) -> dict[str, Share]:
+        return super().own if self.shares is None else self.shares.own
+
+    @property
+    def network_bytes(self) -> int:
+        return 0 if self.shares is None else self.shares.network_bytes
+
+    def run(self, batch: Batch, scale: float, seed: int, phase: Phase = ALONE) -> Tensor:
+        phase = self.unify(phase)
+        has_shape = self.shape is not None and batch.has_shape(self.shape)
+        if has_shape and self.compiled is not None and phase not in self.replays:
+            self.record(batch, phase)
+        if not has_shape or phase not in self.replays:
+            torch.manual_seed(seed)
+            return self.compute(self.plain, batch, scale, phase)
+        for recorded, new in zip(self.inputs.tensors, batch.tensors, strict=True):
+            recorded.copy_(new)
+        self.scale.fill_(scale)
+        torch.manual_seed(seed)
+        return self.replays[phase]()
+
+    def unify(self, phase: Phase) -> Phase:
+        """Return the phase that is recorded for this one: without other ranks a last micro-batch is like
+        any other, and without buffers so is a first one.
+        """
+        is_first = phase.is_first or self.shares is None
+        return Phase(is_first, phase.is_last or self.world.size == 1)
+
+    def compute(
+        self, objective: nn.Module, batch: Batch, scale: Tensor | float, phase: Phase
+    ) -> Tensor:
+        """Run forward and backward, and what ranks do for each other meanwhile."""
+        if self.shares is not None:
+            self.shares.start(*phase)
+        sums = forward_backward(objective, batch, scale, self.is_bf16)
+        if self.shares is not None:
+            self.shares.finish()
+        return sums
+
+    def record(self, batch: Batch, phase: Phase) -> None:
+        """Compile and record the forward and backward pass over batches of this shape. If
+        compiling fails, batches run eagerly; if recording fails, the compiled code runs without a
+        graph. Either gives a warning.
+        """
+        compiled, device = self.compiled, batch.labels.device
+        assert compiled is not None
+        if not self.replays:
+            src, tgt = _clone(batch.src), _clone(batch.tgt)
+            self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
+            self.scale = torch.zeros((), device=device)
+            model = self.objective.model
+            # The graph reads these tables. Decoding may replace them with longer ones, so the old
+            # ones are kept alive here.
+            self.tables = model.src_positions.table, model.tgt_positions.table
+
+        def work() -> Tensor:
+            return self.compute(compiled, self.inputs, self.scale, phase)
+
+        before = [bucket.gradients.clone() for bucket in self.buckets]
+        try:
+            if self.shares is not None:
+                self.compile_on_all_ranks(compiled, self.shares.world)
+            self.replays[phase] = capture(work, device, self.pool)
+            if device.type == "cpu":
+                work()  # nothing is recorded, but this compiles
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            reason = summarize_error(error)
+            self.replays.pop(phase, None)
+            is_dynamo = isinstance(error, torch._dynamo.exc.TorchDynamoException)
+            if is_dynamo or not isinstance(error, RuntimeError):
+                say(
+                    "warning: the model cannot be compiled, so training is much slower: "
+                    f"{reason}; {COMPILER_REMEDY}"
+                )
+                self.compiled = None
+            else:
+                say(f"warning: the CUDA graph cannot be recorded, so training is slower: {reason}")
+                self.replays[phase] = work
+        for bucket, gradients in zip(self.buckets, before, strict=True):
+            bucket.gradients.copy_(gradients)  # recording ran the work, which added to them
+
+    def compile_on_all_ranks(self, compiled: CompiledObjective, world: World) -> None:
+        """Compile, before anything waits for other ranks; fail on all ranks if one cannot."""
+        found: Exception | None = None
+        try:
+            self.compute(compiled, self.inputs, self.scale, Phase(False, False))
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            found = error
+        n_failed = world.sum(torch.tensor(float(found is not None)))
+        if found is not None:
+            raise found
+        if n_failed:
+            raise torch._dynamo.exc.TorchDynamoException("another rank cannot compile it")
+
+    def clear_gradients(self) -> None:
+        if self.shares is None:  # with shares, the next update replaces them
+            super().clear_gradients()
+
+    def gather_weights(self) -> None:
+        if self.shares is not None:
+            self.shares.gather_weights()
+
+    def gather(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        return parts if self.shares is None else self.shares.gather(parts)
+
+    def gradient_norm(self) -> Tensor:
+        if not self.buckets:
+            return super().gradient_norm()
+        norms = []
+        for bucket in self.buckets:
+            # A sum of millions of squares loses digits in fp32, so only short rows are summed in it;
+            # in fp64 throughout, torch would first make a copy of all gradients.
+            rows = bucket.world.own_part(bucket.gradients).view(-1, ALIGNMENT)
+            norms.append(torch.linalg.vector_norm(rows, dim=1))
+        return torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64)
+
+
+def _clone(side: Packed) -> Packed:
+    return Packed(side.tokens.clone(), side.offsets.clone(), side.longest, side.n_live)

@@ -1,0 +1,53 @@
+"""What makes updates: plain torch, or an engine of nmt/engines/ that makes the same faster.
+
+An engine is chosen once, when a training is opened, from the device alone. Without nmt/engines/, plain
+torch does everything, as `TrainingEngine` does.
+"""
+
+import torch
+
+from nmt.config import ModelConfig, RunConfig, TrainingConfig
+from nmt.data.batch import BatchShape
+from nmt.data.plan import divide_tokens
+from nmt.model.backend import PLAIN, Backend
+from nmt.system.engines import find_engines
+from nmt.system.errors import UserError
+from nmt.system.ranks import World
+from nmt.train.loss import Objective
+from nmt.train.replica import Replica
+
+CPU_MICRO_TOKENS = 4_096  # little memory; eight times as many are 12 % faster (docs/benchmarks.md)
+MAX_ROUNDS = 64  # micro-batches of an update on one rank
+
+
+class TrainingEngine:
+    """Plain torch, on any device. Engines override what they do better."""
+
+    backend: Backend = PLAIN
+
+    def has_fixed_shape(self, model: ModelConfig, training: TrainingConfig, world: World) -> bool:
+        """Whether all micro-batches must have one shape, because code is compiled for it."""
+        if training.compile == "on":
+            raise UserError(
+                "training.compile=on: nmt.engines is missing, which compiles; install nmt again"
+            )
+        return False
+
+    def make_replica(
+        self, objective: Objective, world: World, is_bf16: bool, shape: BatchShape | None
+    ) -> Replica:
+        return Replica(objective, world, is_bf16)
+
+    def choose_micro_tokens(self, config: RunConfig, world: World) -> int:
+        """Return an equal share of an update for each rank, divided until it is small."""
+        update_tokens = max(config.training.src_tokens, config.training.tgt_tokens)
+        for n_rounds in range(1, MAX_ROUNDS + 1):
+            size = divide_tokens(update_tokens, world.size * n_rounds)
+            if size <= CPU_MICRO_TOKENS:
+                return size
+        return CPU_MICRO_TOKENS
+
+
+def choose_training_engine(device: torch.device) -> TrainingEngine:
+    engines = find_engines()
+    return TrainingEngine() if engines is None else engines.choose_for_training(device)
