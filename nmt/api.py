@@ -17,6 +17,7 @@ the command would print. Importing this file is quick: torch is imported by the 
 that needs it.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
@@ -101,11 +102,25 @@ def open_model(
 
         model = open_ctranslate2(paths, settings)
     else:
-        model = open_translator(paths, settings)
+        checkpoints = [str(convert_published(path)) for path in paths]
+        model = open_translator(checkpoints, settings)
     if forbid is not None or glossary is not None:
         rules = PhraseRules.from_files(model.translator.vocab.tgt, forbid, glossary)
         model.translator.use_phrases(rules)
     return model
+
+
+def convert_published(name: str | Path, out: Path | None = None, is_forced: bool = False) -> Path:
+    """Return the path of a checkpoint. A Marian model of Hugging Face, a folder or hf:OWNER/NAME, is
+    first converted to one, `out` or in the cache.
+    """
+    is_on_hub = str(name).startswith("hf:")
+    if not is_on_hub and not os.path.exists(os.path.join(name, "config.json")):
+        return Path(name)
+
+    from nmt.export.marian import convert_if_published
+
+    return convert_if_published(Path(name), out, is_forced)
 
 
 def prepare(config: RunConfig, executor: "Executor | None" = None) -> bool:
@@ -230,7 +245,7 @@ def evaluate(
         tuple(settings),
         open_translator=partial(open_model, engine=engine),
     )
-    names = [str(path) for path in paths]
+    names = [str(convert_published(path) if engine == "nmt" else path) for path in paths]
     if verdict and len(names) > 1:
         for name, is_given in {"all_metrics": all_metrics, "calibration": calibration}.items():
             if is_given:
@@ -294,7 +309,8 @@ def score_pairs(
 
     from nmt.translate.pair_scores import open_pair_scorer
 
-    scorer = open_pair_scorer([str(path) for path in paths], settings)
+    checkpoints = [str(convert_published(path)) for path in paths]
+    scorer = open_pair_scorer(checkpoints, settings)
     pairs = list(pairs)
     return scorer.score_pairs([source for source, _ in pairs], [target for _, target in pairs])
 

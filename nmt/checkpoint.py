@@ -24,7 +24,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from nmt import published
 from nmt.config import (
     MAX_CONFIG_BYTES,
     ModelConfig,
@@ -37,20 +36,16 @@ from nmt.data.plan import Cursor
 from nmt.data.vocab import (
     MAX_MODEL_BYTES,
     Vocabulary,
-    combine_digests,
     load_vocab,
     write_vocab,
 )
 from nmt.model.size import WEIGHT_BYTES, count_model_bytes
 from nmt.model.transformer import Transformer
 from nmt.model.weightless import without_weights
-from nmt.system.caches import find_cache_folder, make_temporary_folder
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     check_own_folder,
-    digest_file,
     has_plain_file,
-    make_folder,
     open_plain_file,
     point_link,
     read_json,
@@ -62,7 +57,6 @@ from nmt.system.files import (
     write_text,
 )
 from nmt.system.memory import find_memory_limit, format_memory
-from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import say
 from nmt.system.ranks import Share, share_nothing
 from nmt.system.records import COUNT, RecordReader, default, name_places_in
@@ -249,12 +243,11 @@ def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vo
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint folder, the newest checkpoint of a run folder, or a published model.
+    """Open a checkpoint folder, or the newest checkpoint of a run folder.
 
     All its files are verified, but of Adam's moments only the size: they are twice as large as the
     weights, and only a training reads them.
     """
-    path = convert_if_published(path)
     if (path / "checkpoints").is_dir():
         try:
             found = find_newest(RunFolder(path))
@@ -281,40 +274,6 @@ def _verify_weights(checkpoint: Checkpoint) -> None:
     second for each gigabyte or two.
     """
     verify(checkpoint.path, only=(*COMMON_FILES, *checkpoint.vocab.files))
-
-
-def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = False) -> Path:
-    """Convert a published model to a checkpoint, and return its path: `out`, or one in the cache, where
-    it is kept for the next time. Any other path comes back as it is.
-    """
-    is_on_hub = str(path).startswith(published.HUB)
-    if not is_on_hub and not published.is_published(path):
-        return path
-    cache = (find_cache_folder() or Path(make_temporary_folder())) / "published"
-    if is_on_hub:
-        path = published.download(str(path).removeprefix(published.HUB), cache / "hub")
-    if out is None:
-        digest = combine_digests([digest_file(file) for file in published.list_files(path)])
-        out = cache / f"{path.resolve().name}-{digest[:16]}"
-        if out.is_dir():
-            return out
-    else:
-        check_replaceable(out, "a converted model", is_without_optimizer, is_forced, [path])
-    _convert(path, out)
-    return out
-
-
-def _convert(path: Path, out: Path) -> None:
-    say(f"converting {path} to {out}")
-    found = published.read_published(path)
-    make_folder(out.parent)
-
-    def fill(folder: Path) -> None:
-        write_tensors(folder / MODEL_FILE, found.tensors, {"format": "pt"})
-        origin = Average([path.resolve().name], 0)
-        write_small_files(folder, origin, found.config, found.vocab)
-
-    write_folder(out, fill)
 
 
 def is_without_optimizer(names: Set[str]) -> bool:

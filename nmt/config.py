@@ -1025,13 +1025,15 @@ def _fill_in_languages(config: RunConfig) -> RunConfig:
 def _use_vocab_of_init_from(config: RunConfig) -> RunConfig:
     """Use the vocabulary of the model that training starts from, unless one is given."""
     start = config.training.init_from
-    if start is None or config.vocab.model is not None:
+    if start is None:
         return config
-    if os.path.exists(os.path.join(start, "config.json")):
+    if start.startswith("hf:") or os.path.exists(os.path.join(start, "config.json")):
         raise UserError(
             f"training.init_from={start}: is a model of another toolkit; nmt-init --from {start} writes "
             "a config that continues it"
         )
+    if config.vocab.model is not None:
+        return config
     joint, *sides = (os.path.join(os.path.abspath(start), name) for name in VOCAB_FILES)
     found = [path for path in (joint, *sides) if os.path.exists(path)]
     if found and (joint in found) != config.vocab.joint:

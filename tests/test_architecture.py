@@ -38,7 +38,6 @@ LEVELS = {
     "data": 3,
     "corpus": 4,
     "model": 4,
-    "published": 4,
     "checkpoint": 5,
     "translate": 6,
     "train": 7,

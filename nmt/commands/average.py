@@ -144,6 +144,7 @@ def average_run(args: argparse.Namespace) -> int:
 
     tune_process()  # before torch is imported
 
+    from nmt.api import convert_published
     from nmt.average.mean import average_checkpoints
     from nmt.average.select import choose_checkpoints, find_doubts
     from nmt.evaluate.card import write_average_card
@@ -151,7 +152,7 @@ def average_run(args: argparse.Namespace) -> int:
     from nmt.system.files import check_own_folder
     from nmt.system.progress import say
 
-    paths = [Path(path) for path in args.paths]
+    paths = [convert_published(path) for path in args.paths]
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path}: no such folder; give a run folder or checkpoint folders")

@@ -186,7 +186,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
     tune_process()  # before torch is imported
 
-    from nmt.api import open_model
+    from nmt.api import convert_published, open_model
     from nmt.evaluate.evaluation import (
         EvaluationRequest,
         evaluate_difference,
@@ -199,6 +199,10 @@ def evaluate(args: argparse.Namespace) -> int:
     from nmt.system.files import write_json, write_text
 
     check_files(args)
+    if args.engine == "nmt":  # otherwise it is an export
+        args.checkpoints = [str(convert_published(name)) for name in args.checkpoints]
+    if args.compare:
+        args.compare = [str(convert_published(name)) for name in args.compare]
     request = EvaluationRequest(
         TestSetChoice(args.test_set, args.src, tuple(args.ref)),
         tuple(args.overrides),

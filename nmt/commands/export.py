@@ -69,13 +69,14 @@ def export_model(args: argparse.Namespace) -> int:
 
     tune_process()  # before torch is imported
 
+    from nmt.api import convert_published
     from nmt.checkpoint import open_checkpoint
     from nmt.corpus.text_files import TextFile, read_lines
     from nmt.export.export import export, make_lines
     from nmt.system.files import make_workplace
     from nmt.system.progress import say
 
-    checkpoint = open_checkpoint(Path(args.checkpoint))
+    checkpoint = open_checkpoint(convert_published(args.checkpoint))
     out = Path(args.output)
     lines = make_lines(checkpoint.vocab)
     if args.check_lines is not None:

@@ -135,10 +135,11 @@ def open_start(name: str, config: Path, is_forced: bool) -> "Start":
 
     tune_process()  # before torch is imported
 
-    from nmt.checkpoint import convert_if_published, open_checkpoint
+    from nmt.api import convert_published
+    from nmt.checkpoint import open_checkpoint
     from nmt.corpus.suggest_config import Start
 
-    path = convert_if_published(Path(name), config.with_name(f"{config.stem}.start"), is_forced)
+    path = convert_published(name, config.with_name(f"{config.stem}.start"), is_forced)
     return Start(os.path.abspath(path), open_checkpoint(path).config)
 
 

@@ -155,6 +155,7 @@ def score_files(args: argparse.Namespace) -> int:
     tune_process()  # before torch is imported
 
     from nmt.agreement import check_agreement, check_sides, turn_round
+    from nmt.api import convert_published
     from nmt.system.progress import say
     from nmt.translate.lines import open_input
     from nmt.translate.score_stream import PAIRS_AT_ONCE, ScoreTotals, start_scoring
@@ -164,8 +165,8 @@ def score_files(args: argparse.Namespace) -> int:
     # open the models, and check that the files are in their languages
     start = partial(
         start_scoring,
-        args.checkpoints,
-        args.dual,
+        [str(convert_published(name)) for name in args.checkpoints],
+        args.dual and str(convert_published(args.dual)),
         args.overrides,
         args.score or "sum",
         args.json,

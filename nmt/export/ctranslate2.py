@@ -22,14 +22,13 @@ from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, Vocabulary, load_vocab, wr
 from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids
 from nmt.export.tensors import (
-    LayerPart,
     check_expressible,
     explain_length_penalty,
+    list_layer_parts,
     make_position_table,
     quote_tags,
     read_part,
     scale_projection,
-    split_layers,
 )
 from nmt.model.transformer import Transformer
 from nmt.system.device import choose_device
@@ -48,18 +47,18 @@ from nmt.translate.search_rules import make_rules
 from nmt.translate.search_state import Hypothesis
 from nmt.translate.translator import LoadedModel, TextToText
 
-# What the layers of CTranslate2 hold, by the names of `split_layers`; the encoder has no `attention`.
+# Where CTranslate2 has the parts of one of our layers, by the names of `MARIAN_NAMES`
 PLACES = {
-    "self_attention/linear_0": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "self_attention/linear_1": ("self_attn.out_proj",),
-    "self_attention/layer_norm": ("self_attn_layer_norm",),
-    "attention/linear_0": ("encoder_attn.q_proj",),
-    "attention/linear_1": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
-    "attention/linear_2": ("encoder_attn.out_proj",),
-    "attention/layer_norm": ("encoder_attn_layer_norm",),
-    "ffn/linear_0": ("fc1",),
-    "ffn/linear_1": ("fc2",),
-    "ffn/layer_norm": ("final_layer_norm",),
+    "attention.qkv": "self_attention/linear_0",
+    "attention.output": "self_attention/linear_1",
+    "attention_residual.norm": "self_attention/layer_norm",
+    "memory_attention.q": "attention/linear_0",
+    "memory_attention.kv": "attention/linear_1",
+    "memory_attention.output": "attention/linear_2",
+    "memory_residual.norm": "attention/layer_norm",
+    "feed_forward.inner": "ffn/linear_0",
+    "feed_forward.outer": "ffn/linear_1",
+    "feed_forward_residual.norm": "ffn/layer_norm",
 }
 # as CTranslate2 calls them
 SHARED_VOCAB_FILE, TGT_VOCAB_FILE = "shared_vocabulary.json", "target_vocabulary.json"
@@ -172,17 +171,11 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     encoder, decoder, shape = spec.encoder, spec.decoder, config.model
 
     # layers
-    parts = split_layers(model)
-    for i, layer in enumerate(encoder.layer):
-        _set_layer(layer, parts, f"encoder.layers.{i}")
-    for i, layer in enumerate(decoder.layer):
-        _set_layer(layer, parts, f"decoder.layers.{i}")
-    if shape.norm == "pre":
-        _set_parts(encoder.layer_norm, [parts["encoder.layer_norm"]])
-        _set_parts(decoder.layer_norm, [parts["decoder.layer_norm"]])
+    for name, _ in list_layer_parts(shape):
+        _set_part(spec, _find_place(name), model, name)
     if shape.embedding_norm is not None:
-        _set_parts(encoder.layernorm_embedding, [read_part(model.src_embedding_norm)])
-        _set_parts(decoder.layernorm_embedding, [read_part(model.tgt_embedding_norm)])
+        _set_part(spec, "encoder/layernorm_embedding", model, "src_embedding_norm")
+        _set_part(spec, "decoder/layernorm_embedding", model, "tgt_embedding_norm")
 
     # embeddings, positions, projection
     encoder.embeddings[0].weight = _copy_to_array(model.src_embedding.weight)
@@ -199,22 +192,24 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     decoder.position_encodings.encodings = _copy_to_array(tgt_table)
 
 
-def _set_layer(layer: Any, parts: dict[str, LayerPart], name: str) -> None:
+def _find_place(name: str) -> str:
+    side, _, rest = name.partition(".")
+    if not rest:  # the LayerNorm after a stack of pre-norm layers
+        return side.replace("_norm", "/layer_norm")
+    layer, _, part = rest.partition(".")
+    return f"{side}/layer_{layer}/{PLACES[part]}"
+
+
+def _set_part(spec: Any, place: str, model: Transformer, name: str) -> None:
+    """Set a linear layer or a LayerNorm of CTranslate2 to that of our model."""
     from ctranslate2.specs.model_spec import index_spec
 
-    for place, names in PLACES.items():
-        full_names = [f"{name}.{part}" for part in names]
-        if full_names[0] in parts:  # the encoder has no attention to a memory
-            _set_parts(index_spec(layer, place), [parts[one] for one in full_names])
-
-
-def _set_parts(place: Any, parts: list[LayerPart]) -> None:
-    """Set a linear layer to some parts, one below the other, or a norm to one."""
-    weight, bias = ("gamma", "beta") if hasattr(place, "gamma") else ("weight", "bias")
-    setattr(place, weight, _copy_to_array(torch.cat([part.weight for part in parts])))
-    biases = [part.bias for part in parts if part.bias is not None]
-    if biases:
-        setattr(place, bias, _copy_to_array(torch.cat(biases)))
+    layer = index_spec(spec, place)
+    weight, bias = read_part(model, name)
+    is_norm = hasattr(layer, "gamma")
+    setattr(layer, "gamma" if is_norm else "weight", _copy_to_array(weight))
+    if bias is not None:
+        setattr(layer, "beta" if is_norm else "bias", _copy_to_array(bias))
 
 
 def _copy_to_array(tensor: Tensor) -> Any:

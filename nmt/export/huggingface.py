@@ -24,10 +24,11 @@ from nmt.export.parity import Ids, add_bos, add_eos, split_batches
 from nmt.export.tensors import (
     check_expressible,
     explain_length_penalty,
+    list_layer_parts,
     make_position_table,
     quote_tags,
+    read_part,
     scale_projection,
-    split_layers,
 )
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
@@ -225,10 +226,13 @@ def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str
     yield "model.decoder.embed_positions.weight", tgt_table
 
     # layers
-    for name, part in split_layers(model).items():
-        yield f"model.{name}.weight", part.weight
-        bias = torch.zeros(len(part.weight)) if part.bias is None else part.bias
-        yield f"model.{name}.bias", bias
+    for ours, theirs in list_layer_parts(shape):
+        weight, bias = read_part(model, ours)
+        terms = torch.zeros(len(weight)) if bias is None else bias
+        n = len(theirs)
+        for name, rows, part_of_bias in zip(theirs, weight.chunk(n), terms.chunk(n), strict=True):
+            yield f"model.{name}.weight", rows
+            yield f"model.{name}.bias", part_of_bias
 
 
 def load_tokenizer(folder: Path) -> Any:

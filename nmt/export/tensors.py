@@ -1,5 +1,5 @@
-"""Brings a model's tensors into the form that other engines take: heads of one size, positions as a
-finite table.
+"""Brings a model's tensors into the form that other engines take: Marian's names, heads of one size,
+positions as a finite table.
 
 Other engines give each head d_model / n_heads columns. Smaller heads (rows A and B of Table 3) are
 padded with zeros, and their queries are scaled up because the engine divides by the root of the
@@ -8,19 +8,32 @@ before anything is written.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
-from nmt.model.multi_head_attention import MemoryAttention, SelfAttention
 from nmt.model.positions import Positions, sinusoids
-from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
+from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 
 MIN_POSITIONS = 1024  # for other settings of decoding than those of the config
+# The linear layers and LayerNorms of one of our layers, and what Hugging Face's Marian and Pegasus call
+# the matrices that lie in them, one below the other. The encoder has none that begins with "memory".
+MARIAN_NAMES = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.output": ("self_attn.out_proj",),
+    "attention_residual.norm": ("self_attn_layer_norm",),
+    "memory_attention.q": ("encoder_attn.q_proj",),
+    "memory_attention.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "memory_attention.output": ("encoder_attn.out_proj",),
+    "memory_residual.norm": ("encoder_attn_layer_norm",),
+    "feed_forward.inner": ("fc1",),
+    "feed_forward.outer": ("fc2",),
+    "feed_forward_residual.norm": ("final_layer_norm",),
+}
 
 
 def check_expressible(config: ModelConfig) -> None:
@@ -44,84 +57,50 @@ def check_expressible(config: ModelConfig) -> None:
             )
 
 
-class LayerPart(NamedTuple):
-    """One matrix of a layer with its bias, or the factors and terms of a LayerNorm."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-
-def split_layers(model: Transformer) -> dict[str, LayerPart]:
-    """Return the parts of all layers by their names in Hugging Face's Marian and Pegasus."""
-    sides: dict[str, Sequence[EncoderLayer | DecoderLayer]] = {
-        "encoder": model.encoder,
-        "decoder": model.decoder,
-    }
-    parts = {}
-    for side, layers in sides.items():
-        for i, layer in enumerate(layers):
-            for name, part in _split_layer(layer, model.config).items():
-                parts[f"{side}.layers.{i}.{name}"] = part
-    if model.config.norm == "pre":
-        parts["encoder.layer_norm"] = read_part(model.encoder_norm)
-        parts["decoder.layer_norm"] = read_part(model.decoder_norm)
-    return parts
+def list_layer_parts(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield our name for each linear layer and LayerNorm in the layers, and Marian's for its matrices."""
+    for side, depth in (("encoder", config.encoder_depth), ("decoder", config.decoder_depth)):
+        for layer in range(depth):
+            for ours, theirs in MARIAN_NAMES.items():
+                if side == "decoder" or not ours.startswith("memory"):
+                    names = [f"{side}.layers.{layer}.{name}" for name in theirs]
+                    yield f"{side}.{layer}.{ours}", names
+        if config.norm == "pre":
+            yield f"{side}_norm", [f"{side}.layer_norm"]
 
 
-def _split_layer(layer: EncoderLayer | DecoderLayer, config: ModelConfig) -> dict[str, LayerPart]:
-    parts = _split_attention("self_attn", layer.attention, config)
-    parts["self_attn_layer_norm"] = read_part(layer.attention_residual.norm)
-    parts["fc1"] = read_part(layer.feed_forward.inner)
-    parts["fc2"] = read_part(layer.feed_forward.outer)
-    parts["final_layer_norm"] = read_part(layer.feed_forward_residual.norm)
-    if isinstance(layer, DecoderLayer):
-        parts |= _split_attention("encoder_attn", layer.memory_attention, config)
-        parts["encoder_attn_layer_norm"] = read_part(layer.memory_residual.norm)
-    return parts
-
-
-def read_part(module: Any) -> LayerPart:
-    return LayerPart(module.weight.detach(), module.bias.detach())
-
-
-def _split_attention(
-    name: str, attention: SelfAttention | MemoryAttention, config: ModelConfig
-) -> dict[str, LayerPart]:
-    """Return the matrices of queries, keys, values and output, (d_model, d_model), and their
-    biases, if it has them.
+def read_part(model: Transformer, name: str) -> tuple[Tensor, Tensor | None]:
+    """Return the matrix of a linear layer, in which all heads have d_model / n_heads rows or columns,
+    and its bias, if it has one; or the factors and terms of a LayerNorm.
     """
-    if isinstance(attention, SelfAttention):
-        fused = [attention.qkv]
-    else:
-        fused = [attention.q, attention.kv]
-    weights = _widen_qkv([linear.weight for linear in fused], attention, config)
-    output = attention.output.weight.detach()  # its columns are the heads'
-    size = config.d_model // config.n_heads
-    weights.append(_widen_heads(output.T, config.n_heads, size).T.contiguous())
-    biases: list[Tensor | None] = [None] * 4
-    if config.attention_bias:
-        biases = [*_widen_qkv([linear.bias for linear in fused], attention, config)]
-        biases.append(attention.output.bias.detach())
-    names = [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj", "out_proj")]
-    return dict(zip(names, map(LayerPart, weights, biases), strict=True))
+    module: Any = model.get_submodule(name)
+    weight = module.weight.detach()
+    bias = None if module.bias is None else module.bias.detach()
+    kind = name.rpartition(".")[2]
+    if kind in ("qkv", "q", "kv"):
+        weight = _widen_qkv(weight, kind, model.config)
+        bias = None if bias is None else _widen_qkv(bias, kind, model.config)
+    elif name.endswith("attention.output"):  # its columns are the heads'
+        weight = _widen_heads(weight.T, model.config).T
+    return weight, bias
 
 
-def _widen_qkv(
-    fused: list[Tensor], attention: SelfAttention | MemoryAttention, config: ModelConfig
-) -> list[Tensor]:
-    """Split fused weights or biases into those of queries, keys and values, with heads of one
-    size.
+def _widen_qkv(fused: Tensor, kind: str, config: ModelConfig) -> Tensor:
+    """Widen the heads of queries, keys and values, which lie in `fused` one below the other, in the order
+    of the letters of `kind`.
     """
-    q, k, v = torch.cat(fused).detach().split(attention.qkv_sizes)
+    sizes = [config.value_size if letter == "v" else config.key_size for letter in kind]
+    parts = list(fused.split([config.n_heads * size for size in sizes]))
+    if kind.startswith("q"):  # the engine will divide by the root of the larger size
+        parts[0] = parts[0] * math.sqrt(config.d_model // config.n_heads / config.key_size)
+    return torch.cat([_widen_heads(rows, config) for rows in parts])
+
+
+def _widen_heads(rows: Tensor, config: ModelConfig) -> Tensor:
+    """Append zeros to the rows of each head: (H * D, ...) -> (d_model, ...)."""
+    heads = rows.unflatten(0, (config.n_heads, -1))  # (H, D, ...)
     size = config.d_model // config.n_heads
-    q = q * math.sqrt(size / config.key_size)  # the engine will divide by sqrt(size)
-    return [_widen_heads(rows, config.n_heads, size) for rows in (q, k, v)]
-
-
-def _widen_heads(rows: Tensor, n_heads: int, size: int) -> Tensor:
-    """Append zeros to the rows of each head: (H * D, ...) -> (H * size, ...)."""
-    heads = rows.unflatten(0, (n_heads, -1))  # (H, D, ...)
-    wide = heads.new_zeros(n_heads, size, *rows.shape[1:])
+    wide = heads.new_zeros(config.n_heads, size, *rows.shape[1:])
     wide[:, : heads.shape[1]] = heads
     return wide.flatten(0, 1)
 

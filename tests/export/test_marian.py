@@ -19,14 +19,19 @@ from support.needs import needs_package
 from support.toy_corpus import sentences
 from support.untrained import SHAPE, make_checkpoint, make_vocab
 
-from nmt.checkpoint import open_checkpoint
+from nmt.api import convert_published, open_model
+from nmt.checkpoint import Checkpoint, open_checkpoint
+from nmt.commands.average import main as nmt_average
+from nmt.commands.eval import main as nmt_eval
 from nmt.commands.export import main as nmt_export
 from nmt.commands.init import main as nmt_init
+from nmt.commands.score import main as nmt_score
 from nmt.commands.train import main as nmt_train
+from nmt.commands.translate import main as nmt_translate
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS, UNK
 from nmt.system.errors import UserError
-from nmt.translate.translator import Translator, open_translator
+from nmt.translate.translator import Translator
 
 pytestmark = needs_package("transformers")
 PAIRS = sentences(300, seed=1)
@@ -111,10 +116,14 @@ def make_folder(folder: Path, case: str) -> Path:
 def open_both(folder: Path, *settings: str) -> tuple[Translator, Any, Any]:
     from transformers import MarianMTModel, MarianTokenizer
 
-    ours = open_translator([str(folder)], settings).translator
+    ours = open_model([str(folder)], settings).translator
     assert isinstance(ours, Translator)
     theirs = MarianMTModel.from_pretrained(str(folder)).eval()
     return ours, theirs, MarianTokenizer.from_pretrained(str(folder))
+
+
+def open_converted(name: str | Path) -> Checkpoint:
+    return open_checkpoint(convert_published(name))
 
 
 @pytest.fixture(autouse=True)
@@ -178,12 +187,12 @@ def test_a_model_that_nmt_exported_comes_back(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "average", vocab))
     out = tmp_path / "exported"
     assert nmt_export([str(checkpoint.path), "--to", "huggingface", "-o", str(out)]) == 0
-    found = open_checkpoint(out)
+    found = open_converted(out)
     assert found.vocab.digest == vocab.digest and found.config.model.tied == SHAPE.tied
     lines = {}
     for path in (checkpoint.path, out):
         settings = ["decoding.preset=vaswani2017", "decoding.max_extra=5"]
-        opened = open_translator([str(path)], settings).translator
+        opened = open_model([str(path)], settings).translator
         lines[path] = [one.text for one in opened.translate(LINES)]
     assert lines[out] == lines[checkpoint.path]
 
@@ -215,7 +224,7 @@ def test_what_is_not_supported_or_damaged_is_refused_by_name(
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UserError, match=message):
-        open_checkpoint(folder)
+        open_converted(folder)
 
 
 @pytest.mark.parametrize("case", ["two tables", "one table"])
@@ -236,8 +245,8 @@ def test_a_config_that_continues_it_trains_and_scores_it_first(
     assert steps == [0, 2, 3]
     assert not (tmp_path / "runs" / "tuned" / "checkpoints" / "step-0000000").exists()
     found = open_checkpoint(tmp_path / "runs" / "tuned")
-    assert found.vocab.digest == open_checkpoint(folder).vocab.digest
-    assert found.config.model == open_checkpoint(folder).config.model
+    assert found.vocab.digest == open_converted(folder).vocab.digest
+    assert found.config.model == open_converted(folder).config.model
 
     # the converted model replaces itself, and nothing else
     assert nmt_init(["--from", str(folder), *text, "-o", "tuned.yaml"]) == 0
@@ -248,8 +257,9 @@ def test_a_config_that_continues_it_trains_and_scores_it_first(
 
     # without a config there is a remedy
     capsys.readouterr()
-    assert nmt_train(["--config", "tuned.yaml", f"training.init_from={folder}"]) == 2
-    assert f"nmt-init --from {folder} writes a config" in capsys.readouterr().err
+    for name in (folder, "hf:some/model"):
+        assert nmt_train(["--config", "tuned.yaml", f"training.init_from={name}"]) == 2
+        assert f"nmt-init --from {name} writes a config" in capsys.readouterr().err
 
 
 def test_a_model_of_the_hub_is_fetched_once(
@@ -303,12 +313,51 @@ def test_a_model_of_the_hub_is_fetched_once(
             endpoint + "/{repo_id}/resolve/{revision}/{filename}",
         )
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", endpoint)
-        fetched, own = open_checkpoint(Path("hf:some/model")), open_checkpoint(folder)
+        fetched, own = open_converted("hf:some/model"), open_converted(folder)
         for name in ("model.safetensors", "vocab.src.model", "vocab.tgt.model"):
             assert fetched.sha256[name] == own.sha256[name]
         server.shutdown()
     n_requests = len(asked)
-    assert open_checkpoint(Path("hf:some/model")).sha256 == fetched.sha256  # without a network
+    assert open_converted("hf:some/model").sha256 == fetched.sha256  # without a network
     assert len(asked) == n_requests
     with pytest.raises(UserError, match="hf:some/other: cannot be fetched from the hub"):
-        open_checkpoint(Path("hf:some/other"))
+        open_converted("hf:some/other")
+
+
+def test_offline_a_model_that_was_never_fetched_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for variable in ("HF_HUB_OFFLINE", "WANDB_MODE"):  # which --offline sets
+        monkeypatch.setenv(variable, "1")
+    assert nmt_eval(["hf:some/model", "--offline"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("nmt-eval: error: hf:some/model: cannot be fetched from the hub (")
+
+
+def test_commands_convert_it_and_opening_a_checkpoint_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(tmp_path / "published", "one table")
+    for name in (folder, Path("hf:some/model")):
+        with pytest.raises(UserError):
+            open_checkpoint(name)
+    assert not (tmp_path / "cache").exists()
+
+    text, other = tmp_path / "text", tmp_path / "other"
+    for file in (text, other):
+        file.write_text("".join(f"{line}\n" for line in LINES[:3]))
+    out, settings = tmp_path / "out", ["decoding.max_extra=5", "device=cpu"]
+    files = ["--src", str(text), "--tgt", str(other)]
+    assert nmt_translate([str(folder), "-i", str(text), "-o", str(out), *settings]) == 0
+    assert "converting" in capsys.readouterr().err
+    assert nmt_score([str(folder), *files, "device=cpu"]) == 0
+    files[2] = "--ref"
+    assert nmt_eval([str(folder), *files, "--force", *settings]) == 0
+    exported, average = str(tmp_path / "exported"), str(tmp_path / "average")
+    assert nmt_export([str(folder), "--to", "safetensors", "-o", exported]) == 0
+    assert nmt_average([str(folder), "-o", average]) == 0
+    assert "converting" not in capsys.readouterr().err
+    assert open_checkpoint(Path(average)).config == open_converted(folder).config

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
+from nmt.checkpoint import Average, is_without_optimizer, write_small_files
 from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
 from nmt.data.vocab import (
     MAX_MODEL_BYTES,
@@ -29,13 +30,26 @@ from nmt.data.vocab import (
     Vocab,
     VocabPair,
     Vocabulary,
+    combine_digests,
     encode_field,
     encode_piece,
 )
+from nmt.export.tensors import list_layer_parts
+from nmt.system.caches import find_cache_folder, make_temporary_folder
 from nmt.system.errors import UserError
 from nmt.system.extras import import_extra
-from nmt.system.files import has_plain_file, read_bytes, read_json
+from nmt.system.files import (
+    digest_file,
+    has_plain_file,
+    make_folder,
+    read_bytes,
+    read_json,
+    write_folder,
+)
+from nmt.system.output_folder import check_replaceable
+from nmt.system.progress import say
 from nmt.system.run_folder import MODEL_FILE
+from nmt.system.tensor_files import write_tensors
 
 HUB = "hf:"  # before the id of a model of the hub
 SETTINGS_FILE = "config.json"
@@ -57,28 +71,6 @@ NEVER_CHOSEN = -100.0  # a logit that leaves no trace in a softmax
 UNUSED, LOWEST_SCORE = 5, -1e6  # of pieces that text is never split into
 # The marks of our vocabularies, by id, with the kinds that SentencePiece gives them
 MARKS = {"<pad>": 3, "<unk>": 2, "<s>": 3, "</s>": 3}
-# Ours, and theirs
-LAYER_NORMS = {
-    "attention_residual": "self_attn_layer_norm",
-    "memory_residual": "encoder_attn_layer_norm",
-    "feed_forward_residual": "final_layer_norm",
-}
-LINEARS = {
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention.output": ("self_attn.out_proj",),
-    "memory_attention.q": ("encoder_attn.q_proj",),
-    "memory_attention.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
-    "memory_attention.output": ("encoder_attn.out_proj",),
-    "feed_forward.inner": ("fc1",),
-    "feed_forward.outer": ("fc2",),
-}
-
-
-@dataclass(frozen=True)
-class PublishedModel:
-    config: RunConfig
-    vocab: Vocabulary
-    tensors: dict[str, Tensor]  # by our names
 
 
 @dataclass(frozen=True)
@@ -87,6 +79,36 @@ class PublishedSide:
 
     vocab: Vocab
     rows: list[int]
+
+
+def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = False) -> Path:
+    """Convert a published model to a checkpoint, and return its path: `out`, or one in the cache, where
+    it is kept for the next time. Any other path comes back as it is.
+    """
+    is_on_hub = str(path).startswith(HUB)
+    if not is_on_hub and not is_published(path):
+        return path
+    cache = (find_cache_folder() or Path(make_temporary_folder())) / "published"
+    if is_on_hub:
+        path = download(str(path).removeprefix(HUB), cache / "hub")
+    if out is None:
+        files = [path / name for name in FILES if has_plain_file(path / name)]
+        digest = combine_digests([digest_file(file) for file in files])
+        out = cache / f"{path.resolve().name}-{digest[:16]}"
+        if out.is_dir():
+            return out
+    else:
+        check_replaceable(out, "a converted model", is_without_optimizer, is_forced, [path])
+    say(f"converting {path} to {out}")
+    config, vocab, tensors = read_published(path)
+    make_folder(out.parent)
+
+    def fill(folder: Path) -> None:
+        write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
+        write_small_files(folder, Average([path.resolve().name], 0), config, vocab)
+
+    write_folder(out, fill)
+    return out
 
 
 def is_published(folder: Path) -> bool:
@@ -109,12 +131,8 @@ def download(name: str, folder: Path) -> Path:
         raise UserError(f"{HUB}{name}: cannot be fetched from the hub ({reason})") from None
 
 
-def list_files(folder: Path) -> list[Path]:
-    """Return the files that a published model is read from."""
-    return [folder / name for name in FILES if has_plain_file(folder / name)]
-
-
-def read_published(folder: Path) -> PublishedModel:
+def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, dict[str, Tensor]]:
+    """Read a published model's settings, its vocabulary, and its tensors by our names."""
     try:
         return _read(folder)
     except OSError as error:
@@ -128,7 +146,7 @@ def read_published(folder: Path) -> PublishedModel:
         ) from None
 
 
-def _read(folder: Path) -> PublishedModel:
+def _read(folder: Path) -> tuple[RunConfig, Vocabulary, dict[str, Tensor]]:
     reader = _SettingsReader(folder)
     reader.check_kind()
     tensors = _read_tensors(folder)
@@ -166,8 +184,11 @@ def _read(folder: Path) -> PublishedModel:
     if not is_tied:
         weights["projection.weight"] = projection[tgt.rows]
     config = reader.make_config(vocab, tied)
-    weights |= _rename_layers(tensors, config.model, folder)
-    return PublishedModel(config, vocab, weights)
+    for ours, theirs in list_layer_parts(config.model):
+        for kind in ("weight", "bias"):
+            found = [_find(tensors, folder, f"model.{name}.{kind}") for name in theirs]
+            weights[f"{ours}.{kind}"] = torch.cat(found)
+    return config, vocab, weights
 
 
 class _SettingsReader:
@@ -344,23 +365,21 @@ def _join_model(pieces: list[bytes], others: bytes) -> Vocab:
 def _read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the fields of a protocol buffer that have a length, as all of a SentencePiece model have."""
     place = 0
-
-    def read_number() -> int:
-        nonlocal place
-        number = shift = 0
-        while True:
-            byte = message[place]
-            place += 1
-            number |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return number
-
     while place < len(message):
-        number = read_number() >> 3
-        length = read_number()
-        yield number, message[place : place + length]
+        key, place = _read_number(message, place)
+        length, place = _read_number(message, place)
+        yield key >> 3, message[place : place + length]
         place += length
+
+
+def _read_number(message: bytes, place: int) -> tuple[int, int]:
+    """Read a number that is written in groups of seven bits, lowest first; also return where it ends."""
+    number = shift = 0
+    while message[place] >= 128:
+        number |= (message[place] & 127) << shift
+        shift += 7
+        place += 1
+    return number | message[place] << shift, place + 1
 
 
 # ---- weights ----------------------------------------------------------------------------------------------------
@@ -392,22 +411,3 @@ def _find(tensors: Mapping[str, Tensor], folder: Path, *names: str) -> Tensor:
         if name in tensors:
             return tensors[name]
     raise UserError(f"{folder}: has no tensor {names[0]}; use another copy")
-
-
-def _rename_layers(
-    tensors: Mapping[str, Tensor], model: ModelConfig, folder: Path
-) -> dict[str, Tensor]:
-    renamed = {}
-    for side, n_layers in (("encoder", model.encoder_depth), ("decoder", model.decoder_depth)):
-        parts: dict[str, tuple[str, ...]] = LINEARS | {
-            f"{name}.norm": (theirs,) for name, theirs in LAYER_NORMS.items()
-        }
-        for i in range(n_layers):
-            for ours, theirs in parts.items():
-                if side == "encoder" and ours.startswith("memory"):
-                    continue
-                for kind in ("weight", "bias"):
-                    names = [f"model.{side}.layers.{i}.{name}.{kind}" for name in theirs]
-                    found = [_find(tensors, folder, name) for name in names]
-                    renamed[f"{side}.{i}.{ours}.{kind}"] = torch.cat(found)
-    return renamed
