@@ -270,9 +270,8 @@ def add_on(parser: argparse.ArgumentParser) -> None:
     """Add --on: where the workers are."""
     parser.add_argument(
         "--on",
-        metavar="CLUSTER",
-        help="where the workers are, if not on this machine: 'ray', or 'slurm' with options of sbatch, "
-        "as in --on 'slurm --gpus=1 --time=8:00:00'; see docs/clusters.md",
+        choices=["ray"],
+        help="where the workers are, if not on this machine: in the Ray cluster at RAY_ADDRESS; see docs/clusters.md",
     )
 
 

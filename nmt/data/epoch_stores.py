@@ -37,6 +37,7 @@ from nmt.system.progress import Progress
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files
 
 PAIRS_PER_DRAW = 8_192  # pairs drawn from one seed: another size draws other segmentations
+FEW_PAIRS = 200_000  # that one process draws before others would have started and drawn them
 CHECKED = 500  # pairs that must come back unchanged at rate 0
 TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
 Merges = tuple[MergeTable, MergeTable]  # of the source and of the target
@@ -162,7 +163,8 @@ class EpochStores:
         """Write the whole epoch into `folder`."""
         for name in find_vocab_files(read_manifest(self.folder)):
             write_bytes(folder / name, read_bytes(self.folder / name))
-        drawn = map_in_order(partial(draw_block, draw), self._blocks(), use_processes(self.workers))
+        executor = use_processes(self.workers if len(self._stored) > FEW_PAIRS else 1)
+        drawn = map_in_order(partial(draw_block, draw), self._blocks(), executor)
         with (
             closing(drawn),  # after an error too, the processes end here
             closing(SideWriter(folder, "train", "src")) as src,

@@ -3,49 +3,50 @@ the order of the tasks, few tasks in flight.
 
 Tasks are drawn only as fast as results are taken, so that neither side can fill the memory. A
 worker that is lost, with its process or its machine, is replaced, and others do its tasks again:
-each task has one result, whatever happened to it before. Quick tasks are done in the caller: starting
-workers pays off only for slow ones.
+each task has one result, whatever happened to it before. The first task is done in the caller:
+starting workers pays off only if there are more.
 """
 
-import errno
 import os
-import select
+import pickle
 import signal
 import threading
+import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from multiprocessing import connection, get_context, parent_process
-from queue import Empty, SimpleQueue
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from nmt.system.errors import UserError
-from nmt.system.progress import clock, say
+from nmt.system.progress import say
 from nmt.system.streams import secure_standard_streams
 
 Given = TypeVar("Given")
 Returned = TypeVar("Returned")
+Work = Callable[[Any], Any]  # what is done with each task
 TASKS_AHEAD = 2  # of each worker: the one that it works on, and its next
-QUICK_S = 0.1
-CLUSTER_LOOK_S = 30.0  # between two looks at a cluster
 MAX_LOSSES = 4  # of workers, by the same task
 FEWER_WORKERS = (
     "perhaps because memory ran out; finished work is kept: run the command again with fewer workers "
     "(data.workers=1, or --workers 1)"
 )
-# A semaphore, which a process shares with its caller, is a file below /dev/shm.
-SHARED_MEMORY_ERRORS = (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.ENOENT)
 
 
 class Worker(Protocol):
-    """A process, here or elsewhere, that does one thing after another."""
+    """A process, here or elsewhere, that does one task after another."""
 
-    def submit(self, work: Callable[[Any], Any], task: Any) -> "Future[Any]": ...
+    def prepare(self, make_work: Callable[[], Work]) -> "Future[Any]":
+        """Have it make what it does with the tasks."""
+
+    def submit(self, task: Any) -> "Future[Any]": ...
 
     def kill(self) -> None: ...
 
@@ -60,15 +61,13 @@ class Executor:
     losses: tuple[type[Exception], ...]  # what the tasks of a lost worker raise
     # for each worker: tasks that are drawn and whose results are not yet taken
     window: int = TASKS_AHEAD
-    # called now and then, with the number of workers that have started: see to the others
-    look_after: Callable[[int], None] = lambda _: None
 
 
 def use_processes(n_workers: int) -> Executor:
     """Have workers in processes of this machine. They are spawned, not forked, because the caller may
     have threads; they end when the caller ends, however it ends.
     """
-    return Executor(n_workers, n_workers > 1, _ProcessWorker, (BrokenProcessPool,))
+    return Executor(n_workers, n_workers > 1, _ProcessWorker, (ProcessLost,))
 
 
 def map_in_order(
@@ -81,27 +80,24 @@ def map_in_order(
 
 
 def map_with_workers(
-    make_worker: Callable[[], Callable[[Given], Returned]],
+    make_work: Callable[[], Callable[[Given], Returned]],
     tasks: Iterable[Given],
     executor: Executor,
-    worker: Callable[[Given], Returned] | None = None,
+    work: Callable[[Given], Returned] | None = None,
 ) -> Generator[Returned]:
-    """Do `map_in_order` for work that must load something first: each process makes its worker
-    once.
+    """Do `map_in_order` for work that must load something first: each process makes it once.
 
-    A caller that already has a `worker` passes it, for the quick tasks that are done in the caller.
+    A caller that already has the `work` passes it, for what is done in the caller.
     """
-    # here, as long as tasks are quick
     tasks = iter(tasks)
     for task in tasks:
-        worker = worker or make_worker()
-        started_at = clock()
-        yield worker(task)
-        if executor.has_others and clock() - started_at > QUICK_S:
+        work = work or make_work()
+        yield work(task)
+        if executor.has_others:
             break
-    worker = None  # its memory is not needed any more
-    with closing(_Crew(executor, make_worker)) as crew:
-        yield from crew.do_all(tasks)
+    work = None  # its memory is not needed any more
+    with closing(_WorkerPool(executor, make_work)) as pool:
+        yield from pool.do_all(tasks)
 
 
 @dataclass(eq=False)
@@ -111,19 +107,18 @@ class _Job:
     n_losses: int = 0
 
 
-class _Crew:
+class _WorkerPool:
     """The workers of one map."""
 
-    def __init__(self, executor: Executor, make_worker: Callable[[], Callable[[Any], Any]]) -> None:
-        self.executor, self.make_worker = executor, make_worker
-        self.workers: dict[Worker, bool] = {}  # whether it has made what it works with
+    def __init__(self, executor: Executor, make_work: Callable[[], Work]) -> None:
+        self.executor, self.make_work = executor, make_work
+        self.workers: set[Worker] = set()
         self.free: deque[Worker] = deque()  # each as often as it may get another task
         self.jobs: deque[_Job] = deque()  # in the order of their tasks
         self.waiting: deque[_Job] = deque()  # those that no worker has
         self.n_undone = 0
         self.ended: SimpleQueue[tuple[Future[Any], Worker, _Job | None]] = SimpleQueue()
         self.n_failed_starts = 0
-        self.looked_at = clock()
 
     def close(self) -> None:
         for worker in self.workers:
@@ -153,7 +148,7 @@ class _Crew:
     def hand_out(self) -> None:
         while len(self.workers) < min(self.executor.n_workers, self.n_undone):
             worker = self.executor.start_worker()
-            self.workers[worker] = False
+            self.workers.add(worker)
             self.submit(worker, None)
         while self.waiting and self.free:
             worker = self.free.popleft()
@@ -162,9 +157,11 @@ class _Crew:
 
     def submit(self, worker: Worker, job: _Job | None) -> None:
         """Give a worker a job, or have it prepare for the first."""
-        work = (_make_worker, self.make_worker) if job is None else (_do_task, job.content)
         try:
-            future = worker.submit(*work)
+            if job is None:
+                future = worker.prepare(self.make_work)
+            else:
+                future = worker.submit(job.content)
         except self.executor.losses as error:  # it was lost meanwhile
             future = Future()
             future.set_exception(error)
@@ -172,20 +169,14 @@ class _Crew:
 
     def wait(self) -> None:
         """Wait for the end of a job, and take its result."""
-        until_look = self.looked_at + CLUSTER_LOOK_S - clock()
-        try:
-            future, worker, job = self.ended.get(timeout=max(0.0, until_look))
-        except Empty:
-            self.executor.look_after(sum(self.workers.values()))
-            self.looked_at = clock()
-            return
+        future, worker, job = self.ended.get()
         try:
             result = future.result()
         except self.executor.losses:
             self.replace(worker, job)
             return
         if job is None:
-            self.n_failed_starts, self.workers[worker] = 0, True
+            self.n_failed_starts = 0
             self.free.extend([worker] * TASKS_AHEAD)
         else:
             job.content, job.is_done = result, True
@@ -196,7 +187,7 @@ class _Crew:
         """Have another worker do a lost worker's task."""
         if worker in self.workers:
             say("a worker was lost; another does its work again")
-            del self.workers[worker]
+            self.workers.remove(worker)
             worker.kill()
         if job is None:
             self.n_failed_starts += 1
@@ -209,60 +200,80 @@ class _Crew:
             )
 
 
-_worker: list[Callable[[Any], Any]] = []  # in the process of a worker: the one that it made
-
-
-def _make_worker(make_worker: Callable[[], Callable[[Any], Any]]) -> None:
-    _worker[:] = [make_worker()]
-
-
-def _do_task(task: Any) -> Any:
-    return _worker[0](task)
-
-
 # ---- processes of this machine ----------------------------------------------------------------------------------
 
 
-class _ProcessWorker:
-    def __init__(self) -> None:
-        try:
-            self._pool = ProcessPoolExecutor(1, get_context("spawn"), _init_process)
-        except OSError as error:
-            if error.errno not in SHARED_MEMORY_ERRORS:
-                raise
-            raise UserError(
-                f"/dev/shm: cannot be written ({error.strerror}), and several processes need it to work "
-                "together; make it writable"
-            ) from None
-        # of our own, because the pool closes its own in another thread
-        self._tasks = os.dup(self._pool._call_queue._reader.fileno())  # type: ignore[attr-defined]
+class ProcessLost(Exception):
+    """A worker's process has ended before its task."""
 
-    def submit(self, work: Callable[[Any], Any], task: Any) -> "Future[Any]":
-        return self._pool.submit(work, task)
+
+class _ProcessWorker:
+    """A process at the other end of a pipe, and a thread that speaks with it."""
+
+    def __init__(self) -> None:
+        context = get_context("spawn")
+        self._pipe, its_pipe = context.Pipe()
+        self._process = context.Process(target=_serve, args=(its_pipe,))
+        self._process.start()
+        its_pipe.close()  # so that the end of the process is the end of the pipe
+        weakref.finalize(self, self._pipe.close)  # at exit too: Python waits for its processes
+        self._thread = ThreadPoolExecutor(1)
+
+    def prepare(self, make_work: Callable[[], Work]) -> "Future[Any]":
+        return self._thread.submit(self._ask, make_work)
+
+    def submit(self, task: Any) -> "Future[Any]":
+        return self._thread.submit(self._ask, task)
+
+    def _ask(self, given: Any) -> Any:
+        try:
+            self._pipe.send(given)
+            returned, error = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            raise ProcessLost from None
+        if error is not None:
+            raise error
+        return returned
 
     def kill(self) -> None:
-        pool: Any = self._pool  # Python 3.14 has a method for some of this
-        for process in list((pool._processes or {}).values()):
-            process.kill()
-        thread = pool._executor_manager_thread
-        pool.shutdown(wait=False, cancel_futures=True)
-        # Python before 3.11.5 waits forever for a large task to go into the pipe that the process read.
-        while thread is not None and thread.is_alive():
-            if select.select([self._tasks], [], [], 0.01)[0] and not os.read(self._tasks, 1 << 20):
-                thread.join()
-        os.close(self._tasks)
+        self._process.kill()
+        self._process.join()
+        self._thread.shutdown()  # its pipe has ended
 
 
 def run_in_process(work: Callable[[Given], Returned], task: Given) -> Returned:
     """Run `work(task)` in a process of its own, so that its memory is freed with it."""
     worker = _ProcessWorker()
     try:
-        returned: Returned = worker.submit(work, task).result()
+        worker.prepare(partial(partial, work))
+        returned: Returned = worker.submit(task).result()
         return returned
-    except BrokenProcessPool:
+    except ProcessLost:
         raise UserError(f"a process was killed, {FEWER_WORKERS}") from None
     finally:
         worker.kill()
+
+
+def _serve(pipe: Connection) -> None:
+    """Make what this process does with tasks, then do it with each, until the caller ends."""
+    _init_process()
+    work: Work | None = None
+    while True:
+        try:
+            given = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        returned = None
+        try:
+            if work is None:
+                work = given()
+            else:
+                returned = work(given)
+            answer = pickle.dumps((returned, None))
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            answer = pickle.dumps((None, error))
+        pipe.send_bytes(answer)
 
 
 def _init_process() -> None:
@@ -276,5 +287,5 @@ def _init_process() -> None:
 
 
 def _exit_after(sentinel: int) -> None:
-    connection.wait([sentinel])
+    wait([sentinel])
     os._exit(1)

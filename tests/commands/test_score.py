@@ -155,7 +155,6 @@ def test_dual_scores_are_those_of_the_paper_and_drop_what_is_impossible(
 def test_workers_write_the_same_scores(
     place: Path, back: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nmt.system.pool.QUICK_S", -1.0)
     monkeypatch.setattr("nmt.translate.score_stream.PAIRS_AT_ONCE", 7)
     Path("src").write_text(Path("src").read_text().replace("\n", "\n\n", 5))
     Path("tgt").write_text(Path("tgt").read_text().replace("\n", "\nx\n", 5))
@@ -182,7 +181,7 @@ def test_resume_goes_on_after_the_last_whole_chunk(
 
 def test_a_plan_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [str(place), "--src", "src", "--tgt", "tgt", "-o", "scores"]
-    assert nmt_score([*command, "--plan", "--workers", "8", "--on", "slurm"]) == 0
+    assert nmt_score([*command, "--plan", "--workers", "8", "--on", "ray"]) == 0
     printed = capsys.readouterr().out
     assert "by 40 pairs, 100.00% of the input" in printed
     assert " x 8 workers = " in printed and not Path("scores").exists()

@@ -296,7 +296,6 @@ def test_a_refused_line_is_reported_after_the_lines_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Several processes take lines from the second chunk on, and write what one process writes."""
-    monkeypatch.setattr("nmt.system.pool.QUICK_S", 0.0)
     monkeypatch.setattr("nmt.system.pool.get_context", lambda _: CONTEXT)
     text = TEXT * 3 + "red dog " * 2_500 + "\nblue\n"
     options = (*BOUNDS, "refuse", "--workers", workers)

@@ -208,7 +208,6 @@ def test_equal_whatever_the_workers_the_place_and_the_clock(
     truth = contents(make(config(root)))
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 64)
-        patch.setattr("nmt.system.pool.QUICK_S", 0.0)
         assert contents(make(config(root, "two", workers=3))) == truth
     elsewhere = tmp_path / "else" / "where"
     shutil.copytree(root, elsewhere)

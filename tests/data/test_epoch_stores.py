@@ -62,6 +62,7 @@ def store(original: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch_stores, "FEW_PAIRS", 0)
     monkeypatch.setattr(epoch_stores, "PAIRS_PER_DRAW", 300)
 
 

@@ -15,14 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-from support.needs import needs_package
 from support.soaking import IS_SOAK, check_same, free_port
-from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
-from support.untrained import make_checkpoint, make_vocab
+from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.waiting import until
 
 from nmt.commands.eval import main as nmt_eval
@@ -280,33 +277,6 @@ def test_a_sweep_is_an_array_and_one_of_its_tasks_comes_back_alone(
     assert [cluster.n_restarts(f"{job}_{task}") for task in "12"] == [0, 1]
     assert nmt_eval([*(str(cluster.folder / f"seed-{task}") for task in "12"), "--verdict"]) == 0
     assert "spread of seeds" in capsys.readouterr().out
-
-
-def is_longer(path: Path, size: int) -> bool:
-    return path.exists() and path.stat().st_size > size
-
-
-@needs_package("ray", "ray")
-def test_lines_are_translated_by_jobs_that_come_and_go(cluster: Cluster) -> None:
-    """One job is cancelled and one is queued again, and all end with the command."""
-    vocab = make_vocab(cluster.folder)
-    model = make_checkpoint(cluster.folder / "model", vocab)
-    lines = [source for source, _ in sentences(30_000, seed=1)]
-    (cluster.folder / "in").write_text("".join(line + "\n" for line in lines))
-    command = ["nmt-translate", str(model), "-i", "in", "--workers", "2", "-o"]
-    start = partial(subprocess.Popen, cwd=cluster.folder, env=cluster.environment)
-    assert start([*command, "whole"]).wait() == 0
-    command += ["out", "--on", "slurm --partition=low --cpus-per-task=1 --time=60"]
-    with start(command, stderr=subprocess.PIPE) as run:
-        out = cluster.folder / "out"
-        for size, do in ((100_000, ("scontrol", "requeue")), (200_000, ("scancel",))):
-            until(partial(is_longer, out, size), WAIT_S)
-            cluster.ask(*do, cluster.ask("squeue", "-r", "-h", "-t", "R", "-o", "%i").split()[0])
-        assert run.stderr is not None
-        said = str(run.stderr.read())
-    assert run.returncode == 0 and said.count("a worker was lost") == 2, said
-    assert out.read_bytes() == (cluster.folder / "whole").read_bytes()
-    until(lambda: cluster.ask("squeue", "-h") == "", 60)
 
 
 def test_the_job_array_of_nmt_sweep(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

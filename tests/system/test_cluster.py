@@ -15,18 +15,11 @@ from typing import Any
 import pytest
 from support.needs import needs_package
 
-from nmt.system.cluster import MAX_JOBS, SlurmJobs, open_executor, watch_head
+from nmt.system.cluster import open_executor, watch_head
 from nmt.system.errors import UserError
 from nmt.system.pool import map_in_order, map_with_workers, use_processes
 
 needs_ray = [needs_package("ray", "ray"), pytest.mark.timeout(300)]
-
-
-@pytest.mark.parametrize("on", ["", "dask", "ray --gpus 1", "slurmx -p low"])
-def test_only_known_clusters(on: str) -> None:
-    with pytest.raises(UserError, match=f"^--on {on}: give ray, or 'slurm'"):
-        with open_executor(on, 2, uses_gpu=False):
-            pass
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,28 +32,6 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_a_cluster_it_is_this_machine() -> None:
     with open_executor(None, 3, uses_gpu=False) as executor:
         assert executor == use_processes(3)
-
-
-def test_jobs_that_end_too_often_are_not_submitted_for_ever(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = []
-
-    def answer(program: str, *words: str) -> str:
-        if program == "squeue":
-            return "one is left\n"
-        sizes.append(next(word for word in words if word.startswith("--array")))
-        return ""
-
-    monkeypatch.setattr("nmt.system.cluster.run_slurm", answer)
-    jobs = SlurmJobs(["--time=9"], 3, "host:1")
-    jobs.submit(3)
-    for _ in range(9):  # as often as you like, while others work
-        jobs.replace_ended(1)
-    assert sizes == ["--array=1-3", *["--array=1-2"] * 9]
-    with pytest.raises(UserError, match=r"jobs end too often; see .*nmt-\w+\.log"):
-        for _ in range(MAX_JOBS * 3):
-            jobs.replace_ended(0)
 
 
 class ThreeLooks(threading.Event):
@@ -102,7 +73,6 @@ def started() -> Iterator[Any]:
 def nodes(started: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     if len(started.list_all_nodes()) == 1:  # the first test, or one has taken the other
         started.add_node(num_cpus=1)
-    monkeypatch.setattr("nmt.system.pool.QUICK_S", -1.0)
     monkeypatch.setenv("RAY_ADDRESS", started.address)
     return started
 
