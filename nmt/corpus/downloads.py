@@ -20,7 +20,6 @@ from nmt.corpus.file_formats import ROWS_PER_BATCH, read_parquet_tables
 from nmt.corpus.hub import (
     SERVER_TIMEOUT_S,
     HubDataset,
-    HubFile,
     download_files,
     find_on_hub,
     is_offline,
@@ -51,16 +50,16 @@ def find_dataset_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     return _find_split(folder, corpus) if folder.is_dir() else []
 
 
-def list_hub_files(corpus: CorpusConfig, data: DataConfig) -> list[HubFile]:
-    """List the hub's files of a split, without fetching them: none if the corpus is on this
-    machine.
+def list_hub_files(corpus: CorpusConfig, data: DataConfig) -> dict[str, int]:
+    """List the hub's files of a split and their sizes, without fetching them: none if the corpus is on
+    this machine.
     """
     if corpus.dataset is None or _dataset_folder(corpus, data).is_dir():
-        return []
+        return {}
     dataset = _find_on_hub(corpus)
     with show_as_folder(dataset) as view:
-        paths = _find_split(view, corpus)
-        return [dataset.files[path.relative_to(view).as_posix()] for path in paths]
+        names = [path.relative_to(view).as_posix() for path in _find_split(view, corpus)]
+        return {name: dataset.sizes[name] for name in names}
 
 
 def fetch_hub_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
@@ -69,7 +68,7 @@ def fetch_hub_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     if not files:  # not of the hub
         return []
     with _explain_failures(corpus):
-        return download_files(_find_on_hub(corpus), files, _describe_dataset(corpus))
+        return download_files(_find_on_hub(corpus), list(files), _describe_dataset(corpus))
 
 
 def read_dataset_tables(

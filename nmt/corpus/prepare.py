@@ -168,8 +168,8 @@ def estimate_text(parts: list[Part], data: DataConfig) -> int:
     for part in parts:
         for path in find_local_files(part.corpus, data):
             n_bytes += _estimate_unpacked(path.name, path.stat().st_size)
-        for file in list_hub_files(part.corpus, data):
-            n_bytes += _estimate_unpacked(file.name, file.size)
+        for name, size in list_hub_files(part.corpus, data).items():
+            n_bytes += _estimate_unpacked(name, size)
     return n_bytes
 
 
