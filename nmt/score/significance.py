@@ -194,14 +194,14 @@ def estimate_spread(values: Sequence[float]) -> Spread:
     return Spread(n, mean, std, low, high)
 
 
-def student_t(freedom: int, probability: float = 0.95) -> float:
-    """Return the t that |t| stays below with this probability, found by bisection over its angle."""
+def student_t(freedom: int) -> float:
+    """Return the t that |t| stays below in 95 % of cases, found by bisection over its angle."""
     low, high = 0.0, math.pi / 2
     while True:
         middle = (low + high) / 2
         if middle in (low, high):  # low and high are adjacent floats
             return math.sqrt(freedom) * math.tan(high)
-        if _probability_within(middle, freedom) > probability:
+        if _probability_within(middle, freedom) > 0.95:
             high = middle
         else:
             low = middle

@@ -76,17 +76,8 @@ class TrainEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerEvent(Event):
-    """The norms of each layer's gradient, and of what the step added to its weights."""
-
-    kind = "layers"
-    grad_norm: dict[str, float] = with_prefix("grad_norm/")
-    update_norm: dict[str, float] = with_prefix("update_norm/")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ValidEvent(Event):
-    """A validation; where published runs of the recipe exist, also how it compares with them."""
+    """A validation."""
 
     kind = "valid"
     nll: float
@@ -96,11 +87,6 @@ class ValidEvent(Event):
     chrf: float | None
     nll_by_length: dict[str, float] = with_prefix("nll/")
     entropy: dict[str, float] = with_prefix("entropy/")  # of attention, by layer
-    reference: str | None = None  # within, below or above
-    nll_low: float | None = None
-    nll_high: float | None = None
-    bleu_low: float | None = None
-    bleu_high: float | None = None
     elapsed_s: float
 
 
@@ -137,8 +123,7 @@ class WarningEvent(Event):
 
 
 EVENT_TYPES: dict[str, type[Event]] = {
-    kind.kind: kind
-    for kind in (TrainEvent, LayerEvent, ValidEvent, SampleEvent, SkippedEvent, WarningEvent)
+    kind.kind: kind for kind in (TrainEvent, ValidEvent, SampleEvent, SkippedEvent, WarningEvent)
 }
 
 

@@ -9,7 +9,7 @@ import contextlib
 import math
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from nmt import checkpoint
 from nmt.checkpoint import Snapshot
@@ -20,7 +20,6 @@ from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.events import SkippedEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
-from nmt.train.norms_by_layer import NormsByLayer
 from nmt.train.run_log import RunLog, Throughput
 from nmt.train.setup import Setup
 from nmt.train.shutdown import State, StatusFile, StopRequest
@@ -53,9 +52,7 @@ class Trainer:
         self.moments_at = clock() if self.state.step else -math.inf
         self.throughput = Throughput()
         self.outcomes = Outcomes(self.world.device)
-        self.layers = NormsByLayer(self.model, self.optimizer)
         self.grad_norm = 0.0  # of the last update
-        self.layer_norms: Tensor | None = None  # of the last update, if it is one to log
         self.sound_step = -1  # the last update after which the model was seen to predict text
         self.is_save_due = False  # set when checkpoint_minutes have passed on some rank
         max_hours = self.config.training.max_hours
@@ -110,7 +107,6 @@ class Trainer:
                     self.config,
                     world,
                     self.cast_votes,
-                    self.layers if is_log_step else None,
                 )
                 self.outcomes.add(pending)
                 elapsed_s = clock() - self.started_at
@@ -225,7 +221,6 @@ class Trainer:
             if stats.grad_norm == 0.0:
                 self.world.on_main(_refuse_zero_gradients)
             self.grad_norm = stats.grad_norm
-            self.layer_norms = outcome.pending.layer_norms
             # A loss above a uniform guess means the weights have diverged, long before they are
             # infinite.
             if stats.nll / update.n_tgt < math.log(self.model.n_vocab) + 1:
@@ -240,7 +235,7 @@ class Trainer:
                 window_tokens=state.window_tokens + update.n_tgt,
             )
         else:
-            self.grad_norm, self.layer_norms = 0.0, None
+            self.grad_norm = 0.0
             self.state = replace(state, skipped=state.skipped + 1)
             self.reject_update(outcome)
         votes = outcome.votes
@@ -296,8 +291,6 @@ class Trainer:
         self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
         if not state.window_tokens or not self.world.is_main:
             return
-        if self.layer_norms is not None:
-            self.log.write_layers(state.step, list(self.layers.layers), self.layer_norms)
         lr = self.optimizer.param_groups[0]["lr"]
         self.log.write_window(state, throughput, lr, self.grad_norm)
 

@@ -4,17 +4,14 @@ person on stderr.
 The loop decides what happens; nothing here changes the training.
 """
 
-from torch import Tensor
-
 from nmt.checkpoint import TrainState
 from nmt.score.score import compute_perplexity
 from nmt.system.device import read_peak_memory
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
-from nmt.train.events import Event, LayerEvent, TrainEvent, ValidEvent
+from nmt.train.events import Event, TrainEvent, ValidEvent
 from nmt.train.metrics_log import MetricsLog, read_events
 from nmt.train.on_track import LearningCheck
-from nmt.train.reference_curve import find_reference
 from nmt.train.samples import mean_entropies
 from nmt.train.setup import Setup
 from nmt.train.tracking import Trackers
@@ -50,7 +47,6 @@ class RunLog:
         earlier, _ = read_events(run.metrics)
         self.trackers = Trackers(run.path, config.training.track, earlier)
         self.learning = LearningCheck(config.optimizer, config.model.norm, setup.store.tgt, earlier)
-        self.reference = find_reference(config, setup.store_folder) if setup.dev else None
 
     def write(self, event: Event) -> None:
         self.metrics.write(event)
@@ -87,39 +83,29 @@ class RunLog:
         if self.learning.is_new(warning):
             self.write(warning)
 
-    def write_layers(self, step: int, layers: list[str], norms: Tensor) -> None:
-        """Report the norms of each layer's gradient and step, (2, layers)."""
-        grad_norm, update_norm = (
-            dict(zip(layers, map(round_digits, row), strict=True)) for row in norms.tolist()
-        )
-        self.write(LayerEvent(step=step, grad_norm=grad_norm, update_norm=update_norm))
-
     def write_validation(self, state: TrainState, result: Validation, is_best: bool) -> None:
         score = result.bleu
         for sample in result.samples:
             self.write(sample.event)
         entropies = mean_entropies(result.samples)
-        event = ValidEvent(
-            step=state.step,
-            nll=round(result.nll.value, 5),
-            ppl=round(result.perplexity, 3),
-            bleu=score.value if score else None,
-            signature=score.signature if score else None,
-            chrf=result.chrf,
-            nll_by_length={name: round(nll, 5) for name, nll in result.nll.by_length.items()},
-            entropy={layer: round_digits(value) for layer, value in entropies.items()},
-            elapsed_s=round(state.elapsed_s, 1),
+        self.write(
+            ValidEvent(
+                step=state.step,
+                nll=round(result.nll.value, 5),
+                ppl=round(result.perplexity, 3),
+                bleu=score.value if score else None,
+                signature=score.signature if score else None,
+                chrf=result.chrf,
+                nll_by_length={name: round(nll, 5) for name, nll in result.nll.by_length.items()},
+                entropy={layer: round_digits(value) for layer, value in entropies.items()},
+                elapsed_s=round(state.elapsed_s, 1),
+            )
         )
-        verdict = ""
-        if self.reference is not None:
-            event, verdict = self.reference.compare(event)
-        self.write(event)
         bleu = f", BLEU {score.value:.2f}" if score else ""
         mark = "  (best)" if is_best else ""
-        beside = f"; {verdict}" if verdict else ""
         say(
             f"update {state.step}: dev NLL {result.nll.value:.4f}, perplexity {result.perplexity:.2f}"
-            f"{bleu}{mark}{beside}"
+            f"{bleu}{mark}"
         )
 
 

@@ -149,9 +149,9 @@ def _announce_run(trainer: Trainer) -> None:
             f"training.ema: validation and checkpoints use the moving average of the weights, with "
             f"decay {config.training.ema:g}"
         )
-    for reference in (find_dev_reference(config), trainer.log.reference):
-        if reference is not None:
-            say(reference.describe())
+    reference = find_dev_reference(config)
+    if reference is not None:
+        say(reference.describe())
     warmup_steps, steps = config.optimizer.warmup_steps, config.training.steps
     if warmup_steps > steps:
         say(

@@ -9,7 +9,7 @@ device, so the host does not wait: on a GPU it reads each outcome one update lat
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,6 @@ from nmt.config import RunConfig
 from nmt.data.loader import Update
 from nmt.system.ranks import World
 from nmt.train.metrics_log import N_STATS, UpdateStats
-from nmt.train.norms_by_layer import NormsByLayer
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.replica import Phase, Replica
 
@@ -46,7 +45,6 @@ class PendingOutcome:
     update: Update
     micro_sums: Tensor  # (micro-batches of this rank, 2): smoothed loss and NLL
     values: Tensor  # (N_STATS + votes,): `UpdateStats`, then `StopVotes`, over all ranks
-    layer_norms: Tensor | None = None  # (2, layers): of gradients and steps, if they were asked for
 
     @property
     def stats(self) -> Tensor:
@@ -80,10 +78,9 @@ def run_update(
     config: RunConfig,
     world: World,
     votes: Callable[[], StopVotes] = StopVotes,
-    layers: NormsByLayer | None = None,
 ) -> PendingOutcome:
     """Run one optimizer update without waiting for its results. `votes` is called late, just before
-    they are summed; `layers` are measured if they are given.
+    they are summed.
     """
     # forward and backward, micro-batch by micro-batch
     micro_sums = torch.zeros(len(update.micros), 2, device=world.device)
@@ -100,7 +97,6 @@ def run_update(
     values = world.sum(torch.cat((micro_sums.double().sum(0), square[None], own_votes)))
     values[GRAD_NORM].sqrt_()
     outcome = PendingOutcome(step, update, micro_sums, values)
-    gradient_squares = None if layers is None else layers.measure_gradients()
 
     # step the optimizer, unless a sum is NaN or infinite; one rank's NaN makes the sum NaN on all
     # ranks
@@ -113,9 +109,6 @@ def run_update(
     rate = learning_rate(step, config.model.d_model, n_steps, config.optimizer)
     set_learning_rate(optimizer, rate)
     optimizer.step()
-    if layers is not None and gradient_squares is not None:
-        norms = layers.combine([gradient_squares, layers.measure_steps()], world)
-        outcome = replace(outcome, layer_norms=norms)
     if optimizer.average is not None:
         optimizer.average.add(step)
     replica.clear_gradients()

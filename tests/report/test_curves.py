@@ -2,9 +2,7 @@
 
 import random
 
-from nmt.report.curves import list_curve_charts, thin_points
-from nmt.report.facts import RunFacts
-from nmt.train.events import parse_line
+from nmt.report.curves import thin_points
 
 
 def test_a_thinned_curve_keeps_its_ends_and_its_extremes() -> None:
@@ -23,18 +21,3 @@ def test_a_short_curve_is_left_alone() -> None:
     points = [(1, 2.0), (2, 1.0), (3, 5.0)]
     assert thin_points(points, 3) is points
     assert thin_points([(i, 0.0) for i in range(9)], 4) == [(0, 0.0), (1, 0.0), (8, 0.0)]
-
-
-def test_the_band_of_the_reference_is_behind_the_dev_scores() -> None:
-    def make_run(name: str, nll: float) -> RunFacts:
-        events = []
-        for step in (10, 20):
-            line = {"kind": "valid", "step": step, "nll": nll, "bleu": 3.0, "reference": "below"}
-            band = {"nll_low": 1.0 + step, "nll_high": 2.0 + step}
-            events.append(parse_line(line | band))
-        return RunFacts(name, name, {}, events=tuple(filter(None, events)))
-
-    loss, bleu = list_curve_charts([make_run("a", 2.5), make_run("b", 2.6)])[:2]
-    assert list(loss.bands) == [((10, 11.0, 12.0), (20, 21.0, 22.0))]  # both runs have the same
-    assert bleu.title == "Dev BLEU"
-    assert not bleu.bands

@@ -76,7 +76,6 @@ def write_hostile_run(folder: Path, texts: list[str]) -> Path:
         lines += [
             {"kind": "train", "step": i, "nll": 5.0 - i / 99, "lr": 0.1, text: text},
             {"kind": "valid", "step": i, "nll": 5.0, "bleu": i / 9, "signature": text},
-            {"kind": "layers", "step": i, f"grad_norm/{text}": 1.0},
             {"kind": "warning", "step": i, "message": text},
             {"kind": "sample", "step": i, "line": i, **sample},
             {"kind": "sample", "step": i, "line": i, "attention": make_attention(text), **sample},

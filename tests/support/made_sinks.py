@@ -40,7 +40,7 @@ class Stumbles(Raises):
 
     def write(self, line):
         self.tried.write("x")
-        if line["kind"] == "layers":
+        if line["kind"] == "valid":
             raise ConnectionError("nobody answers")
 
 

@@ -57,7 +57,7 @@ def test_no_sink_changes_a_run(toy: Path, capsys: pytest.CaptureFixture[str]) ->
     # one warning each, and the one that fails only now and then has none
     warnings = [line.split(": ", 3) for line in error.splitlines() if "training.track" in line]
     assert {name: reason.partition(";")[0] for _, _, name, reason in warnings} == {
-        "raises": "RuntimeError: the dog ate line<U+000A>2",
+        "raises": "RuntimeError: the dog ate line<U+000A>3",
         "hangs": "was not done 2 s after the end",
         "ends": "SystemExit: enough",
         "cannot-be-made": "OSError: [Errno 28] No space left on device",

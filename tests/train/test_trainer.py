@@ -59,11 +59,9 @@ def test_two_processes_see_the_same_examples_and_the_same_loss(ground: Ground) -
     assert read_losses(one.path) == pytest.approx(
         read_losses(both.path), abs=2e-5
     )  # the log rounds to 1e-5
-    for line, other in zip(
-        read_lines(one.path, "layers"), read_lines(both.path, "layers"), strict=True
-    ):
-        line.pop("kind"), other.pop("kind")
-        assert line == pytest.approx(other, rel=2e-3, abs=1e-9)
+    norms = [line["grad_norm"] for line in read_lines(one.path, "train")]
+    other_norms = [line["grad_norm"] for line in read_lines(both.path, "train")]
+    assert norms == pytest.approx(other_norms, rel=2e-3, abs=1e-9)
     theirs = read_tensors(both.path, 8)
     for name, value in read_tensors(one.path, 8).items():
         largest = max(1e-3, float(value.abs().max()))
