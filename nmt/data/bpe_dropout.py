@@ -8,7 +8,6 @@ epoch could not be drawn again, and a merge that was once left out never comes b
 longer than the paper's rule at the same rate.
 """
 
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -84,13 +83,13 @@ class MergeTable:
         """Return the rank of the merge of each pair of pieces, or NO_RANK."""
         keys = (left * np.uint32(self.size) + right).ravel()
         slots = self._hash(keys)
-        found, ranks = self.keys[slots], self.ranks[slots]
+        found = self.keys[slots]
         astray = np.flatnonzero((found != keys) & (found != EMPTY))  # they met another pair's key
         while len(astray):
             slots[astray] = (slots[astray] + 1) % len(self.keys)
-            found, ranks[astray] = self.keys[slots[astray]], self.ranks[slots[astray]]
+            found = self.keys[slots[astray]]
             astray = astray[(found != keys[astray]) & (found != EMPTY)]
-        return ranks.reshape(left.shape)
+        return self.ranks[slots].reshape(left.shape)
 
 
 # ---- drawing a segmentation --------------------------------------------------------------------------------------
@@ -124,14 +123,6 @@ def segment(
     return pieces.astype(np.uint16), np.diff(ends[np.searchsorted(words, sentences)])
 
 
-@dataclass(frozen=True)
-class _Words:
-    """Words that all have n symbols: their numbers (words,), and their symbols (n, words)."""
-
-    numbers: np.ndarray
-    symbols: np.ndarray
-
-
 def _merge_words(
     merges: MergeTable,
     letters: np.ndarray,
@@ -148,49 +139,40 @@ def _merge_words(
     bounds = np.searchsorted(lengths[by_length], np.arange(longest + 2))
 
     # From the longest words down: those that lost a symbol continue together with those that have n
-    # letters.
-    finished: list[_Words] = []
-    current = _Words(by_length[:0], np.empty((longest, 0), np.uint32))
+    # letters. The pieces of a finished word are put where its letters were.
+    pieces = np.empty_like(letters)
+    n_pieces = np.zeros_like(words)
+    current = by_length[:0]  # words of n symbols
+    symbols = np.empty((longest, 0), np.uint32)  # theirs (n, words)
     for n in range(longest, 0, -1):
         fresh = by_length[bounds[n] : bounds[n + 1]]
-        numbers = np.concatenate((current.numbers, fresh))
-        spelt = letters[words[fresh] + np.arange(n)[:, None]]  # (n, fresh)
-        symbols = np.concatenate((current.symbols, spelt), axis=1)
-        current, done = _take_step(merges, _Words(numbers, symbols), rate, random)
-        finished.append(done)
-    return _lay_end_to_end(finished, len(words))
+        current = np.concatenate((current, fresh))
+        places = np.arange(n)[:, None]
+        symbols = np.concatenate((symbols, letters[words[fresh] + places]), axis=1)
+        best, rank = _choose_merges(merges, symbols, rate, random)
+
+        is_done = rank == NO_RANK
+        done = current[is_done]
+        pieces[words[done] + places] = symbols[:, is_done]
+        n_pieces[done] = n
+
+        current, symbols = current[~is_done], symbols[:, ~is_done]
+        best, rank = best[~is_done], rank[~is_done]
+        symbols = np.where(places[:-1] < best, symbols[:-1], symbols[1:])  # (n - 1, words)
+        symbols[best, np.arange(len(best))] = merges.merged[rank]
+    return gather_runs(pieces, words, n_pieces), n_pieces
 
 
-def _take_step(
-    merges: MergeTable, words: _Words, rate: float, random: np.random.Generator
-) -> tuple[_Words, _Words]:
-    """Do one merge in each word: the words that have one symbol less now, and those where no merge
-    is left.
+def _choose_merges(
+    merges: MergeTable, symbols: np.ndarray, rate: float, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the best merge of each word is, the leftmost of equals, and its rank: NO_RANK if no
+    merge is left. `symbols` are those of words that have n, (n, words).
     """
-    symbols, n = words.symbols, len(words.symbols)
+    n = len(symbols)
     ranks = merges.find_ranks(symbols[:-1], symbols[1:])  # (n - 1, words)
     ranks[random.random(ranks.shape, np.float32) < rate] = NO_RANK
-
-    # The best merge of each word, the leftmost of equals: rank and place in one number.
-    places = np.arange(n - 1)[:, None]
-    best = np.min(ranks * np.int64(n) + places, axis=0, initial=NO_RANK * n)  # (words,)
-    goes_on = best < NO_RANK * n
-    finished = _Words(words.numbers[~goes_on], symbols[:, ~goes_on])
-
-    rank, place = np.divmod(best[goes_on], n)
-    numbers, symbols = words.numbers[goes_on], symbols[:, goes_on]
-    symbols = np.where(places < place, symbols[:-1], symbols[1:])  # (n - 1, words)
-    symbols[place, np.arange(len(numbers))] = merges.merged[rank]
-    return _Words(numbers, symbols), finished
-
-
-def _lay_end_to_end(finished: list[_Words], n_words: int) -> tuple[np.ndarray, np.ndarray]:
-    counts = np.zeros(n_words, np.int64)
-    for words in finished:
-        counts[words.numbers] = len(words.symbols)
-    firsts = np.cumsum(counts) - counts
-    pieces = np.empty(int(counts.sum()), np.uint32)
-    for words in finished:
-        n = len(words.symbols)
-        pieces[firsts[words.numbers] + np.arange(n)[:, None]] = words.symbols
-    return pieces, counts
+    # rank and place in one number
+    numbers = ranks * np.int64(n) + np.arange(n - 1)[:, None]
+    rank, place = np.divmod(numbers.min(axis=0, initial=NO_RANK * n), n)
+    return place, rank
