@@ -16,31 +16,28 @@ from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import read_manifest, verify
 from nmt.system.run_folder import ids_file
-from nmt.system.tables import Table
 
 CHUNK = 1 << 22  # ids or sentences in memory at a time
 
 
 def describe_store(folder: Path) -> str:
-    train = open_store(folder, "train")
+    splits = {"train": open_store(folder, "train")}
     verify(folder)
     ledger = read_ledger(folder)
     vocab = load_vocab(folder)
-    stores = {"train": train}
     if ids_file("valid", "src") in read_manifest(folder):
-        stores["valid"] = open_store(folder, "valid")
-    src, tgt = ledger.languages
-    rows = []
-    for split, store in stores.items():
-        rows.append([escape_line(f"{split} {src}"), *count_side(folder, store.src, vocab.src)])
-        rows.append([escape_line(f"{split} {tgt}"), *count_side(folder, store.tgt, vocab.tgt)])
-    head = ["", "sentences", "pieces", "pieces/word", "<unk>"]
-    figures = "\n".join(Table(head, rows).to_lines(numbers=range(1, len(head))))
-    return "\n\n".join([format_ledger(ledger), *format_samples(ledger), figures])
+        splits["valid"] = open_store(folder, "valid")
+    figures = []
+    for split, store in splits.items():
+        sides = ((store.src, vocab.src), (store.tgt, vocab.tgt))
+        for language, (side, its_vocab) in zip(ledger.languages, sides, strict=True):
+            counted = count_pieces(folder, side, its_vocab)
+            figures.append(escape_line(f"{split} {language}: {counted}"))
+    return "\n\n".join([format_ledger(ledger), *format_samples(ledger), "\n".join(figures)])
 
 
-def count_side(store: Path, side: Side, vocab: Vocab) -> list[str]:
-    """Count the sentences and pieces of one side of `store`, its pieces per word, and its share of <unk>."""
+def count_pieces(store: Path, side: Side, vocab: Vocab) -> str:
+    """Count the pieces of one side of `store`, and how many there are for each word."""
     word_starts = np.array([piece.count(SPACE) for piece in vocab.list_pieces()])
     n_by_piece = np.zeros(len(word_starts), np.int64)
     for first in range(0, len(side.ids), CHUNK):
@@ -51,10 +48,10 @@ def count_side(store: Path, side: Side, vocab: Vocab) -> list[str]:
                 "pieces; the store is damaged, prepare it again"
             )
         n_by_piece += n
-    n_pieces = len(side.ids)
-    pieces_per_word = n_pieces / max(int(n_by_piece @ word_starts), 1)
-    unk_share = int(n_by_piece[UNK]) / max(n_pieces, 1)
-    return [f"{len(side):,}", f"{n_pieces:,}", f"{pieces_per_word:.3f}", f"{unk_share:.4%}"]
+    per_word = len(side.ids) / max(n_by_piece @ word_starts, 1)
+    return (
+        f"{len(side.ids):,} pieces, {per_word:.3f} for each word, {n_by_piece[UNK]:,} of them <unk>"
+    )
 
 
 def format_samples(ledger: Ledger) -> list[str]:
