@@ -28,7 +28,7 @@ from nmt.config import RunConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nmt.evaluate.evaluation import Evaluation
+    from nmt.evaluate.outcome import Evaluation
     from nmt.score.score import Score
     from nmt.system.pool import Executor
     from nmt.translate.pair_scores import PairScore

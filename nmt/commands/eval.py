@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
     add_engine,
@@ -15,6 +16,11 @@ from nmt.commands.cli import (
     make_parser,
     start_command,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nmt.evaluate.outcome import Evaluation
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
@@ -233,12 +239,26 @@ def evaluate(args: argparse.Namespace) -> int:
         if args.json:
             write_json(Path(args.json), evaluation.json_values)
         if args.report:
-            from nmt.report.evaluated import list_evaluated
-            from nmt.report.page import write_page
-
-            write_page(list_evaluated(evaluation), Path(args.report))
+            write_evaluation_page(evaluation, Path(args.report))
         record_scores(evaluation)
     return 0
+
+
+def write_evaluation_page(evaluation: "Evaluation", path: "Path") -> None:
+    """Write a page of what a report can show of each system, even without a run."""
+    from nmt.evaluate.evaluation import collect_texts, make_result
+    from nmt.report.facts import RunFacts
+    from nmt.report.page import write_page
+    from nmt.system.escapes import escape_line
+
+    facts = []
+    for system in evaluation.systems:
+        texts = collect_texts(system)
+        config = None if system.model is None else system.model.config
+        result = make_result(system, texts.hypotheses_sha256)
+        name = escape_line(system.label)
+        facts.append(RunFacts(name, system.name, {}, config, results=(result,), texts=texts))
+    write_page(facts, path)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint import Average, Checkpoint, read_origin
-from nmt.config import RunConfig, load_recorded_config
+from nmt.config import DataConfig, load_recorded_config
 from nmt.data.vocab import Vocab, Vocabulary, load_vocab
-from nmt.evaluate.description import describe_model, describe_training, describe_training_text
+from nmt.evaluate.description import (
+    describe_model,
+    describe_search,
+    describe_training,
+    describe_training_text,
+)
 from nmt.evaluate.results import Result, find_run
 from nmt.known_test_sets import WMT14, WMT14_SPLITS
 from nmt.score.score import Score
@@ -87,37 +92,43 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
         if (result.weights_sha256, result.vocab_sha256) == (weights, vocab.digest)
     ]
     config = load_recorded_config(folder / CONFIG_FILE)
+    origin = _describe_origin(average.averaged, average.step, config.training.steps)
     facts: dict[str, Cell] = {
-        "languages": f"{config.data.src} -> {config.data.tgt}",
-        "training text": describe_training_text(config),
-        "weights": _describe_origin(average.averaged, average.step, config),
+        "weights": f"{origin} of the run {config.name}",
         "checkpoints": _describe_checkpoints(average),
-        **describe_model(config, vocab),
-        **describe_training(config),
+        **describe_model(config.model, vocab),
+        "meant to decode with": describe_search(config.decoding),
+        **describe_training(config.training, config.optimizer, config.model, config.seed),
         "sha256 of the weights": Code(weights),
         **_name_vocab(vocab),
     }
+    unscored = "None was computed for these weights yet; "
+    if find_run(folder) is not None:
+        unscored += "`nmt-eval` adds what it finds."
+    else:
+        unscored += "what `nmt-eval` finds is kept, and added here, only while this folder is in a run folder."
     card = _render_card(
-        config,
+        config.name,
+        config.license,
+        config.data,
         library="nmt",
         introduction="A Transformer of *Attention Is All You Need*, trained with nmt.",
         facts=facts,
-        scores=_describe_scores(own_results, is_in_run=find_run(folder) is not None),
-        usage=_explain_average(config),
+        unscored=unscored,
+        usage=_explain_average(config.data),
         results=own_results,
     )
     write_text(path, sign_card(card + "\n"))
 
 
-def _explain_average(config: RunConfig) -> str:
+def _explain_average(data: DataConfig) -> str:
     def name_file(what: str, language: str) -> str:
         return shlex.quote(escape_line(f"{what}.{language}"))
 
-    src, tgt = config.data.src, config.data.tgt
     return AVERAGE_USAGE.format(
-        src_text=name_file("text", src),
-        tgt_text=name_file("text", tgt),
-        reference=name_file("reference", tgt),
+        src_text=name_file("text", data.src),
+        tgt_text=name_file("text", data.tgt),
+        reference=name_file("reference", data.tgt),
     )
 
 
@@ -130,49 +141,60 @@ def render_export_card(
     library loads it.
     """
     config = checkpoint.config
-    weights = _describe_origin(checkpoint.averaged, checkpoint.step, config)
+    origin = _describe_origin(checkpoint.averaged, checkpoint.step, config.training.steps)
     return _render_card(
-        config,
+        config.name,
+        config.license,
+        config.data,
         library=library,
         introduction="A Transformer of *Attention Is All You Need*, trained with nmt and exported by "
         f"`nmt-export --to {to}`.",
         facts={
-            "languages": f"{config.data.src} -> {config.data.tgt}",
-            "training text": describe_training_text(config),
-            "weights": f"{weights}; {quantization}",
-            **describe_model(config, checkpoint.vocab),
+            "weights": f"{origin} of the run {config.name}; {quantization}",
+            **describe_model(config.model, checkpoint.vocab),
+            "meant to decode with": describe_search(config.decoding),
             "sha256 of the weights it was made from": Code(checkpoint.sha256[MODEL_FILE]),
             **_name_vocab(checkpoint.vocab),
             "compared with its origin": agreement,
         },
-        scores="None was computed for this export.",
+        unscored="None was computed for this export.",
         usage=usage,
     )
 
 
 def _render_card(
-    config: RunConfig,
+    name: str,
+    license_name: str | None,
+    data: DataConfig,
     *,
     library: str,
     introduction: str,
     facts: Mapping[str, Cell],
-    scores: str,
+    unscored: str,
     usage: str,
     results: Sequence[Result] = (),
 ) -> str:
-    """Return a card; `library` is what loads the model, by its name on the hub."""
+    """Return a card; `library` is what loads the model, by its name on the hub, and `unscored` what is
+    said where scores would be.
+    """
     licence = "No licence of the weights is known."
-    if config.license:
-        licence = f"The licence of the weights is {escape_markdown(config.license)}."
+    if license_name:
+        licence = f"The licence of the weights is {escape_markdown(license_name)}."
+    rows: dict[str, Cell] = {
+        "languages": f"{data.src} -> {data.tgt}",
+        "training text": describe_training_text(data),
+        **facts,
+    }
+    scored = [result for result in results if result.scores]
     return TEMPLATE.format(
-        metadata=_render_metadata(config, library, results),
-        name=escape_markdown(config.name),
-        src=escape_markdown(config.data.src),
-        tgt=escape_markdown(config.data.tgt),
+        metadata=_render_metadata(name, license_name, data, library, scored),
+        name=escape_markdown(name),
+        src=escape_markdown(data.src),
+        tgt=escape_markdown(data.tgt),
         introduction=introduction,
-        facts=Table(("", ""), list(facts.items())).to_markdown(),
+        facts=Table(("", ""), list(rows.items())).to_markdown(),
         licence=licence,
-        scores=scores,
+        scores=_format_score_table(scored) if scored else unscored,
         usage=usage,
     )
 
@@ -180,21 +202,24 @@ def _render_card(
 # ---- what machines read ---------------------------------------------------------------------------------------------
 
 
-def _render_metadata(config: RunConfig, library: str, results: Sequence[Result]) -> str:
+def _render_metadata(
+    name: str, license_name: str | None, data: DataConfig, library: str, results: Sequence[Result]
+) -> str:
     """Return the YAML at the top of the card, as the Hugging Face hub defines it."""
-    data: dict[str, Any] = {"language": [config.data.src, config.data.tgt]}
-    if config.license:
-        data["license"] = config.license
-    data |= {
+    metadata: dict[str, Any] = {"language": [data.src, data.tgt]}
+    if license_name:
+        metadata["license"] = license_name
+    metadata |= {
         "library_name": library,
         "pipeline_tag": "translation",
         "tags": ["translation", "transformer", "attention-is-all-you-need"],
     }
-    if datasets := _list_hub_datasets(config):
-        data["datasets"] = datasets
-    if entries := [_describe_result(result) for result in results if result.scores]:
-        data["model-index"] = [{"name": config.name, "results": entries}]
-    return format_yaml(_escape_strings(data)).strip()
+    if datasets := _list_hub_datasets(data):
+        metadata["datasets"] = datasets
+    if results:
+        entries = [_describe_result(result) for result in results]
+        metadata["model-index"] = [{"name": name, "results": entries}]
+    return format_yaml(_escape_strings(metadata)).strip()
 
 
 def _escape_strings(value: Any) -> Any:
@@ -233,34 +258,33 @@ def _describe_metric(score: Score) -> dict[str, Any]:
     }
 
 
-def _list_hub_datasets(config: RunConfig) -> list[str]:
+def _list_hub_datasets(data: DataConfig) -> list[str]:
     """Return the training corpora that are on the hub, by their names there."""
-    found = set()
-    for corpus in config.data.train:
+    names = set()
+    for corpus in data.train:
         name = corpus.dataset
-        if name is None or (Path(config.data.root) / name).exists():
+        if name is None or (Path(data.root) / name).exists():
             continue  # it is in files, or in a local folder
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-            found.add(name)
-    return sorted(found)
+            names.add(name)
+    return sorted(names)
 
 
 # ---- what people read -----------------------------------------------------------------------------------------------
 
 
-def _describe_origin(averaged: Sequence[str], step: int, config: RunConfig) -> str:
+def _describe_origin(averaged: Sequence[str], step: int, steps: int) -> str:
     if not averaged:
-        steps = config.training.steps
-        return f"the checkpoint at update {step:,} of {steps:,} of the run {config.name}"
+        return f"the checkpoint at update {step:,} of {steps:,}"
     count = f"{len(averaged)} checkpoints" if len(averaged) > 1 else "one checkpoint"
-    return f"the mean of {count}, the last at update {step:,} of the run {config.name}"
+    return f"the mean of {count}, the last at update {step:,}"
 
 
 def _name_vocab(vocab: Vocabulary) -> dict[str, Cell]:
     """Return a row with the digest of each BPE model."""
     if isinstance(vocab, Vocab):
         return {"sha256 of the BPE model": Code(vocab.digest)}
-    return {f"sha256 of {name}": Code(one.digest) for name, one in vocab.files.items()}
+    return {f"sha256 of {name}": Code(side.digest) for name, side in vocab.files.items()}
 
 
 def _describe_checkpoints(average: Average) -> str:
@@ -273,17 +297,6 @@ def _describe_checkpoints(average: Average) -> str:
             part += f", weight {average.weights[i]:.4f}"
         parts.append(part)
     return "; ".join(parts)
-
-
-def _describe_scores(results: Sequence[Result], is_in_run: bool) -> str:
-    if any(result.scores for result in results):
-        return _format_score_table(results)
-    if is_in_run:
-        return "None was computed for these weights yet; `nmt-eval` adds what it finds."
-    return (
-        "None was computed for these weights yet; what `nmt-eval` finds is kept, and added here, "
-        "only while this folder is in a run folder."
-    )
 
 
 def _format_score_table(results: Sequence[Result]) -> str:

@@ -3,7 +3,13 @@
 Model cards and reports use these lines, which need only the config and the vocabulary, and no torch.
 """
 
-from nmt.config import OptimizerConfig, RunConfig
+from nmt.config import (
+    DataConfig,
+    DecodingConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainingConfig,
+)
 from nmt.corpus.reader import describe_corpus
 from nmt.data.vocab import Vocabulary, format_size
 
@@ -16,14 +22,13 @@ TIED_MATRICES: dict[bool | str, str] = {
 FORMULAS = {"gnmt": "((5 + n) / 6)^{alpha:g}", "length": "n^{alpha:g}", "none": "1"}
 
 
-def describe_training_text(config: RunConfig) -> str:
-    corpora = [describe_corpus(corpus) for corpus in config.data.train]
+def describe_training_text(data: DataConfig) -> str:
+    corpora = [describe_corpus(corpus) for corpus in data.train]
     return "; ".join(corpora) or "not recorded"
 
 
-def describe_model(config: RunConfig, vocab: Vocabulary) -> dict[str, str]:
-    """Return the rows for the shape of the model and for the search that it is meant for."""
-    model, decoding = config.model, config.decoding
+def describe_model(model: ModelConfig, vocab: Vocabulary) -> dict[str, str]:
+    """Return the rows for the shape of the model and for its pieces."""
     parts = [
         f"{model.encoder_depth} + {model.decoder_depth} layers",
         f"d_model {model.d_model}",
@@ -42,15 +47,17 @@ def describe_model(config: RunConfig, vocab: Vocabulary) -> dict[str, str]:
     if model.embedding_norm is not None:
         parts.append("LayerNorm on embeddings")
 
-    kind = "joint BPE" if config.vocab.joint else "BPE of each language"
+    kind = "joint BPE" if vocab.src is vocab.tgt else "BPE of each language"
     pieces = f"{kind} (SentencePiece), {format_size(vocab)}"
     if model.vocab_rows is not None:
         pieces += f", in matrices of {model.vocab_rows:,} rows"
+    return {"model": ", ".join(parts), "pieces": pieces}
 
+
+def describe_search(decoding: DecodingConfig) -> str:
     penalty = FORMULAS[decoding.penalty].format(alpha=decoding.length_penalty)
     limit = describe_output_limit(decoding.max_ratio, decoding.max_extra)
-    search = f"beam {decoding.beam}, log-probability / {penalty}, {limit}"
-    return {"model": ", ".join(parts), "pieces": pieces, "meant to decode with": search}
+    return f"beam {decoding.beam}, log-probability / {penalty}, {limit}"
 
 
 def describe_output_limit(max_ratio: float, max_extra: int) -> str:
@@ -63,8 +70,9 @@ def describe_output_limit(max_ratio: float, max_extra: int) -> str:
     return f"{limit}, and {max_extra} more" if max_extra else limit
 
 
-def describe_training(config: RunConfig) -> dict[str, str]:
-    model, training, optimizer = config.model, config.training, config.optimizer
+def describe_training(
+    training: TrainingConfig, optimizer: OptimizerConfig, model: ModelConfig, seed: int
+) -> dict[str, str]:
     tokens = f"{training.src_tokens:,} + {training.tgt_tokens:,} tokens"
 
     name = "Adam"
@@ -86,7 +94,7 @@ def describe_training(config: RunConfig) -> dict[str, str]:
     }
     if training.ema is not None:
         rows["moving average"] = f"of the weights, decay {training.ema:g}: it is what was saved"
-    rows["precision, seed"] = f"{training.precision}, {config.seed}"
+    rows["precision, seed"] = f"{training.precision}, {seed}"
     return rows
 
 

@@ -109,10 +109,10 @@ def find_run(checkpoint: Path) -> Path | None:
     """Return the run folder that the path is, or that a checkpoint or an average is in; None if
     there is none.
     """
-    place = checkpoint.resolve()
-    candidates = [place, place.parent]
-    if place.parent.name == "checkpoints":
-        candidates.append(place.parent.parent)
+    path = checkpoint.resolve()
+    candidates = [path, path.parent]
+    if path.parent.name == "checkpoints":
+        candidates.append(path.parent.parent)
     for folder in candidates:
         run = RunFolder(folder)
         if run.checkpoints.is_dir() and has_plain_file(run.config):
@@ -120,10 +120,10 @@ def find_run(checkpoint: Path) -> Path | None:
     return None
 
 
-def _from_json(entry: Any, place: str) -> Result:
+def _from_json(entry: Any, record_name: str) -> Result:
     """Read one result; anything but what this version writes is refused."""
     reader = RecordReader(
-        name_places_in(place),
+        name_places_in(record_name),
         needs_all_keys=True,
         remedy="damaged, or of another version of nmt: move the file away",
     )

@@ -4,14 +4,16 @@ Every system passes `check_texts` before it is scored, which refuses text whose 
 certainly be wrong and warns about odd text. Nothing here knows a metric.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nmt.checkpoint import Checkpoint
-from nmt.config import CorpusConfig, RunConfig
+from nmt.config import CorpusConfig, DataConfig, RunConfig
 from nmt.corpus.test_sets import TestSet, add_references, open_reference, open_test_set
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.known_test_sets import KnownSet, find_filtered_set, name_sizes
+from nmt.score.score import Score
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
@@ -35,8 +37,7 @@ class TestSetChoice:
     src: str | None = None
     refs: tuple[str, ...] = ()  # files; the second and later are further translations
 
-    def open(self, config: RunConfig) -> TestSet:
-        data = config.data
+    def open(self, data: DataConfig) -> TestSet:
         if self.refs:
             first, *more = self.refs
             if self.src is None:
@@ -62,15 +63,16 @@ class TestSetChoice:
 @dataclass(frozen=True)
 class System:
     name: str
-    config: RunConfig
+    data: DataConfig  # the languages, and where the test set and the store are
     test: TestSet
     texts: list[str]  # one translation for each line of the test set
     seconds: float = 0.0
     model: LoadedModel | None = None  # None if the translations were read
+    scores: Sequence[Score] = ()  # the headline first
 
     @property
     def pair(self) -> str:
-        return f"{self.config.data.src}-{self.config.data.tgt}"
+        return f"{self.data.src}-{self.data.tgt}"
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -80,6 +82,24 @@ class System:
                 f"{self.name}: a verdict judges the training too, so it needs a checkpoint; give RUN or RUN/average"
             )
         return self.model.checkpoints[0]
+
+    @property
+    def only_checkpoint(self) -> Checkpoint | None:
+        """The one that alone made the translations; None for a file, an export or an ensemble."""
+        checkpoints = () if self.model is None else self.model.checkpoints
+        return checkpoints[0] if len(checkpoints) == 1 else None
+
+    @property
+    def recorded_name(self) -> str:
+        """The name of its folder: `last` is another one tomorrow, and `.` is none at all."""
+        checkpoint = self.only_checkpoint
+        return self.name if checkpoint is None else checkpoint.path.resolve().name
+
+    @property
+    def config(self) -> RunConfig:
+        """What it was trained and translated with, which is not known of translations from a file."""
+        assert self.model is not None
+        return self.model.config
 
     @property
     def label(self) -> str:
@@ -92,52 +112,56 @@ class System:
         """The known set of which the test set seems to be the filtered form, by its number of
         lines.
         """
-        data = self.config.data
-        return find_filtered_set(len(self.test.ref), data.src, data.tgt)
+        return find_filtered_set(len(self.test.ref), self.data.src, self.data.tgt)
+
+    def find_score(self, name: str) -> Score:
+        return next(score for score in self.scores if score.name == name)
 
 
 def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
-    test = choice.open(model.config)
+    test = choice.open(model.config.data)
     if not test.src:
         raise UserError(
             f"{model.paths[0]}: there is nothing to translate; give --src FILE as well as --ref FILE"
         )
-    config = _choose_tag(model.config, choice)
-    model.translator.set_tag(config.decoding.tag)
-    warn_if_untagged(config.data, config.decoding.tag)
+    model = _set_tag(model, choice)
+    warn_if_untagged(model.config.data, model.config.decoding.tag)
     started_at = clock()
     with Progress("translating", len(test.src), "sentences") as progress:
         translations = model.translator.translate(test.src, progress)
-    cut = list_cut([[one] for one in translations])
+    cut = list_cut([[translation] for translation in translations])
     if len(cut) > FEW_CUT * len(translations):
         warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations))
     texts = [translation.text for translation in translations]
-    return System(" + ".join(model.paths), config, test, texts, clock() - started_at, model)
+    seconds = clock() - started_at
+    return System(" + ".join(model.paths), model.config.data, test, texts, seconds, model)
 
 
-def _choose_tag(config: RunConfig, choice: TestSetChoice) -> RunConfig:
-    """Return the config with the tag that the test set is translated with: its own, if it has one."""
-    test, tag = config.data.test, config.decoding.tag
+def _set_tag(model: LoadedModel, choice: TestSetChoice) -> LoadedModel:
+    """Return the model set to the test set's own tag, if it has one."""
+    test, decoding = model.config.data.test, model.config.decoding
+    tag = decoding.tag
     is_of_config = choice.name is None and not choice.refs
     if not is_of_config or test is None or test.tag is None:
-        return config
+        return model
     if tag is not None and tag != test.tag:
         raise UserError(
             f"decoding.tag is {tag!r}, but data.test has the tag {test.tag!r}; leave one of them out"
         )
-    return replace(config, decoding=replace(config.decoding, tag=test.tag))
+    model.translator.set_tag(test.tag)
+    return replace(model, config=replace(model.config, decoding=replace(decoding, tag=test.tag)))
 
 
-def read_translations(path: str, choice: TestSetChoice, config: RunConfig) -> System:
+def read_translations(path: str, choice: TestSetChoice, data: DataConfig) -> System:
     """Read a file of translations, one per line."""
-    return System(path, config, choice.open(config), list(read_lines(TextFile(Path(path)))))
+    return System(path, data, choice.open(data), list(read_lines(TextFile(Path(path)))))
 
 
 def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
     """Refuse text that cannot be scored correctly, unless the user insists, and warn about odd
     text.
     """
-    test, data = system.test, system.config.data
+    test, data = system.test, system.data
     source, reference = choice.name_sides(test)
     if test.warning:
         say(f"warning: {test.warning}")

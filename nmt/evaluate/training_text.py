@@ -20,13 +20,13 @@ class TrainingText:
     problem: str | None = None  # why the store cannot be read, or is not the model's
 
     def describe(self) -> str:
-        found = f"{self.n_pairs:,} pairs, {self.n_test_pairs:,} pairs of the test set among them"
-        return self.problem or found
+        counts = f"{self.n_pairs:,} pairs, {self.n_test_pairs:,} pairs of the test set among them"
+        return self.problem or counts
 
 
 def examine_training_text(system: System) -> TrainingText:
     config, vocab, test = system.checkpoint.config, system.checkpoint.vocab, system.test
-    folder = Path(system.config.data.store)
+    folder = Path(system.data.store)
     try:
         store = open_store(folder, "train", vocab)
         check_same(folder, config.data, config.vocab)

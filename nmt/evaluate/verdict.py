@@ -7,21 +7,25 @@ docs/evaluation.md has the rules as a table; `judge` applies them in its order.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from nmt.checkpoint import Average, Checkpoint, Origin, parse_step
 from nmt.config import COURSE_KEYS, MACHINE_KEYS, list_differences, override_config
 from nmt.evaluate.systems import System
 from nmt.evaluate.training_text import TrainingText
 from nmt.known_test_sets import PAPER_TEST_SET
-from nmt.paper import CHECKPOINT_UPDATES, TRAINING_PAIRS, Conformance, check_conformance
+from nmt.paper import (
+    CHECKPOINT_UPDATES,
+    TRAINING_PAIRS,
+    Conformance,
+    Model,
+    check_conformance,
+)
 from nmt.score.metrics import Metric
-from nmt.score.score import Score
 from nmt.score.significance import Spread, estimate_spread
 from nmt.system.errors import UserError
-from nmt.system.escapes import escape_line
 from nmt.system.run_folder import MODEL_FILE
 from nmt.system.tables import format_interval
 
@@ -59,102 +63,105 @@ SEED_RUN_KEYS = (
 
 
 @dataclass(frozen=True)
+class PaperFigure:
+    """What the verdict compares with: a figure of Table 2."""
+
+    bleu: float
+    model: Model
+    pair: str
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    assumed: float
+    source: str
+
+
+@dataclass(frozen=True)
+class JudgedScore:
+    """The one run's score, or the mean of several, on the likeliest reading of Table 2."""
+
+    name: str
+    reading: str
+    value: float
+    signature: str
+
+
+@dataclass(frozen=True)
 class JudgedRun:
-    system: System
-    score: Score  # on the likeliest reading of Table 2
-    text: TrainingText
+    system: str
+    seed: int
+    value: float
+    signature: str
+    training_text: TrainingText
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """The fields are the keys of its JSON."""
+
     outcome: Conclusion
-    reasons: tuple[str, ...]
-    missing: tuple[str, ...]  # steps of the recipe that were not applied
-    runs: Sequence[JudgedRun]
-    value: float  # the one run's score, or the mean of several
-    reading: str
+    because: tuple[str, ...]
+    not_applied: tuple[str, ...]  # steps of the recipe
+    paper: PaperFigure
+    spread_of_seeds: SeedSpread
+    score: JudgedScore
+    runs: list[JudgedRun]
     seeds: Spread | None  # None for one run
-    paper: Conformance
 
-    def to_lines(self) -> list[str]:
-        paper, score = self.paper, self.runs[0].score
-        assumed = SEED_SPREAD[paper.model]
-        lines = [f"verdict: {self.outcome} because {'; '.join(self.reasons)}", *self._format_ours()]
-        lines += [
-            f"  the paper    {paper.bleu:6.2f}  Table 2, {paper.model}, {paper.pair}",
-            f"  spread of seeds {assumed:.2f} ({SPREAD_SOURCE[paper.pair]})",
-            f"  reproduced from {paper.bleu - assumed:.2f} to {paper.bleu + MOST_ABOVE:.2f}, "
-            f"close from {paper.bleu - CLOSE_SPREADS * assumed:.2f}",
-            *dict.fromkeys(f"  training text: {run.text.describe()}" for run in self.runs),
-            f"  counted as {score.name}: {self.reading}",
-            f"    {score.signature}",
-            f"  steps of the recipe that were not applied: {len(self.missing) or 'none'}",
-        ]
-        lines += [f"    - {step}" for step in self.missing]
-        return [escape_line(line) for line in lines]
-
-    def _format_ours(self) -> Iterator[str]:
+    def to_lines(self, interval: str) -> list[str]:
+        """Return the lines for people. `interval` is that of a single run's score."""
+        paper, score, spread = self.paper, self.score, self.spread_of_seeds
+        lines = [f"verdict: {self.outcome} because {'; '.join(self.because)}"]
         if self.seeds is None:
-            interval = self.runs[0].score.format_interval()
-            yield (
-                f"  this system  {self.value:6.2f}  95 % of resampled test sets: {interval}, "
+            lines.append(
+                f"  this system  {score.value:6.2f}  95 % of resampled test sets: {interval}, "
                 "for information"
             )
-            return
-        seeds = self.seeds
-        for run in self.runs:
-            seed = run.system.checkpoint.config.seed
-            yield f"  a run        {run.score.value:6.2f}  {run.system.name}, seed {seed}"
-        yield (
-            f"  their mean   {seeds.mean:6.2f}  standard deviation {seeds.std:.2f}, 95 % interval of the "
-            f"mean {format_interval(seeds.low, seeds.high)} (Student's t)"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        paper, score = self.paper, self.runs[0].score
-        return {
-            "outcome": self.outcome,
-            "because": self.reasons,
-            "not_applied": self.missing,
-            "paper": {"bleu": paper.bleu, "model": paper.model, "pair": paper.pair},
-            "spread_of_seeds": {
-                "assumed": SEED_SPREAD[paper.model],
-                "source": SPREAD_SOURCE[paper.pair],
-            },
-            "score": {
-                "name": score.name,
-                "reading": self.reading,
-                "value": self.value,
-                "signature": score.signature,
-            },
-            "runs": [
-                {
-                    "system": run.system.name,
-                    "seed": run.system.checkpoint.config.seed,
-                    "value": run.score.value,
-                    "signature": run.score.signature,
-                    "training_text": asdict(run.text),
-                }
-                for run in self.runs
-            ],
-            "seeds": None if self.seeds is None else asdict(self.seeds),
-        }
+        else:
+            for run in self.runs:
+                lines.append(f"  a run        {run.value:6.2f}  {run.system}, seed {run.seed}")
+            low, high = self.seeds.low, self.seeds.high
+            lines.append(
+                f"  their mean   {score.value:6.2f}  standard deviation {self.seeds.std:.2f}, "
+                f"95 % interval of the mean {format_interval(low, high)} (Student's t)"
+            )
+        lines += [
+            f"  the paper    {paper.bleu:6.2f}  Table 2, {paper.model}, {paper.pair}",
+            f"  spread of seeds {spread.assumed:.2f} ({spread.source})",
+            f"  reproduced from {paper.bleu - spread.assumed:.2f} to {paper.bleu + MOST_ABOVE:.2f}, "
+            f"close from {paper.bleu - CLOSE_SPREADS * spread.assumed:.2f}",
+            *dict.fromkeys(f"  training text: {run.training_text.describe()}" for run in self.runs),
+            f"  counted as {score.name}: {score.reading}",
+            f"    {score.signature}",
+            f"  steps of the recipe that were not applied: {len(self.not_applied) or 'none'}",
+        ]
+        lines += [f"    - {step}" for step in self.not_applied]
+        return lines
 
 
-def judge(metric: Metric, runs: Sequence[JudgedRun]) -> Verdict:
+def judge(metric: Metric, systems: Sequence[System], texts: Sequence[TrainingText]) -> Verdict:
     """Compare a run's score with the paper's, or the mean of several that `check_one_recipe`
-    accepted. The scores are on `metric`, the likeliest reading of Table 2.
+    accepted. Each has a score on `metric`, the likeliest reading of Table 2, and a training text.
     """
     # The checkpoint knows how it was trained; of what the command line changed, only the search
     # took effect.
-    system = runs[0].system
-    paper = check_conformance(replace(system.checkpoint.config, decoding=system.config.decoding))
-    values = [run.score.value for run in runs]
+    first = systems[0]
+    paper = check_conformance(replace(first.checkpoint.config, decoding=first.config.decoding))
+    runs = []
+    obstacles_by_run = []
+    for system, text in zip(systems, texts, strict=True):
+        score = system.find_score(metric.name)
+        seed = system.checkpoint.config.seed
+        runs.append(JudgedRun(system.name, seed, score.value, score.signature, text))
+        obstacles_by_run.append(_find_obstacles(paper, system, text))
+    values = [run.value for run in runs]
     seeds = estimate_spread(values) if len(values) > 1 else None
     value = seeds.mean if seeds is not None else values[0]
-    obstacles = _collect(runs, [_find_obstacles(paper, run) for run in runs])
+
+    obstacles = _collect(systems, obstacles_by_run)
     obstacles += tuple(_find_odd_scores(paper, max(values), seeds))
-    missing = _collect(runs, [_find_missing_steps(paper, run.system) for run in runs])
+    missing = _collect(systems, [_find_missing_steps(paper, system) for system in systems])
     outcome, reason = _compare(value, paper)
     if missing and outcome != "not reproduced":
         reached = "reached" if outcome == "reproduced" else "nearly reached"
@@ -165,8 +172,16 @@ def judge(metric: Metric, runs: Sequence[JudgedRun]) -> Verdict:
         )
     if obstacles:  # whatever the score is
         outcome = "not comparable"
-    reasons = obstacles or (reason,)
-    return Verdict(outcome, reasons, missing, runs, value, metric.reading, seeds, paper)
+    return Verdict(
+        outcome=outcome,
+        because=obstacles or (reason,),
+        not_applied=missing,
+        paper=PaperFigure(paper.bleu, paper.model, paper.pair),
+        spread_of_seeds=SeedSpread(SEED_SPREAD[paper.model], SPREAD_SOURCE[paper.pair]),
+        score=JudgedScore(metric.name, metric.reading, value, runs[0].signature),
+        runs=runs,
+        seeds=seeds,
+    )
 
 
 def check_one_recipe(
@@ -209,23 +224,25 @@ def _compare(value: float, paper: Conformance) -> tuple[Conclusion, str]:
     return "not reproduced", f"{distance}, more than {CLOSE_SPREADS} times {spreads}"
 
 
-def _collect(runs: Sequence[JudgedRun], found: Sequence[Iterator[str]]) -> tuple[str, ...]:
-    """Return each fact once: unchanged if it is true of all runs, otherwise after the names of
-    those runs.
+def _collect(
+    systems: Sequence[System], facts_by_system: Sequence[Iterator[str]]
+) -> tuple[str, ...]:
+    """Return each fact once: unchanged if it is true of all systems, otherwise after the names of
+    those of which it is.
     """
     names_by_fact: dict[str, list[str]] = {}
-    for run, facts in zip(runs, found, strict=True):
+    for system, facts in zip(systems, facts_by_system, strict=True):
         for fact in facts:
-            names_by_fact.setdefault(fact, []).append(run.system.name)
+            names_by_fact.setdefault(fact, []).append(system.name)
     return tuple(
-        fact if len(names) == len(runs) else f"{', '.join(names)}: {fact}"
+        fact if len(names) == len(systems) else f"{', '.join(names)}: {fact}"
         for fact, names in names_by_fact.items()
     )
 
 
-def _find_obstacles(paper: Conformance, run: JudgedRun) -> Iterator[str]:
+def _find_obstacles(paper: Conformance, system: System, text: TrainingText) -> Iterator[str]:
     """Yield the reasons why the score cannot be compared with the paper's at all."""
-    system, test, text = run.system, run.system.test, run.text
+    test = system.test
     # the training text
     for row in paper.deviations:
         if row.key in TASK_KEYS:

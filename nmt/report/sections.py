@@ -14,7 +14,12 @@ import numpy as np
 
 from nmt.config import tabulate_differences
 from nmt.corpus.ledger import CorpusAccount, flatten_settings
-from nmt.evaluate.description import describe_model, describe_training, describe_training_text
+from nmt.evaluate.description import (
+    describe_model,
+    describe_search,
+    describe_training,
+    describe_training_text,
+)
 from nmt.evaluate.results import Result
 from nmt.paper import check_conformance
 from nmt.report.curves import Chart, Series, collect_points
@@ -172,11 +177,13 @@ def render_card(run: RunFacts) -> str:
         return ""
     rows = {
         "languages": f"{config.data.src} to {config.data.tgt}",
-        "training text": describe_training_text(config),
+        "training text": describe_training_text(config.data),
     }
     if run.vocab is not None:
-        rows |= describe_model(config, run.vocab) | {"weights": f"{run.n_weights:,}"}
-    rows |= describe_training(config)
+        rows |= describe_model(config.model, run.vocab)
+        rows["meant to decode with"] = describe_search(config.decoding)
+        rows["weights"] = f"{run.n_weights:,}"
+    rows |= describe_training(config.training, config.optimizer, config.model, config.seed)
     return render_rows(rows.items())
 
 

@@ -1,12 +1,9 @@
 """The sentences of the card: how long an output may be and how the rate changes, in each preset."""
 
-from pathlib import Path
-
 import pytest
-from support.untrained import make_vocab
 
 from nmt.config import load_config
-from nmt.evaluate.description import describe_model, describe_training
+from nmt.evaluate.description import describe_search, describe_training
 
 
 @pytest.mark.parametrize(
@@ -22,10 +19,9 @@ from nmt.evaluate.description import describe_model, describe_training
         ),
     ],
 )
-def test_the_longest_output(settings: list[str], limit: str, tmp_path: Path) -> None:
+def test_the_longest_output(settings: list[str], limit: str) -> None:
     config = load_config("base.yaml", settings)
-    search = describe_model(config, make_vocab(tmp_path))["meant to decode with"]
-    assert search.endswith(f", {limit}")
+    assert describe_search(config.decoding).endswith(f", {limit}")
 
 
 @pytest.mark.parametrize(
@@ -40,4 +36,5 @@ def test_the_longest_output(settings: list[str], limit: str, tmp_path: Path) -> 
 def test_the_rate_of_every_schedule(schedule: str, end: str) -> None:
     config = load_config("base.yaml", ["optimizer.schedule=cosine", "optimizer.peak_lr=0.001"])
     object.__setattr__(config.optimizer, "schedule", schedule)  # as a new schedule would be
-    assert describe_training(config)["optimizer"].endswith(f"up to 0.001, {end}")
+    rows = describe_training(config.training, config.optimizer, config.model, config.seed)
+    assert rows["optimizer"].endswith(f"up to 0.001, {end}")

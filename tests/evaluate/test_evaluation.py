@@ -27,11 +27,10 @@ from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.score import main as nmt_score
 from nmt.commands.train import main as nmt_train
-from nmt.config import RunConfig, format_config, load_config, override_config
+from nmt.config import format_config, load_config
 from nmt.corpus import test_sets as testsets
 from nmt.corpus.demo import generate_pairs
 from nmt.evaluate import evaluation
-from nmt.evaluate.systems import TestSetChoice, read_translations
 from nmt.known_test_sets import KnownSet, KnownSubset
 from nmt.score.metrics import compute_score, find_paper_metric, list_metrics
 from nmt.score.significance import compare_systems, estimate_spread
@@ -795,29 +794,24 @@ def test_several_runs_are_judged_by_their_mean(run: Path, tmp_path: Path, capsys
 
 
 def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    choice = TestSetChoice(refs=(put(tmp_path / "ref", GERMAN[:40]),))
-    systems = []
-    for name, lines, settings in (
-        ("a", good(40), []),
-        ("b", GERMAN[:40], ["model.d_ff=64", "seed=2"]),
-        ("c", good(40), ["model.n_layers=3"]),
-    ):
-        config = override_config(RunConfig(), settings)
-        systems.append(read_translations(put(tmp_path / name, lines), choice, config))
-    monkeypatch.setattr(evaluation, "make_comparable_systems", lambda *_: systems)
-    found = evaluation.evaluate_spread(evaluation.EvaluationRequest(choice, ()), [])
-    values, default = found.json_values, RunConfig().model
-    assert "spread" not in values and values["settings"] == {
-        "model.n_layers": [default.n_layers, default.n_layers, 3],
-        "model.d_ff": [default.d_ff, 64, default.d_ff],
+    """A setting of the search differs, which needs no training."""
+    first, second, third = list_checkpoints(run)
+    change_config(first, "decoding.max_extra=0")
+    change_config(second, "decoding.beam=2", "seed=2")
+    found = evaluate(tmp_path, first, second, third)
+    assert "spread" not in found and found["settings"] == {
+        "decoding.beam": [1, 2, 1],
+        "decoding.max_extra": [0, 5, 5],
     }
-    better, same = values["comparisons"]
-    bleu = [score["value"] for score in values["scores"]]
-    assert better["difference"] == pytest.approx(bleu[1] - bleu[0]) and same["p_bootstrap"] == 1.0
-    _, head, *rows = found.report.splitlines()
-    columns = ["BLEU", "95", "%", "chrF2", "difference", "p", "model.d_ff", "model.n_layers"]
+    assert [score["name"] for score in found["chrf"]] == ["chrF2"] * 3
+    bleu = [score["value"] for score in found["scores"]]
+    differences = [comparison["difference"] for comparison in found["comparisons"]]
+    assert differences == pytest.approx([bleu[1] - bleu[0], bleu[2] - bleu[0]])
+    _, head, *rows = capsys.readouterr().out.splitlines()
+    columns = ["BLEU", "95", "%", "chrF2", "difference", "p", *found["settings"]]
     assert head.split() == columns
-    assert rows[0].split()[-2:] == [str(default.d_ff), str(default.n_layers)]
-    assert f"{bleu[1] - bleu[0]:+.2f}" in rows[1] and rows[1].split()[-2] == "64"
+    assert rows[0].split()[-2:] == ["1", "0"] and rows[1].split()[-2:] == ["2", "5"]
+    assert f"{differences[0]:+.2f}" in rows[1]
+    assert "is a file; give translations" in get_refusal(capsys, first, put(tmp_path / "a", []))

@@ -15,12 +15,12 @@ from typing import Any, cast
 import pytest
 
 from nmt.checkpoint import Average, Checkpoint, Origin, TrainState
-from nmt.config import RunConfig, load_config, override_config
+from nmt.config import CorpusConfig, RunConfig, load_config, override_config
 from nmt.corpus.test_sets import Reference, TestSet
 from nmt.data.vocab import Vocab
 from nmt.evaluate.systems import System
 from nmt.evaluate.training_text import TrainingText
-from nmt.evaluate.verdict import JudgedRun, Verdict, check_one_recipe, judge
+from nmt.evaluate.verdict import Verdict, check_one_recipe, judge
 from nmt.score.metrics import find_paper_metric
 from nmt.score.score import Score
 from nmt.score.significance import estimate_spread
@@ -60,6 +60,7 @@ REACHED, CLOSE, MISSED = make_score(27.3), make_score(27.0), make_score(25.7)
 
 
 def make_system(
+    of: Score = REACHED,
     config: RunConfig = BASE,
     made: Origin | None = None,
     test: TestSet = FULL,
@@ -69,8 +70,9 @@ def make_system(
 ) -> System:
     """`overrides` are those of nmt-eval's command line."""
     checkpoint = make_checkpoint(config, made or average(), name)
-    engine = LoadedModel(cast(TextToText, None), config, [name], (checkpoint,) * (1 + n_others))
-    return System(name, override_config(config, overrides), test, [], model=engine)
+    used = override_config(config, overrides)
+    model = LoadedModel(cast(TextToText, None), used, [name], (checkpoint,) * (1 + n_others))
+    return System(name, used.data, test, [], model=model, scores=[of])
 
 
 def make_checkpoint(config: RunConfig, made: Origin, weights: str) -> Checkpoint:
@@ -79,32 +81,21 @@ def make_checkpoint(config: RunConfig, made: Origin, weights: str) -> Checkpoint
     )
 
 
-def judge_systems(
-    systems: Sequence[System], scores: Sequence[Score], text: TrainingText | None = None
-) -> Verdict:
-    runs = []
-    for system, score in zip(systems, scores, strict=True):
-        known = TEXTS.get(system.checkpoint.config.data.tgt, TrainingText(4_500_000))
-        runs.append(JudgedRun(system, score, text or known))
-    return judge(METRIC(), runs)
+def judge_systems(systems: Sequence[System], text: TrainingText | None = None) -> Verdict:
+    own = [text or TEXTS.get(system.checkpoint.config.data.tgt, TEXTS["de"]) for system in systems]
+    return judge(METRIC(), systems, own)
 
 
-def judge_run(
-    of: Score = REACHED,
-    config: RunConfig = BASE,
-    made: Origin | None = None,
-    test: TestSet = FULL,
-    overrides: Sequence[str] = (),
-    n_others: int = 0,
-    text: TrainingText | None = None,
-) -> Verdict:
-    return judge_systems([make_system(config, made, test, overrides, n_others)], [of], text)
+def judge_run(*args: Any, text: TrainingText | None = None, **settings: Any) -> Verdict:
+    return judge_systems([make_system(*args, **settings)], text)
 
 
 def judge_runs(*values: float, text: TrainingText | None = None) -> Verdict:
-    seeds = range(1, len(values) + 1)
-    systems = [make_system(with_settings(f"seed={seed}"), name=f"seed{seed}") for seed in seeds]
-    return judge_systems(systems, [make_score(value) for value in values], text)
+    systems = []
+    for seed, value in enumerate(values, 1):
+        config = with_settings(f"seed={seed}")
+        systems.append(make_system(make_score(value), config, name=f"seed{seed}"))
+    return judge_systems(systems, text)
 
 
 def with_settings(*settings: str) -> RunConfig:
@@ -145,8 +136,8 @@ def test_a_perfect_run_is_judged_by_the_spread_of_seeds(
 ) -> None:
     """Its interval, 1.2 wide here, decides nothing."""
     found = judge_run(make_score(value))
-    assert (found.outcome, found.missing) == (outcome, ())
-    assert len(found.reasons) == 1 and found.reasons[0].startswith(reason)
+    assert (found.outcome, found.not_applied) == (outcome, ())
+    assert len(found.because) == 1 and found.because[0].startswith(reason)
     assert (found.paper.bleu, found.paper.model, found.paper.pair) == (27.3, "base", "en-de")
     without_interval = judge_run(replace(make_score(value), low=None, high=None))
     assert without_interval.outcome == outcome
@@ -171,7 +162,7 @@ def test_each_model_has_its_own_figure(
         (bleu - 3 * spread - 0.01, "not reproduced"),
     ):
         found = judge_run(make_score(value), config, made)
-        assert (found.outcome, found.missing, found.paper.bleu) == (outcome, (), bleu)
+        assert (found.outcome, found.not_applied, found.paper.bleu) == (outcome, (), bleu)
 
 
 # ---- several runs -------------------------------------------------------------------------------------------------
@@ -190,15 +181,14 @@ def test_several_runs_are_judged_by_their_mean(values: tuple[float, ...], outcom
 
 
 def test_what_is_not_of_all_runs_is_named_with_its_run() -> None:
-    short = make_system(made=average(4), name="seed2")
-    wide = make_system(overrides=["decoding.beam=5"], name="seed1")
-    found = judge_systems([make_system(name="seed1"), short], [MISSED, MISSED])
-    assert found.missing == (
+    short = make_system(MISSED, made=average(4), name="seed2")
+    wide = make_system(MISSED, overrides=["decoding.beam=5"], name="seed1")
+    assert judge_systems([make_system(MISSED, name="seed1"), short]).not_applied == (
         "seed2: averaging: 4 checkpoints, in the paper the mean of the last 5, "
         "ten minutes or about 1,500 updates apart",
     )
-    found = judge_systems([wide, replace(wide, name="seed2")], [MISSED, MISSED])
-    assert found.missing == ("beam: 5, in the paper 4",)
+    both = judge_systems([wide, replace(wide, name="seed2")])
+    assert both.not_applied == ("beam: 5, in the paper 4",)
 
 
 @pytest.mark.parametrize(
@@ -247,35 +237,66 @@ def test_the_same_weights_or_seed_are_not_another_run() -> None:
 # ---- not comparable -----------------------------------------------------------------------------------------------
 
 
-COMPARABLE_TO_NOTHING: dict[str, tuple[dict[str, Any], str]] = {
-    "pair": (
-        {"config": with_settings("data.src=de", "data.tgt=en")},
-        "languages: de-en, in the paper en-de",
-    ),
-    "data": (
-        {"config": replace(BASE, data=replace(BASE.data, train=BASE.data.train[:1] * 2))},
-        "training corpora: wmt14 de-en train, wmt14 de-en train, in the paper WMT14",
-    ),
-    "test set": (
-        {"test": replace(FULL, name="newstest2013", known_as="newstest2013")},
-        "the test set is newstest2013, in the paper newstest2014 in full (3,003 lines)",
-    ),
-    "unknown test set": (
-        {"test": replace(FULL, name="a.en + a.de", known_as=None)},
-        "the test set is a.en + a.de, in",
-    ),
-    "ensemble": ({"n_others": 2}, "3 systems translated together, in the paper one"),
+def with_corpora(*corpora: CorpusConfig) -> RunConfig:
+    return replace(BASE, data=replace(BASE.data, train=corpora))
+
+
+CORPUS = BASE.data.train[0]
+CORPORA = "training corpora: wmt14 de-en train"
+UNLIKE_WMT14 = "in the paper 4,400,000 to 4,600,000"
+# By the reason that is told. The same run, with nothing wrong, reproduces the paper: see above.
+OBSTACLES: dict[str, dict[str, Any]] = {
+    # the training text
+    "languages: de-en, in the paper en-de": {
+        "config": with_settings("data.src=de", "data.tgt=en"),
+    },
+    f"{CORPORA}, wmt14 de-en train, in the paper WMT14": {"config": with_corpora(CORPUS, CORPUS)},
+    f"{CORPORA} x 0.5": {"config": with_corpora(replace(CORPUS, weight=0.5))},
+    f"training text: 4,600,001 pairs, {UNLIKE_WMT14}": {"text": TrainingText(4_600_001)},
+    f"training text: 28,930 pairs, {UNLIKE_WMT14}": {"text": TrainingText(28_930)},
+    "training text: has 3,003 of the test set's 3,003 pairs": {
+        "text": TrainingText(4_503_003, 3_003),
+    },
+    "training text: has 31 of the test set's 3,003 pairs": {"text": TrainingText(4_500_000, 31)},
+    "the training text cannot be checked here: data/wmt14-ende: contains no prepared data": {
+        "text": TrainingText(problem="data/wmt14-ende: contains no prepared data"),
+    },
+    # what was translated and scored
+    "the test set is newstest2013, in the paper newstest2014 in full (3,003 lines)": {
+        "test": replace(FULL, name="newstest2013", known_as="newstest2013"),
+    },
+    "the test set is newstest2014.en + newstest2014.de, in the paper": {
+        "test": replace(FULL, name="newstest2014.en + newstest2014.de", known_as=None),
+    },
+    "2 references, in the paper one": {
+        "test": replace(FULL, more_refs=(Reference(Path("second.de"), []),)),
+    },
+    "it was scored as en-fr and trained as en-de": {"overrides": ["data.tgt=fr"]},
+    "3 systems translated together, in the paper one": {"n_others": 2},
 }
 
 
-@pytest.mark.parametrize("case", COMPARABLE_TO_NOTHING)
-@pytest.mark.parametrize("score", [REACHED, MISSED])
-def test_another_task_is_not_comparable_whatever_the_score(case: str, score: Score) -> None:
-    settings, reason = COMPARABLE_TO_NOTHING[case]
-    found = judge_run(score, **settings)
-    assert found.outcome == "not comparable"
-    (line,) = found.reasons
-    assert line.startswith(reason)
+@pytest.mark.parametrize("reason", OBSTACLES)
+def test_another_task_is_not_comparable_whatever_the_score(reason: str) -> None:
+    for score in (REACHED, MISSED):
+        found = judge_run(score, **OBSTACLES[reason])
+        assert found.outcome == "not comparable"
+        (line,) = found.because
+        assert line.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ((99.94,), "99.94 is more than 3 BLEU above the paper's 27.30, as no"),  # learned by heart
+        ((30.31,), "30.31 is more than 3 BLEU"),
+        ((20.0, 34.4), "34.40 is more than 3 BLEU above the paper's 27.30"),
+        ((26.4, 27.95), "the runs scatter by 1.10, more than 3 times the spread of seeds; find"),
+    ],
+)
+def test_scores_that_no_run_of_the_recipe_has(values: tuple[float, ...], reason: str) -> None:
+    found = judge_runs(*values)
+    assert found.outcome == "not comparable" and found.because[0].startswith(reason)
 
 
 def test_all_reasons_are_told() -> None:
@@ -284,33 +305,32 @@ def test_all_reasons_are_told() -> None:
         test=replace(FULL, known_as=None),
         n_others=1,
     )
-    assert [reason.split(" ")[0] for reason in found.reasons] == ["languages:", "the", "2"]
+    assert [reason.split(" ")[0] for reason in found.because] == ["languages:", "the", "2"]
 
 
 # ---- steps of the recipe ------------------------------------------------------------------------------------------
 
-APART = "averaging: checkpoints "
+MEAN = "in the paper the mean of the last 5, ten minutes or about 1,500 updates apart"
+# By the step that is named.
 LEFT_OUT: dict[str, dict[str, Any]] = {
-    "the end of training: 50,000 of 100,000 updates": {"made": average(step=50_000)},
     "the end of training: 99,999 of 100,000 updates": {"made": average(step=99_999)},
-    "averaging: none, in the paper the mean of the last 5": {"made": TrainState(step=100_000)},
-    "averaging: 1 checkpoints, in the paper the mean of the last 5": {"made": average(1)},
-    "averaging: 20 checkpoints, in the paper the mean of the last 5": {"made": average(20)},
-    "averaging: a weighted mean, in the paper the mean of the last 5": {
-        "made": average(weights=[0.1, 0.1, 0.2, 0.2, 0.4])
+    "the end of training: 130,000 of 100,000 updates": {"made": average(step=130_000)},
+    f"averaging: none, {MEAN}": {"made": TrainState(step=100_000)},
+    f"averaging: 1 checkpoints, {MEAN}": {"made": average(1)},
+    f"averaging: 20 checkpoints, {MEAN}": {"made": average(20)},
+    f"averaging: a weighted mean, {MEAN}": {"made": average(weights=[0.1, 0.1, 0.2, 0.2, 0.4])},
+    # the best, not the last; and five checkpoints at ten minutes of a GPU that needs an hour for all
+    # of the training
+    **{
+        f"averaging: checkpoints {distances} updates apart, {MEAN}": {"made": average(gaps=gaps)}
+        for distances, gaps in (
+            ("1,124 to 1,500", [1500, 1124, 1500, 1500]),
+            ("1,500 to 1,876", [1500, 1500, 1500, 1876]),
+            ("0 to 1,500", [1500, 1500, 1500, 0]),
+            ("1,500 to 9,000", [9_000, 1_500, 3_000, 1_500]),
+            ("16,667 to 16,667", [16_667] * 4),
+        )
     },
-    "averaging: of folders that are not checkpoints of training under their own names, in": {
-        "made": Average(list("abcde"), 100_000, [0.0] * 5)
-    },
-    f"{APART}1,124 to 1,500 updates apart, in the paper the mean of the last 5, ten minutes or": {
-        "made": average(gaps=(1500, 1124, 1500, 1500))
-    },
-    f"{APART}1,500 to 1,876 updates apart, in the paper": {
-        "made": average(gaps=(1500, 1500, 1500, 1876))
-    },
-    f"{APART}0 to 1,500 updates apart, in the paper": {"made": average(gaps=(1500, 1500, 1500, 0))},
-    # five checkpoints at ten minutes of a GPU that needs an hour for all of the training
-    f"{APART}16,667 to 16,667 updates apart, in the paper": {"made": average(gaps=[16_667] * 4)},
     "updates: 50,000, in the paper 100,000": {
         "config": with_settings("training.steps=50000"),
         "made": average(step=50_000),
@@ -321,29 +341,49 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "dropout of sub-layers: 0.2, in the paper 0.1": {"config": with_settings("model.dropout=0.2")},
     "beam: 5, in the paper 4": {"config": with_settings("decoding.beam=5")},
     "length penalty alpha: 1, in the paper 0.6": {"overrides": ["decoding.length_penalty=1.0"]},
+    "lines in capitals: in small letters, in the code of June 2017 as they are": {
+        "overrides": ["decoding.lower_capitals=true"]
+    },
     # of the command line only the search took effect
     "dropout of sub-layers: 0.2": {
         "config": with_settings("model.dropout=0.2"),
         "overrides": ["model.dropout=0.1"],
     },
 }
+OWN_NAMES = "averaging: of folders that are not checkpoints of training under their own names, "
 
 
 @pytest.mark.parametrize("step", LEFT_OUT)
 def test_each_step_left_out_is_named(step: str) -> None:
     found = judge_run(REACHED, **LEFT_OUT[step])
-    (missing,) = found.missing
-    assert missing.startswith(step) and found.to_lines()[-2:] == [
+    (missing,) = found.not_applied
+    assert missing.startswith(step) and found.to_lines("")[-2:] == [
         "  steps of the recipe that were not applied: 1",
         f"    - {missing}",
     ]
     reason = "the paper's figure was {} by another recipe: 1 of its steps were not applied"
-    assert found.reasons == (reason.format("reached"),)
+    assert found.because == (reason.format("reached"),)
     nearly = judge_run(CLOSE, **LEFT_OUT[step])
-    assert nearly.reasons == (reason.format("nearly reached"),)
+    assert nearly.because == (reason.format("nearly reached"),)
     assert found.outcome == nearly.outcome == "not comparable"
     low = judge_run(MISSED, **LEFT_OUT[step])  # that it failed is true of any recipe
-    assert (low.outcome, low.missing) == ("not reproduced", found.missing)
+    assert (low.outcome, low.not_applied) == ("not reproduced", found.not_applied)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Average(list("abcde"), 100_000, [0.0] * 5),
+        # copies of the best under short names
+        Average([f"step-{step}" for step in range(94000, 100001, 1500)], 100_000, [0.0] * 5),
+        replace(
+            average(step=101_500), step=100_000
+        ),  # another checkpoint under the last one's name
+        replace(average(), elapsed_s=None),  # averages under the names of checkpoints
+    ],
+)
+def test_only_checkpoints_of_training_under_their_own_names_are_averaged(made: Average) -> None:
+    assert judge_run(made=made).not_applied == (OWN_NAMES + MEAN,)
 
 
 @pytest.mark.parametrize(
@@ -374,136 +414,29 @@ def test_what_is_the_machines_or_was_not_scored_is_no_step(settings: list[str]) 
     the end and for checkpoints, but the end that was reached and what was averaged.
     """
     for found in (judge_run(overrides=settings), judge_run(config=with_settings(*settings))):
-        assert (found.outcome, found.missing) == ("reproduced", ())
+        assert (found.outcome, found.not_applied) == ("reproduced", ())
 
 
 def test_several_steps_in_their_order() -> None:
     found = judge_run(
         config=with_settings("model.dropout=0.2", "decoding.beam=1"), made=average(3, 7)
     )
-    assert [step.partition(":")[0] for step in found.missing] == [
+    assert [step.partition(":")[0] for step in found.not_applied] == [
         "dropout of sub-layers",
         "beam",
         "the end of training",
         "averaging",
     ]
-    assert found.reasons == (
+    assert found.because == (
         "the paper's figure was reached by another recipe: 4 of its steps were not applied",
     )
-
-
-# ---- attacks --------------------------------------------------------------------------------------
-
-
-def with_corpus(**settings: Any) -> RunConfig:
-    corpora = (replace(BASE.data.train[0], **settings),)
-    return replace(BASE, data=replace(BASE.data, train=corpora))
-
-
-NOT_COMPARABLE = "verdict: not comparable because "
-ANOTHER_RECIPE = f"{NOT_COMPARABLE}the paper's figure was reached by another recipe: 1 of"
-CORPUS = f"{NOT_COMPARABLE}training corpora: "
-UNLIKE_WMT14 = "in the paper 4,400,000 to 4,600,000"
-ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
-    # the training text
-    "it was weighted": ({"config": with_corpus(weight=0.5)}, f"{CORPUS}wmt14 de-en train x 0.5"),
-    "it has more pairs": (
-        {"text": TrainingText(4_600_001)},
-        f"{NOT_COMPARABLE}training text: 4,600,001 pairs, {UNLIKE_WMT14}",
-    ),
-    "it has fewer pairs": (
-        {"text": TrainingText(28_930)},
-        f"{NOT_COMPARABLE}training text: 28,930 pairs, {UNLIKE_WMT14}",
-    ),
-    "it has the test set": (
-        {"text": TrainingText(4_503_003, 3_003), "of": make_score(30.3)},
-        f"{NOT_COMPARABLE}training text: has 3,003 of the test set's 3,003 pairs",
-    ),
-    "it has one in a hundred test pairs": (
-        {"text": TrainingText(4_500_000, 31)},
-        f"{NOT_COMPARABLE}training text: has 31 of the test set's 3,003 pairs",
-    ),
-    "its store is gone": (
-        {"text": TrainingText(problem="data/wmt14-ende: contains no prepared data")},
-        f"{NOT_COMPARABLE}the training text cannot be checked here: data/wmt14-ende: contains no",
-    ),
-    # the score
-    "the test set was learned": (
-        {"of": make_score(99.94)},
-        f"{NOT_COMPARABLE}99.94 is more than 3 BLEU above the paper's 27.30, as no",
-    ),
-    "just too high": ({"of": make_score(30.31)}, f"{NOT_COMPARABLE}30.31 is more than 3 BLEU"),
-    "two references": (
-        {"test": replace(FULL, more_refs=(Reference(Path("second.de"), []),))},
-        f"{NOT_COMPARABLE}2 references, in the paper one",
-    ),
-    "another reference under its name": (
-        {"test": replace(FULL, name="newstest2014.en + newstest2014.de", known_as=None)},
-        f"{NOT_COMPARABLE}the test set is newstest2014.en + newstest2014.de, in the paper",
-    ),
-    "counted as another language": (
-        {"overrides": ["data.tgt=fr"]},
-        f"{NOT_COMPARABLE}it was scored as en-fr and trained as en-de",
-    ),
-    # the search
-    "placeholders demanded": ({"overrides": ["decoding.protect=true"]}, ANOTHER_RECIPE),
-    "capitals lowered": ({"overrides": ["decoding.lower_capitals=true"]}, ANOTHER_RECIPE),
-    "beam and alpha tuned": (
-        {"overrides": ["decoding.beam=8", "decoding.length_penalty=0.8"]},
-        ANOTHER_RECIPE.replace("1 of", "2 of"),
-    ),
-    # the checkpoints
-    "longer training under the paper's steps": ({"made": average(step=130_000)}, ANOTHER_RECIPE),
-    "the best, not the last": (
-        {"made": average(gaps=[9_000, 1_500, 3_000, 1_500])},
-        ANOTHER_RECIPE,
-    ),
-    "another checkpoint under the last one's name": (
-        {"made": replace(average(step=101_500), step=100_000)},
-        ANOTHER_RECIPE,
-    ),
-    "copies of the best under short names": (
-        {
-            "made": replace(
-                average(), averaged=[f"step-{step}" for step in range(94000, 100001, 1500)]
-            )
-        },
-        ANOTHER_RECIPE,
-    ),
-    "averages under the names of checkpoints": (
-        {"made": replace(average(), elapsed_s=None)},
-        ANOTHER_RECIPE,
-    ),
-    # the runs
-    "one failed, one cheated": (
-        {"values": (20.0, 34.4)},
-        f"{NOT_COMPARABLE}34.40 is more than 3 BLEU above the paper's 27.30",
-    ),
-    "two that are no draws of one recipe": (
-        {"values": (26.4, 27.95)},
-        f"{NOT_COMPARABLE}the runs scatter by 1.10, more than 3 times the spread of seeds; find",
-    ),
-    "the test set in the text of all": (
-        {"values": (27.3, 27.3), "text": TrainingText(4_500_000, 300)},
-        f"{NOT_COMPARABLE}training text: has 300 of",
-    ),
-}
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_no_attack_reproduces_the_paper(attack: str) -> None:
-    """The same run, without the attack, does: see above."""
-    settings, line = ATTACKS[attack]
-    values = settings.get("values")
-    found = judge_runs(*values, text=settings.get("text")) if values else judge_run(**settings)
-    assert found.to_lines()[0].startswith(line)
 
 
 # ---- as it is reported ---------------------------------------------------------------------------
 
 
 def test_what_is_printed() -> None:
-    assert judge_run().to_lines() == [
+    assert judge_run().to_lines("26.70 to 27.90") == [
         "verdict: reproduced because 27.30 is not below the paper's 27.30",
         "  this system   27.30  95 % of resampled test sets: 26.70 to 27.90, for information",
         "  the paper     27.30  Table 2, base, en-de",
@@ -519,7 +452,7 @@ def test_what_is_printed() -> None:
 
 def test_what_is_printed_of_several() -> None:
     # t is 4.303 for two degrees of freedom: 27.2 +- 4.303 * 0.1 / sqrt(3)
-    assert judge_runs(27.1, 27.2, 27.3).to_lines()[:7] == [
+    assert judge_runs(27.1, 27.2, 27.3).to_lines("")[:7] == [
         "verdict: reproduced because 27.20 is 0.10 below the paper's 27.30, "
         "at most the spread of seeds, 0.15",
         "  a run         27.10  seed1, seed 1",
@@ -535,11 +468,11 @@ def test_what_is_printed_of_several() -> None:
 def test_french_says_whose_spread_it_borrows() -> None:
     found = judge_run(make_score(37.95), load_config("base-enfr.yaml"))
     borrowed = "that of English-German, published in 2019; none is known for English-French"
-    assert f"  spread of seeds 0.15 ({borrowed})" in found.to_lines()
+    assert f"  spread of seeds 0.15 ({borrowed})" in found.to_lines("")
 
 
 def test_figures_are_json() -> None:
-    found = json.loads(json.dumps(judge_run(MISSED, made=average(4)).to_json()))
+    found = json.loads(json.dumps(asdict(judge_run(MISSED, made=average(4)))))
     assert found == {
         "outcome": "not reproduced",
         "because": [
@@ -568,20 +501,19 @@ def test_figures_are_json() -> None:
         ],
         "seeds": None,
     }
-    several = judge_runs(27.1, 27.2, 27.3).to_json()
-    assert several["score"]["value"] == pytest.approx(27.2)
-    assert [run["value"] for run in several["runs"]] == [27.1, 27.2, 27.3]
-    assert several["seeds"] == asdict(estimate_spread([27.1, 27.2, 27.3]))
+    values = [27.1, 27.2, 27.3]
+    several = judge_runs(*values)
+    assert several.score.value == pytest.approx(27.2)
+    assert [run.value for run in several.runs] == values
+    assert several.seeds == estimate_spread(values)
 
 
 def test_without_training_there_is_no_verdict() -> None:
-    texts, export = (
-        System("out.txt", BASE, FULL, []),
-        LoadedModel(cast(TextToText, None), BASE, ["export"]),
-    )
-    for system in (texts, replace(texts, model=export)):
+    export = LoadedModel(cast(TextToText, None), BASE, ["export"])
+    for model in (None, export):
+        system = System("out.txt", BASE.data, FULL, [], model=model, scores=[REACHED])
         with pytest.raises(
             UserError,
             match=r"^out\.txt: a verdict judges the training too, so it needs a checkpoint",
         ):
-            judge(METRIC(), [JudgedRun(system, REACHED, TEXTS["de"])])
+            judge(METRIC(), [system], [TEXTS["de"]])

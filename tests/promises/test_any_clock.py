@@ -28,7 +28,7 @@ from nmt.data.plan import Cursor
 from nmt.data.vocab import Vocab
 from nmt.evaluate.systems import System
 from nmt.evaluate.training_text import TrainingText
-from nmt.evaluate.verdict import JudgedRun, judge
+from nmt.evaluate.verdict import judge
 from nmt.paper import check_conformance
 from nmt.score.metrics import find_paper_metric
 from nmt.score.score import Score
@@ -120,10 +120,10 @@ def list_missing_averaging(config: RunConfig, steps: Sequence[int]) -> list[str]
     checkpoint = Checkpoint(Path("average"), config, cast(Vocab, None), made, {})
     model = LoadedModel(cast(TextToText, None), config, ["average"], (checkpoint,))
     test = TestSet("wmt14/full", [], [], "", "", "newstest2014", None, None)
-    system = System("average", config, test, [], model=model)
-    score = Score("BLEU", 0.0, "", 0.0, 0.0)
-    run = JudgedRun(system, score, TrainingText())
-    missing = judge(find_paper_metric(config.data.tgt), [run]).missing
+    metric = find_paper_metric(config.data.tgt)
+    score = Score(metric.name, 0.0, "", 0.0, 0.0)
+    system = System("average", config.data, test, [], model=model, scores=[score])
+    missing = judge(metric, [system], [TrainingText()]).not_applied
     return [step for step in missing if step.startswith("averaging")]
 
 
