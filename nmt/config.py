@@ -581,7 +581,7 @@ class DecodingConfig:
     # set and the test set have their own.
     tag: str | None = None
     # Whether a line in capitals is translated in lower case, and its translation put in capitals;
-    # nmt-serve, nmt.api.load, nmt-translate --text, --html and --srt turn this on.
+    # nmt-serve, nmt.api.load and nmt-translate --text turn this on.
     lower_capitals: bool = False
     # Whether addresses, placeholders such as {0} and %s, and long numbers must survive: if one is lost,
     # the line is searched again with that string required (docs/decoding.md#protected-strings).

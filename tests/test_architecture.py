@@ -30,7 +30,6 @@ LEVELS = {
     "system": 0,
     "foreign_names": 0,
     "config": 1,
-    "documents": 1,
     "known_test_sets": 1,
     "agreement": 2,
     "paper": 2,

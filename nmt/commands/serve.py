@@ -6,7 +6,6 @@ options are reported before torch is imported.
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,19 +24,17 @@ if TYPE_CHECKING:
     from nmt.serve.models import ServedModel
 
 KEYS_VARIABLE = "NMT_API_KEYS"
-ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+")  # as browsers write it
-OTHER_FILES = 64  # open besides connections
 EXAMPLES = """\
   nmt-serve runs/demo/average                                    http://127.0.0.1:8000, for this machine only
   nmt-serve runs/en-de/average runs/de-en/average                two directions
   nmt-serve small=runs/small/average big=runs/big/average        two models of one direction, by name
   nmt-serve exports/en-de --engine ctranslate2 decoding.beam=2
-  nmt-serve runs/demo/average --host 0.0.0.0 --allow-host mt.example.org --api-key-file keys
+  nmt-serve runs/demo/average --host 0.0.0.0 --api-key-file keys
 
-POST /translate accepts what LibreTranslate's clients send; POST /v1/translate has n-best lists, scores, alignments
-and attention. GET /openapi.json describes both, and GET / is a page to try it. SIGTERM and Ctrl-C end the server
-once pending requests are answered, within 10 seconds. Exit codes: 0 ended by SIGTERM, 1 a failure, 2 a mistake in
-the input, 130 Ctrl-C. See docs/serving.md."""
+POST /translate accepts what LibreTranslate's clients send; POST /v1/translate has n-best lists and scores. GET
+/openapi.json describes both, and GET / is a page to try it. SIGTERM and Ctrl-C end the server once pending requests
+are answered, within 10 seconds. Exit codes: 0 ended by SIGTERM, 1 a failure, 2 a mistake in the input, 130 Ctrl-C.
+See docs/serving.md."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -71,20 +68,6 @@ def add_network_arguments(group: argparse._ArgumentGroup) -> None:
         help="the port (default 8000); 0: any free one, which is printed",
     )
     group.add_argument(
-        "--allow-host",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="names by which clients may call the server, besides localhost and --host; '*' is any",
-    )
-    group.add_argument(
-        "--allow-origin",
-        nargs="+",
-        default=[],
-        metavar="ORIGIN",
-        help="other sites whose pages may use the server, such as https://example.org; '*' is any",
-    )
-    group.add_argument(
         "--api-key-file",
         metavar="FILE",
         help=f"API keys, one per line; a client must send one of them. The variable {KEYS_VARIABLE} also takes keys",
@@ -100,11 +83,6 @@ def add_limit_arguments(group: argparse._ArgumentGroup) -> None:
             1_024,
             "maximum number of sentences in the queue; when it is full, requests are refused with a time to retry",
         ),
-        (
-            "--max-connections",
-            2_000,
-            "maximum number of requests that wait for an answer; further ones are refused",
-        ),
         ("--timeout", 30, "maximum number of seconds from a request to its answer"),
     ):
         group.add_argument(
@@ -119,14 +97,7 @@ def parse_port(text: str) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = build_parser()
-    args = parse_checkpoints(parser, argv)
-    for origin in args.allow_origin:
-        if origin != "*" and not ORIGIN.fullmatch(origin):
-            parser.error(
-                f"--allow-origin {origin}: give scheme and name, such as https://example.org"
-            )
-    return args
+    return parse_checkpoints(build_parser(), argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,38 +108,21 @@ def serve_models(args: argparse.Namespace) -> int:
     from nmt.system.runtime import tune_process
 
     keys = read_keys(args.api_key_file)
-    for package in ("fastapi", "prometheus_client", "py3langid", "python_multipart", "uvicorn"):
+    for package in ("fastapi", "python_multipart", "uvicorn"):
         import_extra(package)
     tune_process()  # before torch is imported
 
-    from nmt.serve.guard import LOCAL_HOSTS, Callers
-    from nmt.serve.limits import ServeLimits
+    from nmt.serve.app import ServeLimits
     from nmt.serve.models import ServedModels
     from nmt.serve.server import make_server, open_socket, run_server
 
-    limits = ServeLimits(
-        max_characters=args.max_characters,
-        max_waiting=args.max_waiting,
-        max_connections=min(args.max_connections, raise_file_limit() - OTHER_FILES),
-        timeout_s=args.timeout,
-    )
-    hosts = {*LOCAL_HOSTS, args.host, *args.allow_host}
-    callers = Callers(frozenset(map(str.lower, hosts)), frozenset(args.allow_origin))
+    limits = ServeLimits(args.max_characters, args.max_waiting, args.timeout)
     with open_socket(args.host, args.port) as listener:
         models = ServedModels([open_served(word, args) for word in args.checkpoints])
         models.warm_up()
-        server = make_server(models, limits, keys, callers)
+        server = make_server(models, limits, keys)
         run_server(server, listener, list(models.by_name))
     return 0
-
-
-def raise_file_limit() -> int:
-    """Raise the limit of open files, and so of connections, as far as allowed; return it."""
-    import resource
-
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most if most != resource.RLIM_INFINITY else 1 << 20
 
 
 def read_keys(path: str | None) -> frozenset[str]:

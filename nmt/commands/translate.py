@@ -41,7 +41,6 @@ EXAMPLES = """\
   nmt-translate runs/a/average runs/b/average < text.en              an ensemble: the mean of their probabilities
   nmt-translate runs/demo/average --n-best 4 --json < text.en        the best four of each line, with scores
   nmt-translate runs/demo/average --text < letter.en                 split paragraphs into sentences first
-  nmt-translate runs/demo/average --html -i page.html -o seite.html  tags keep their words
   nmt-translate runs/demo/average --preset marian decoding.max_source=200 < text.en
   nmt-translate runs/demo/average                                    prompt for lines at a terminal
 
@@ -59,18 +58,12 @@ Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. See docs/
 # everyday sentences it does so in 1 to 4 % of all lines.
 MAX_SHORTENED = 0.05
 ATTENTION_SUFFIXES = (".html", ".json")
-OF_LINES = (
-    "--text --prefix --must --n-best --scores --alignments --json --attention --resume --workers "
-    "--on --plan --interactive --long-lines"
-)
 CONFLICTS = {
     "--attention": "--resume --workers --on --interactive",  # the maps of finished lines are not saved
     "--engine": "--attention --n-best --alignments --sample --prefix --forbid --glossary --must --protect",
     "--interactive": "-i -o --prefix --must --workers --on",
     "--plan": "--resume --attention --interactive",
     "--text": "--prefix --must --long-lines",
-    "--html": f"--srt {OF_LINES}",
-    "--srt": OF_LINES,
 }
 NEEDS = {"--resume": "-o", "--seed": "--sample", "--plan": "-i"}
 
@@ -118,14 +111,6 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--text",
         action="store_true",
         help="each line is a paragraph: split it into sentences and translate each",
-    )
-    parser.add_argument(
-        "--html", action="store_true", help="the input is an HTML document, and so is the output"
-    )
-    parser.add_argument(
-        "--srt",
-        action="store_true",
-        help="the input is a SubRip subtitle file, and so is the output",
     )
     parser.add_argument("-i", "--input", metavar="FILE", help="read FILE, not standard input")
     parser.add_argument(
@@ -252,7 +237,7 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
         "tag": args.tag and json.dumps(args.tag),
     }
     overrides = [f"decoding.{key}={value}" for key, value in options.items() if value is not None]
-    if args.text or args.html or args.srt:
+    if args.text:
         overrides = [*RUNNING_TEXT, *overrides]
     return [*overrides, *args.overrides]
 
@@ -312,9 +297,7 @@ def translate_text(args: argparse.Namespace) -> int:
     is_alone = args.workers == 1 and not args.on
     # a person who gave no input would otherwise wait in vain
     is_at_terminal = not names_files and is_alone and sys.stdin.isatty()
-    if args.html or args.srt:
-        translate_document(args, model.translator)
-    elif args.interactive or is_at_terminal:
+    if args.interactive or is_at_terminal:
         converse(model, layout)
     else:
         translate_input(args, model.translator, layout, load_model)
@@ -323,9 +306,9 @@ def translate_text(args: argparse.Namespace) -> int:
 
 def converse(model: "LoadedModel", layout: "Layout") -> None:
     from nmt.commands.prompt import answer_lines
-    from nmt.documents.document import PlainText
     from nmt.system.progress import say
     from nmt.translate.formats import Layout
+    from nmt.translate.sentences import RunningText
 
     translator = model.translator
 
@@ -339,8 +322,8 @@ def converse(model: "LoadedModel", layout: "Layout") -> None:
             say(f"{line.strip()}: the prompt has no commands; Ctrl-C drops a line, Ctrl-D ends")
             return ""
         if is_paragraph:
-            document = PlainText(line, translator.make_splitter())
-            (translated,) = translator.translate_documents([document], layout.request)
+            text = RunningText(line, translator.make_splitter())
+            (translated,) = translator.translate_texts([text], layout.request)
             return layout.paragraph(1, line, translated, translator)
         (candidates,) = translator.find_candidates([line], layout.request)
         return layout.lines(1, line, candidates, translator)
@@ -423,31 +406,6 @@ def warn_of_shortened(name: str, lines: Sequence[int]) -> None:
         f"warning: {name}:{lines[0]}: has several sentences, and its translation has fewer; give --text to "
         "translate each sentence separately"
     )
-
-
-def translate_document(args: argparse.Namespace, translator: "TextToText") -> None:
-    """Translate a document as a whole."""
-    from nmt.documents.html import HtmlDocument
-    from nmt.documents.subtitles import SubRip
-    from nmt.system.progress import say
-    from nmt.translate.lines import open_input
-    from nmt.translate.stream import write_uninterrupted
-    from nmt.translate.translator import list_cut, warn_of_cut
-
-    with ExitStack() as stack:
-        source = stack.enter_context(open_input(args.input))
-        kind = SubRip if args.srt else HtmlDocument
-        document = kind(source.read_text(), translator.make_splitter())
-        handles = [source.handle]
-        out, _, progress = open_lines_output(args, handles, stack, "translating", "sentences")
-        progress.total = len(document.sentences)
-        (translated,) = translator.translate_documents([document], progress=progress)
-        write_uninterrupted(out, translated.text.encode(errors="replace"))
-    cut = list_cut(translated.candidates)
-    if cut:
-        warn_of_cut(f"{source.name}: sentence {cut[0]}", len(cut), len(translated.candidates))
-    if translator.config.protect:
-        say(str(translator.survival))
 
 
 if __name__ == "__main__":

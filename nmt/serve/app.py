@@ -1,111 +1,101 @@
 """The server as a FastAPI application: its routes, and what happens between a request and its answer.
 
-A request is checked, becomes lines, waits for their translations until its deadline, and gives way
-when its client leaves. Every error is one JSON object with one line; a bug is a 500 without a
-traceback, which only the operator sees.
+`/translate` and `/languages` are LibreTranslate's, so that its clients work; `/v1/translate` is ours. Every
+error is one JSON object with one line; a bug is a 500 without a traceback, which only the operator sees.
+TLS, limits for each client and slow connections are the business of a proxy in front of the server.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
-from itertools import islice, repeat
-from typing import Annotated, Any, TypeVar
+from importlib.resources import files
+from itertools import islice
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.security import HTTPBearer
-from pydantic import BaseModel, ValidationError
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response
 
-from nmt.documents.document import Document, PlainText
-from nmt.documents.html import HtmlDocument
-from nmt.serve.answers import LineOptions, tidy_glossary
-from nmt.serve.batcher import (
-    SMALLEST_SHARE,
-    Asker,
-    Batcher,
-    LineAnswer,
-    QueueFull,
-    WaitingLine,
-)
-from nmt.serve.detection import MOST_READ, LanguageDetector
-from nmt.serve.guard import RETRY_AFTER, Callers, Guard
-from nmt.serve.libretranslate import (
-    FORM_TYPES,
-    JSON_TYPE,
-    choose_model,
-    choose_options,
-    describe_question,
-    detect_languages,
-    find_content_type,
-    find_key,
-    format_settings,
-    join_texts,
-    list_languages,
-    parse_body,
-    read_values,
-)
-from nmt.serve.limits import MOST_CHARACTERS_AT_ONCE, ServeLimits, check_amount
+from nmt.serve.batcher import Batcher, LineAnswer, LineOptions, QueueFull
 from nmt.serve.messages import (
-    MAX_ATTENTION_MAPS,
     AnsweredSentence,
     AnsweredText,
-    Detection,
-    DetectRequest,
+    LineCandidate,
     Health,
     Language,
-    LineCandidate,
     LinesAnswer,
     LinesRequest,
     ModelDescription,
     ModelList,
     Refusal,
-    StreamedLine,
     TextsAnswer,
     TextsRequest,
     explain_invalid,
 )
-from nmt.serve.metrics import ServerMetrics
-from nmt.serve.models import SearchChoice, ServedModel, ServedModels
-from nmt.serve.pages import read_page_files
+from nmt.serve.models import ServedModel, ServedModels
 from nmt.system.errors import Failure, UserError
-from nmt.translate.translator import LineTooLong
+from nmt.system.strict_json import parse_json
+from nmt.translate.sentences import RunningText
+from nmt.translate.translator import Candidates
 
-STATUS_CLIENT_LEFT = 499  # counted by the metrics, and read by no client
-LONG_TEXT = 2_000  # characters
-T = TypeVar("T")
-ROOM_PAUSE_S = 0.05  # until a stream looks for room in the queue again
-BUG = "the server failed; its log says why"
-
+JSON_TYPE = "application/json"
+FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
+MAX_FIELDS = 50  # of a form
+MAX_TEXTS = 10_000  # of a request
+MAX_AT_ONCE = 64  # sentences of one request in the queue, so that others are answered beside it
+BYTES_PER_CHARACTER = 12  # in JSON, if all are escaped
+RETRY_AFTER = {"Retry-After": "1"}
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+PAGE_TYPES = {"index.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
 REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Refusal, "description": "what is wrong with the request"},
     "5XX": {"model": Refusal, "description": "why there is no answer"},
 }
+# English names for the list of languages; others are called by their code.
+LANGUAGE_NAMES: dict[str, str] = json.loads((files(__package__) / "languages.json").read_bytes())
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
 router = APIRouter(responses=REFUSALS)
 
 
-class SearchFailed(Exception):
-    """A bug in the search of a line, which the batcher has logged."""
+@dataclass(frozen=True)
+class ServeLimits:
+    max_characters: int = 100_000  # of a request
+    max_waiting: int = 1_024  # sentences in the queue
+    timeout_s: float = 30.0  # for an answer
+
+    @property
+    def max_body(self) -> int:
+        """Bytes of a request: its text, and some kilobytes of everything else."""
+        return BYTES_PER_CHARACTER * self.max_characters + (64 << 10)
 
 
 @dataclass(frozen=True)
 class Service:
-    """The state that the routes use."""
+    """What the routes use."""
 
     models: ServedModels
     batcher: Batcher
     limits: ServeLimits
     keys: frozenset[str]  # none: no key is needed
-    metrics: ServerMetrics
-    detector: LanguageDetector
 
-    def check_key(self, request: Request, given: str | None = None) -> Asker:
-        """Refuse a request without one of the keys, if there are any. Return the client."""
+    def check_key(self, request: Request, given: str | None) -> None:
+        """Refuse a request without one of the keys, if there are any."""
         if not self.keys:
-            return Asker(request.client.host if request.client else "")
+            return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             given = token.strip()
@@ -114,188 +104,59 @@ class Service:
         words = given.encode(errors="replace")
         if not any(compare_digest(words, key.encode()) for key in self.keys):
             raise HTTPException(403, "this API key is not known")
-        return Asker(given)
 
-    async def answer_in_time(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
-        """Do what a request asks. It ends with the deadline, or as soon as the client leaves."""
-        answered = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(wait_for_departure(request))
-        try:
-            done, _ = await asyncio.wait(
-                (answered, leaving),
-                timeout=self.limits.timeout_s,
-                return_when=asyncio.FIRST_COMPLETED,
+    def check_amount(self, texts: Sequence[str]) -> None:
+        """Refuse too much text, and anything that is not text."""
+        n_characters = sum(map(len, texts))
+        if n_characters > self.limits.max_characters:
+            raise HTTPException(
+                413, f"q has {n_characters:,} characters, more than {self.limits.max_characters:,}"
             )
-        finally:
-            leaving.cancel()
-            answered.cancel()
-        if not done:
-            raise HTTPException(504, self.say_too_late())
-        if answered not in done:
-            raise HTTPException(STATUS_CLIENT_LEFT, "the client left")
-        return answered.result()
+        if len(texts) > MAX_TEXTS:
+            raise HTTPException(413, f"q has {len(texts):,} texts, more than {MAX_TEXTS:,}")
+        for number, text in enumerate(texts, 1):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise HTTPException(400, f"q: line {number} has half a character") from None
 
-    async def translate_documents(
-        self,
-        asker: Asker,
-        options: LineOptions,
-        documents: Sequence[Document],
-        prefixes: Sequence[str] = (),
-        waits_for_room: bool = False,
-        first_number: int = 1,
-    ) -> list[list[list[LineCandidate]]]:
-        """Return the candidates of each sentence of each document; a few sentences wait at a time. In
-        messages the documents are lines of the request, the first of them line `first_number`.
+    async def translate(
+        self, options: LineOptions, texts: Sequence[str], has_sentences: bool = True
+    ) -> tuple[list[RunningText], list[list[Candidates]]]:
+        """Split texts into sentences, and return those and the candidates of each, by text. A few
+        sentences wait at a time.
         """
-        lines = [
-            WaitingLine(asker, options, sentence.text, prefix if number == 0 else "")
-            for document, prefix in zip(documents, prefixes or repeat(""), strict=False)
-            for number, sentence in enumerate(document.sentences)
-        ]
-        asker.is_long |= len(lines) > SMALLEST_SHARE
-        for group in split_into_groups(lines, self.limits.max_at_once):
-            await self._translate_lines(group, waits_for_room)
-            waits_for_room = True  # what has begun is not refused any more
-        unread = iter(lines)
-        candidates = []
-        for number, document in enumerate(documents, first_number):
-            own_lines = islice(unread, len(document.sentences))
-            candidates.append([read_answer(line.answered.result(), number) for line in own_lines])
-        return candidates
-
-    async def _translate_lines(self, lines: Sequence[WaitingLine], waits_for_room: bool) -> None:
-        while waits_for_room and not self.batcher.has_room(lines[0].asker.client, len(lines)):
-            await asyncio.sleep(ROOM_PAUSE_S)
-        self.batcher.put(lines)
+        self.check_amount(texts)
+        splitter = options.model.translator.make_splitter(has_sentences)
+        # in a thread, because a long text takes long
+        split = await asyncio.to_thread(lambda: [RunningText(text, splitter) for text in texts])
+        sentences = [sentence.text for text in split for sentence in text.sentences]
+        answers: list[LineAnswer] = []
         try:
-            # unlike gather, it cancels no answer if it is cancelled itself; `drop` does
-            await asyncio.wait([line.answered for line in lines])
-        finally:
-            self.batcher.drop(lines)
-
-    def say_too_late(self) -> str:
-        return f"there was no answer within {self.limits.timeout_s:g} s"
-
-    async def stream_rows(
-        self, asker: Asker, asked: LinesRequest, options: LineOptions
-    ) -> AsyncIterator[str]:
-        """Yield a row for each text, as soon as it is translated. A few texts wait at a time."""
-        asker.is_long = len(asked.q) > SMALLEST_SHARE
-        n_started = 0
-        running: dict[asyncio.Task[str], int] = {}  # what each row takes of max_at_once
-        try:
-            while running or n_started < len(asked.q):
-                while n_started < len(asked.q) and sum(running.values()) < self.limits.max_at_once:
-                    text = asked.q[n_started]
-                    (document,) = await split_texts([text], options, asked.split)
-                    row = self._answer_row(asker, n_started, document, asked, options)
-                    # 1 more, because a text without sentences has a row too
-                    running[asyncio.create_task(row)] = 1 + len(document.sentences)
-                    n_started += 1
-                done, _ = await asyncio.wait(
-                    running, timeout=self.limits.timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    yield StreamedLine(error=self.say_too_late()).to_row()
-                    return
-                for task in done:
-                    del running[task]
-                    yield task.result()
-        finally:
-            for task in running:
-                task.cancel()
-
-    async def _answer_row(
-        self,
-        asker: Asker,
-        index: int,
-        document: Document,
-        asked: LinesRequest,
-        options: LineOptions,
-    ) -> str:
-        """Translate a text once the queue has room for it."""
-        prefixes = asked.prefix[index : index + 1] if asked.prefix else ()
-        try:
-            (candidates,) = await self.translate_documents(
-                asker, options, [document], prefixes, waits_for_room=True, first_number=index + 1
-            )
-        except HTTPException as error:
-            return StreamedLine(index=index, error=error.detail).to_row()
-        except SearchFailed:  # the other lines continue
-            return StreamedLine(index=index, error=BUG).to_row()
-        translated = join_text(document, candidates)
-        return StreamedLine(
-            index=index, text=translated.text, sentences=translated.sentences
-        ).to_row()
+            async with asyncio.timeout(self.limits.timeout_s):
+                for first in range(0, len(sentences), MAX_AT_ONCE):
+                    chunk = sentences[first : first + MAX_AT_ONCE]
+                    answers += await self.batcher.translate(options, chunk)
+        except TimeoutError:
+            limit = f"{self.limits.timeout_s:g} s"
+            raise HTTPException(504, f"there was no answer within {limit}") from None
+        unread = iter(answers)
+        found = []
+        for number, text in enumerate(split, 1):
+            own = islice(unread, len(text.sentences))
+            found.append([read_answer(answer, number) for answer in own])
+        return split, found
 
 
-def split_into_groups(lines: Sequence[WaitingLine], most: int) -> Iterator[Sequence[WaitingLine]]:
-    """Split the lines of a request into those that wait at a time, so that others are answered between them."""
-    group: list[WaitingLine] = []
-    n_characters = 0
-    for line in lines:
-        if group and (len(group) == most or n_characters > MOST_CHARACTERS_AT_ONCE):
-            yield group
-            group, n_characters = [], 0
-        group.append(line)
-        n_characters += len(line.text)
-    if group:
-        yield group
-
-
-async def read_documents(asked: TextsRequest, options: LineOptions) -> Sequence[Document]:
-    if asked.format == "text":
-        return await split_texts(asked.texts, options, has_sentences=True)
-    splitter = options.model.loaded.translator.make_splitter()
-    try:
-        return await asyncio.to_thread(
-            lambda: [HtmlDocument(text, splitter) for text in asked.texts]
-        )
-    except UserError as error:
-        raise HTTPException(400, f"q: {error}") from None
-
-
-async def split_texts(
-    texts: Sequence[str], options: LineOptions, has_sentences: bool
-) -> list[PlainText]:
-    splitter = options.model.loaded.translator.make_splitter(has_sentences)
-
-    def split() -> list[PlainText]:
-        return [PlainText(text, splitter) for text in texts]
-
-    # A long text is split in a thread, so that others are answered meanwhile. For a short one, starting
-    # a thread takes longer than splitting.
-    is_long = sum(map(len, texts)) > LONG_TEXT
-    return await asyncio.to_thread(split) if is_long else split()
-
-
-def join_text(document: Document, candidates: Sequence[list[LineCandidate]]) -> AnsweredText:
-    """Join the best candidates of the sentences, and list all of them."""
-    text = document.join([of_sentence[0].translated for of_sentence in candidates])
-    sentences = [
-        AnsweredSentence(source=sentence.text, start=sentence.start, candidates=of_sentence)
-        for sentence, of_sentence in zip(document.sentences, candidates, strict=True)
-    ]
-    return AnsweredText(text=text, sentences=sentences)
-
-
-def read_answer(answer: LineAnswer, number: int) -> list[LineCandidate]:
-    """Return the candidates of line `number`, or raise the refusal that the client gets."""
-    if isinstance(answer, list):
-        return answer
-    if isinstance(answer, LineTooLong):
-        raise HTTPException(413, f"q: line {number} or its prefix is too long for the model")
+def read_answer(answer: LineAnswer, number: int) -> Candidates:
+    """Return the candidates of a sentence of text `number`, or raise the refusal that the client gets."""
     if isinstance(answer, UserError):
         raise HTTPException(400, f"q: line {number}: {answer}")
     if isinstance(answer, Failure):
         raise HTTPException(503, str(answer), RETRY_AFTER)
-    raise SearchFailed from answer
-
-
-async def wait_for_departure(request: Request) -> None:
-    """Wait until the client closes its connection; its request was read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    if isinstance(answer, Exception):  # the batcher has logged it
+        raise answer
+    return answer
 
 
 def find_service(request: Request) -> Service:
@@ -306,61 +167,107 @@ def find_service(request: Request) -> Service:
 Served = Annotated[Service, Depends(find_service)]
 
 
-def answer_with(answer: BaseModel) -> Response:
-    """Send what was asked for: other fields of the answer are None, and left out."""
-    return Response(answer.model_dump_json(exclude_none=True), media_type=JSON_TYPE)
-
-
 # ---- LibreTranslate's routes ----------------------------------------------------------------------------------------
 
-# The routes that translate read their body and write their answer themselves: FastAPI's own way, which
-# checks an answer again, takes as long as everything else that a short request costs here.
+
+def describe_body(request_type: Any, *content_types: str) -> dict[str, Any]:
+    """Describe a body that the route reads itself, for the OpenAPI document."""
+    schema = {"schema": request_type.model_json_schema()}
+    return {"requestBody": {"content": dict.fromkeys(content_types, schema)}}
 
 
 @router.post(
     "/translate",
-    responses={200: {"model": TextsAnswer}},
-    openapi_extra=describe_question(TextsRequest, JSON_TYPE, *FORM_TYPES),
+    response_model_exclude_none=True,
+    openapi_extra=describe_body(TextsRequest, JSON_TYPE, *FORM_TYPES),
 )
-async def translate(request: Request) -> Response:
+async def translate_texts(request: Request, service: Served) -> TextsAnswer:
     """Translate a text, or a list of texts, sentence by sentence."""
-    service = find_service(request)
     values = await read_values(request)
-    asker = service.check_key(request, find_key(values))
+    key = values.get("api_key") or values.get("apiKey")  # as the npm client calls it
+    service.check_key(request, key if isinstance(key, str) else None)
     asked = TextsRequest.model_validate(values)
-    check_amount(asked.texts, service.limits)
-    detected = detect_languages(asked, service.models, service.detector)
-    model = choose_model(asked, service.models, detected)
-    options = choose_options(asked, model)
+    model = choose_model(asked, service.models)
+    options = LineOptions(model, min(1 + asked.alternatives, model.most_candidates))
+    texts, found = await service.translate(options, asked.texts)
 
-    async def translate_texts() -> TextsAnswer:
-        documents = await read_documents(asked, options)
-        candidates = await service.translate_documents(asker, options, documents)
-        if asked.format == "html":
-            return await asyncio.to_thread(join_texts, asked, documents, candidates, detected)
-        return join_texts(asked, documents, candidates, detected)
+    ranked = [join_ranks(*pair) for pair in zip(texts, found, strict=True)]
+    best = [first for first, *_ in ranked]
+    others = [rest[: asked.alternatives] for _, *rest in ranked]
+    is_list = isinstance(asked.q, list)
+    answer = TextsAnswer(translatedText=best if is_list else best[0])
+    if asked.alternatives:
+        answer.alternatives = others if is_list else others[0]
+    return answer
 
-    return answer_with(await service.answer_in_time(request, translate_texts()))
+
+async def read_values(request: Request) -> Mapping[str, Any]:
+    """Read what a client asks, in whichever of LibreTranslate's three ways it does: as JSON, as a form,
+    or in the query.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == JSON_TYPE:
+        try:
+            values = parse_json(await request.body(), "the body")
+        except UserError:
+            raise HTTPException(400, "the body is not JSON in UTF-8") from None
+        if not isinstance(values, dict):
+            raise HTTPException(400, "the body is not a JSON object")
+        return values
+    if kind in FORM_TYPES:
+        form = await request.form(max_files=0, max_fields=MAX_FIELDS)
+        if len(form) < len(form.multi_items()):
+            raise HTTPException(400, "a key of the form occurs twice; send a list as JSON")
+        return {**request.query_params, **form}
+    if await request.body() or (kind and not request.query_params):
+        raise HTTPException(
+            415, f"content type {kind[:99]!r} is not supported; send application/json or a form"
+        )
+    return request.query_params
 
 
-@router.post("/detect", openapi_extra=describe_question(DetectRequest, JSON_TYPE, *FORM_TYPES))
-async def detect(request: Request, service: Served) -> list[Detection]:
-    """List the languages that a text may be in, the most probable first."""
-    values = await read_values(request)
-    service.check_key(request, find_key(values))
-    asked = DetectRequest.model_validate(values)
-    return service.detector.detect(asked.q[:MOST_READ])
+def choose_model(asked: TextsRequest, models: ServedModels) -> ServedModel:
+    """Find the model of the two languages; `auto` is the only source language, if there is only one."""
+    source = asked.source
+    sources = {model.src for model in models.by_name.values()}
+    if source == "auto" and len(sources) > 1:
+        raise HTTPException(
+            400, f"source: auto is not supported; this server does not detect {join_names(sources)}"
+        )
+    if source == "auto":
+        (source,) = sources
+    model = models.find_pair(source, asked.target)
+    if model is None:
+        pairs = ", ".join(f"{one.src} to {one.tgt}" for one in models.by_name.values())
+        raise HTTPException(
+            400, f"{source[:20]} to {asked.target[:20]} is not supported; there is {pairs}"
+        )
+    return model
+
+
+def join_names(names: set[str]) -> str:
+    return " or ".join(sorted(names))
+
+
+def join_ranks(text: RunningText, found: Sequence[Candidates]) -> list[str]:
+    """Join the best candidates of all sentences, then the second ones, and so on; no text occurs twice."""
+    joined = []
+    for rank in range(max(map(len, found), default=1)):
+        chosen = [candidates[min(rank, len(candidates) - 1)] for candidates in found]
+        joined.append(text.join([candidate.text for candidate in chosen]))
+    return list(dict.fromkeys(joined))
 
 
 @router.get("/languages")
-async def show_languages(service: Served) -> list[Language]:
-    return list_languages(service.models)
-
-
-@router.get("/frontend/settings")
-async def show_settings(service: Served) -> dict[str, Any]:
-    """What LibreTranslate's own page asks for first."""
-    return format_settings(service.models, service.limits, bool(service.keys))
+async def list_languages(service: Served) -> list[Language]:
+    """List the languages; one that no model translates has no targets."""
+    models = service.models.by_name.values()
+    codes = dict.fromkeys([*(model.src for model in models), *(model.tgt for model in models)])
+    languages = []
+    for code in codes:
+        name = LANGUAGE_NAMES.get(code, code)
+        languages.append(Language(code=code, name=name, targets=service.models.list_targets(code)))
+    return languages
 
 
 @router.get("/health")
@@ -373,131 +280,79 @@ async def check_health(service: Served) -> Health:
 # ---- ours -----------------------------------------------------------------------------------------------------------
 
 
-async def read_lines_request(request: Request, service: Service) -> tuple[Asker, LinesRequest]:
-    if find_content_type(request) != JSON_TYPE:
-        raise HTTPException(415, "send the request as application/json")
-    values = parse_body(await request.body())
-    asker = service.check_key(request, find_key(values))
-    return asker, LinesRequest.model_validate(values)
-
-
 @router.get("/v1/models")
 async def list_models(service: Served) -> ModelList:
     rows = []
     for model in service.models.by_name.values():
-        translator = model.loaded.translator
-        description = ModelDescription(
+        translator = model.translator
+        row = ModelDescription(
             name=model.name,
             source=model.src,
             target=model.tgt,
             engine=translator.engine,
             beam=translator.config.beam,
         )
-        rows.append(description)
+        rows.append(row)
     return ModelList(models=rows)
 
 
-@router.post(
-    "/v1/translate",
-    responses={200: {"model": LinesAnswer}},
-    openapi_extra=describe_question(LinesRequest, JSON_TYPE),
-)
-async def translate_lines(request: Request) -> Response:
-    """Translate texts, with n-best lists, pieces, alignments and attention of their sentences on request."""
-    service = find_service(request)
-    asker, asked = await read_lines_request(request, service)
-    options = check_question(asked, service)
-
-    async def translate_texts() -> LinesAnswer:
-        documents = await split_texts(asked.q, options, asked.split)
-        n_sentences = sum(len(document.sentences) for document in documents)
-        if asked.attention and n_sentences * asked.n_best > MAX_ATTENTION_MAPS:
-            raise HTTPException(
-                400, f"attention is for at most {MAX_ATTENTION_MAPS} translations; ask for fewer"
-            )
-        candidates = await service.translate_documents(
-            asker, options, documents, asked.prefix or ()
-        )
-        texts = [join_text(*one) for one in zip(documents, candidates, strict=True)]
-        return LinesAnswer(model=options.model.name, translations=texts)
-
-    return answer_with(await service.answer_in_time(request, translate_texts()))
-
-
-@router.post(
-    "/v1/stream",
-    response_class=StreamingResponse,
-    responses={200: {"content": {"application/x-ndjson": {}}}},
-    openapi_extra=describe_question(LinesRequest, JSON_TYPE),
-)
-async def stream_lines(request: Request) -> StreamingResponse:
-    """Translate many texts; each line of the answer is an object, in the order they are ready."""
-    service = find_service(request)
-    asker, asked = await read_lines_request(request, service)
-    options = check_question(asked, service)
-    if asked.attention:
-        raise HTTPException(400, "/v1/stream does not support attention; use /v1/translate")
-    if not service.batcher.has_room(asker.client):
-        raise QueueFull
-    rows = service.stream_rows(asker, asked, options)
-    return StreamingResponse(rows, media_type="application/x-ndjson")
-
-
-def check_question(asked: LinesRequest, service: Service) -> LineOptions:
-    """Return what is asked of each sentence, if the server's limits and the model allow it."""
-    check_amount(asked.q, service.limits)
-    check_amount(asked.prefix or (), service.limits)
-    check_amount([*asked.glossary.values(), *asked.glossary], service.limits)
-    model = find_model(asked.model, service.models)
-    options = LineOptions(
-        model=model,
-        search=SearchChoice(asked.preset, asked.beam),
-        n_best=asked.n_best,
-        glossary=tidy_glossary(asked.glossary),
-        has_prefix=asked.prefix is not None,
-        has_alignments=asked.alignments,
-        has_pieces=asked.pieces,
-        has_attention=asked.attention,
-        has_scores=asked.scores,
-    )
-    text_and_score = LineOptions(model, options.search, has_scores=asked.scores)
-    if not model.is_ours and options != text_and_score:
+@router.post("/v1/translate")
+async def translate_lines(request: Request, asked: LinesRequest, service: Served) -> LinesAnswer:
+    """Translate texts, with n-best lists and scores of their sentences."""
+    service.check_key(request, asked.api_key)
+    models = service.models.by_name
+    name = service.models.first.name if asked.model is None else asked.model
+    if name not in models:
+        raise HTTPException(400, f"model: there is no {name[:99]!r}; known: {', '.join(models)}")
+    model = models[name]
+    if asked.n_best > model.most_candidates:
         raise HTTPException(
-            400, f"{model.name} is translated by another engine, which gives text and score only"
+            400, f"n_best is {asked.n_best}, but this model's search finds {model.most_candidates}"
         )
-    config = model.find_translator(options.search).config
-    if asked.n_best > config.beam and not config.sample:
-        raise HTTPException(
-            400, f"n_best is {asked.n_best}, but beam is {config.beam}; give a wider beam"
-        )
-    if asked.glossary and config.beam == 1:
-        raise HTTPException(400, "glossary needs several hypotheses; give beam 2 or more")
-    return options
+    options = LineOptions(model, asked.n_best)
+    texts, found = await service.translate(options, asked.q, asked.split)
+    translations = [make_answer(*pair) for pair in zip(texts, found, strict=True)]
+    return LinesAnswer(model=name, translations=translations)
 
 
-def find_model(name: str | None, models: ServedModels) -> ServedModel:
-    if name is None:
-        return models.first
-    if name not in models.by_name:
-        known = ", ".join(models.by_name)
-        raise HTTPException(400, f"model: there is no {name[:99]!r}; known: {known}")
-    return models.by_name[name]
-
-
-# HTTPBearer names the scheme in the document; `check_key` checks the key.
-@router.get(
-    "/metrics", response_class=Response, dependencies=[Depends(HTTPBearer(auto_error=False))]
-)
-async def show_metrics(request: Request, service: Served) -> Response:
-    """Figures for Prometheus."""
-    service.check_key(request)
-    return Response(service.metrics.format(), media_type="text/plain; version=0.0.4")
+def make_answer(text: RunningText, found: Sequence[Candidates]) -> AnsweredText:
+    sentences = []
+    for sentence, candidates in zip(text.sentences, found, strict=True):
+        shown = [
+            LineCandidate(text=one.text.replace("\n", " "), score=round(one.score, 6))
+            for one in candidates
+        ]
+        answered = AnsweredSentence(source=sentence.text, start=sentence.start, candidates=shown)
+        sentences.append(answered)
+    best = [candidates[0].text for candidates in found]
+    return AnsweredText(text=text.join(best), sentences=sentences)
 
 
 # ---- the application ------------------------------------------------------------------------------------------------
 
 
-def make_app(service: Service, callers: Callers) -> Guard:
+@dataclass(frozen=True)
+class BodyLimit:
+    """An ASGI application that refuses bodies that are too long, and leaves the rest to another."""
+
+    app: App
+    limit: int
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        n_bytes = 0
+
+        async def receive_limited() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > self.limit:
+                raise HTTPException(413, f"the body has more than {self.limit:,} bytes")
+            return message
+
+        await self.app(scope, receive_limited, send)
+
+
+def make_app(service: Service) -> App:
     app = FastAPI(
         title="nmt-serve",
         version="1",
@@ -506,32 +361,26 @@ def make_app(service: Service, callers: Callers) -> Guard:
         exception_handlers={
             HTTPException: answer_refusal,
             QueueFull: answer_queue_full,
+            RequestValidationError: answer_invalid,
             ValidationError: answer_invalid,
             Exception: answer_bug,
         },
     )
     app.state.service = service
-    # Starlette's own routes come first and answer: FastAPI's, which describe them in the document, would
-    # spend more on an empty dependency tree than a short request costs here.
-    app.add_route("/translate", translate, methods=["POST"])
-    app.add_route("/v1/translate", translate_lines, methods=["POST"])
-    # not include_router: a router inside the application's own would look for each route twice
-    app.router.routes.extend(router.routes)
-    pages = read_page_files()
+    app.include_router(router)
+    # Read once; no path of a request reaches the file system.
+    folder = files(__package__) / "page"
+    pages = {name: (folder / name).read_bytes() for name in PAGE_TYPES}
 
     async def show_page(request: Request) -> Response:
-        page = pages.get(request.path_params.get("name", "index.html"))
-        if page is None:
+        name = request.path_params.get("name", "index.html")
+        if name not in pages:
             raise HTTPException(404)
-        headers = {"ETag": page.tag, "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == page.tag:
-            return Response(status_code=304, headers=headers)
-        return Response(page.content, media_type=page.media_type, headers=headers)
+        return Response(pages[name], media_type=PAGE_TYPES[name], headers=PAGE_HEADERS)
 
     app.add_route("/", show_page)
     app.add_route("/page/{name}", show_page)
-    paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
-    return Guard(app, service.limits, callers, service.metrics, paths)
+    return BodyLimit(app, service.limits.max_body)
 
 
 def answer_refusal(request: Request, error: HTTPException) -> Response:
@@ -548,9 +397,9 @@ def answer_queue_full(request: Request, error: QueueFull) -> Response:
     return make_refusal(503, message, RETRY_AFTER)
 
 
-def answer_invalid(request: Request, error: ValidationError) -> Response:
-    return make_refusal(400, explain_invalid(error))
+def answer_invalid(request: Request, error: RequestValidationError | ValidationError) -> Response:
+    return make_refusal(400, explain_invalid(error.errors()))
 
 
 def answer_bug(request: Request, error: Exception) -> Response:
-    return make_refusal(500, BUG)
+    return make_refusal(500, "the server failed; its log says why")

@@ -4,31 +4,23 @@ SIGTERM, SIGHUP, SIGUSR1 and Ctrl-C stop it gracefully: no new connection is acc
 answered, for at most ten seconds.
 """
 
-import asyncio
-import errno
 import gc
 import signal
 import socket
 from collections.abc import Sequence
-from typing import Any
 
 import uvicorn
-from starlette.middleware.cors import CORSMiddleware
 
-from nmt.serve.app import Service, make_app
+from nmt.serve.app import ServeLimits, Service, make_app
 from nmt.serve.batcher import Batcher, count_search_threads
-from nmt.serve.detection import LanguageDetector
-from nmt.serve.guard import App, Callers, Guard
-from nmt.serve.limits import ServeLimits
-from nmt.serve.metrics import ServerMetrics
 from nmt.serve.models import ServedModels
 from nmt.system.errors import UserError
-from nmt.system.progress import clock, say, say_once
+from nmt.system.progress import say
 
 DRAIN_S = 10
-LAST_CALL_S = 0.5  # for requests that are on their way
 LONGEST_HEAD = 64 << 10  # bytes: clients of LibreTranslate put texts into the query
 BACKLOG = 1_024
+MOST_CONNECTIONS = 1_000  # beyond these, uvicorn answers 503
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -48,14 +40,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 class TranslationServer(uvicorn.Server):
-    """uvicorn, and the threads that translate for it. It says once that no more files can be
-    opened; asyncio reports each attempt to accept a connection, a thousand a second. When it stops,
-    it still answers requests that arrive on idle connections.
-    """
-
-    # Whether it accepts no new connections. Only then does it close open ones, because clients would open
-    # others in their place.
-    is_closed = False
+    """uvicorn, and the threads that translate for it."""
 
     def __init__(self, config: uvicorn.Config, batcher: Batcher) -> None:
         super().__init__(config)
@@ -69,42 +54,13 @@ class TranslationServer(uvicorn.Server):
         finally:
             self.batcher.stop()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(say_trouble)
-        await super().startup(sockets)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:
-            server.close()
-        self.is_closed = True
-        ends_at = clock() + LAST_CALL_S
-        while self.server_state.connections and clock() < ends_at:
-            await asyncio.sleep(0.02)  # each answer closes its connection
-        await super().shutdown(sockets)
-
-
-def say_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    error = context.get("exception")
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        say_once(
-            "warning: too many connections are open, so others wait; raise the limit of open files, "
-            "for example with ulimit -n 65536"
-        )
-    else:
-        loop.default_exception_handler(context)
-
 
 def make_server(
-    models: ServedModels, limits: ServeLimits, keys: frozenset[str], callers: Callers
+    models: ServedModels, limits: ServeLimits, keys: frozenset[str]
 ) -> TranslationServer:
-    metrics = ServerMetrics()
-    batcher = Batcher(limits.max_waiting, count_search_threads(models), metrics.observe_batch)
-    detector = LanguageDetector(models.list_sources())
-    detector.load()
-    service = Service(models, batcher, limits, keys, metrics, detector)
-    app = make_app(service, callers)
+    batcher = Batcher(limits.max_waiting, count_search_threads(models))
     config = uvicorn.Config(
-        share_with_origins(app, callers),
+        make_app(Service(models, batcher, limits, keys)),
         ws="none",
         lifespan="off",
         log_level="error",
@@ -112,28 +68,11 @@ def make_server(
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
+        limit_concurrency=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=LONGEST_HEAD,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    server = TranslationServer(config, batcher)
-    app.is_stopping = lambda: server.is_closed
-    metrics.watch("nmt_waiting_lines", "Lines in the queue", lambda: batcher.n_waiting)
-    metrics.watch(
-        "nmt_connections", "Open connections", lambda: len(server.server_state.connections)
-    )
-    return server
-
-
-def share_with_origins(app: Guard, callers: Callers) -> App:
-    """Let browsers give the answers to pages of the allowed origins."""
-    if not callers.origins:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=sorted(callers.origins),
-        allow_methods=["GET", "POST"],
-        allow_headers=["Authorization", "Content-Type"],
-    )
+    return TranslationServer(config, batcher)
 
 
 def run_server(server: TranslationServer, listener: socket.socket, names: Sequence[str]) -> None:

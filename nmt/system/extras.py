@@ -19,8 +19,6 @@ EXTRAS = {
     "wandb": "wandb",
     "vl_convert": "report",
     "fastapi": "serve",
-    "prometheus_client": "serve",
-    "py3langid": "serve",
     "python_multipart": "serve",
     "uvicorn": "serve",
     "ray": "ray",

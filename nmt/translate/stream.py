@@ -20,8 +20,6 @@ from typing import IO, Any
 
 import torch
 
-from nmt.documents.document import PlainText
-from nmt.documents.sentences import Splitter
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import refuse_run_file
 from nmt.system.runtime import tune_process
@@ -29,6 +27,7 @@ from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk
 from nmt.translate.protect import Survival
+from nmt.translate.sentences import RunningText, Splitter
 from nmt.translate.translator import (
     LineTooLong,
     LoadedModel,
@@ -107,8 +106,8 @@ def _translate_lines(translator: TextToText, layout: Layout, task: Chunk) -> Tra
 
 def _translate_paragraphs(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
     splitter = translator.make_splitter()
-    paragraphs = [PlainText(line, splitter) for line in task.lines]
-    translated = translator.translate_documents(paragraphs, layout.request)
+    paragraphs = [RunningText(line, splitter) for line in task.lines]
+    translated = translator.translate_texts(paragraphs, layout.request)
     rows = []
     for number, (line, one) in enumerate(zip(task.lines, translated, strict=True), task.first):
         rows.append(layout.paragraph(number, line, one, translator))

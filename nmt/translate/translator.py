@@ -3,7 +3,7 @@
 The one path by which this project translates, whether for validation, scoring or a user's file. An
 empty line stays empty. The translation of a sentence does not depend on its neighbours in the
 batch. A line that is too long is cut or refused, as `decoding.long_lines` says, and always with a
-message. Running text and other documents are split into sentences first (nmt/documents/).
+message. Running text is split into sentences first (sentences.py).
 """
 
 from abc import ABC, abstractmethod
@@ -26,8 +26,6 @@ from nmt.config import (
     parse_device,
 )
 from nmt.data.vocab import EOS, MOSTLY_UNKNOWN, UNK, Vocabulary
-from nmt.documents.document import Document, PlainText, Translated
-from nmt.documents.sentences import Sentence, Splitter
 from nmt.model.backend import use_backend
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.dropout import suspend_dropout
@@ -43,10 +41,10 @@ from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch
 from nmt.translate.capitals import is_in_capitals, lower_capitals
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.ensemble import Ensemble
-from nmt.translate.links import link_characters
 from nmt.translate.phrases import LinePhrases, PhraseRules
 from nmt.translate.protect import Survival, count_strings, find_lost, find_protected
 from nmt.translate.search_state import Decodable, Hypothesis
+from nmt.translate.sentences import RunningText, Sentence, Splitter
 
 OUR_ENGINE = "nmt"
 GREEDY_MESSAGE = (
@@ -105,7 +103,7 @@ class LineTooLong(UserError):
 
 
 class TextToText(ABC):
-    """What every engine has in common: documents to lines, lines to pieces, and back again."""
+    """What every engine has in common: texts to sentences, lines to pieces, and back again."""
 
     engine = OUR_ENGINE  # other engines' scores are labelled with name and version
     languages = ("", "")  # of the sources and of the translations, if they are known
@@ -230,49 +228,27 @@ class TextToText(ABC):
 
     def translate_text(self, text: str) -> TranslatedText:
         """Translate running text: each line of it is a paragraph of sentences."""
-        (translated,) = self.translate_documents([PlainText(text, self.make_splitter())])
+        (translated,) = self.translate_texts([RunningText(text, self.make_splitter())])
         return translated
 
-    def translate_documents(
-        self,
-        documents: Sequence[Document],
-        request: Request = Request(),
-        progress: Progress | None = None,
+    def translate_texts(
+        self, texts: Sequence[RunningText], request: Request = Request()
     ) -> list[TranslatedText]:
-        """Translate documents sentence by sentence."""
-        sentences = [one for document in documents for one in document.sentences]
+        """Translate texts sentence by sentence."""
+        sentences = [sentence for text in texts for sentence in text.sentences]
         report_parts(sentences)
-        if self.engine == OUR_ENGINE and any(document.needs_links for document in documents):
-            request = replace(request, is_aligned=True)
         candidates: list[Candidates] = []
         for first in range(0, len(sentences), self.chunk_lines):
             chunk = sentences[first : first + self.chunk_lines]
             candidates += self.find_candidates([one.text for one in chunk], request)
-            if progress is not None:
-                progress.advance(len(chunk))
 
         remaining = iter(candidates)
         results = []
-        for document in documents:
-            of_document = list(islice(remaining, len(document.sentences)))
-            translated = [
-                self.link(sentence.text, best)
-                for sentence, (best, *_) in zip(document.sentences, of_document, strict=True)
-            ]
-            text = document.join(translated)
-            results.append(TranslatedText(text, document.sentences, of_document))
+        for text in texts:
+            of_text = list(islice(remaining, len(text.sentences)))
+            joined = text.join([best.text for best, *_ in of_text])
+            results.append(TranslatedText(joined, text.sentences, of_text))
         return results
-
-    def link(self, source: str, translation: "Translation") -> Translated:
-        """Return a translation with its links to the source, if it is aligned."""
-        links = link_characters(
-            self.vocab,
-            self.read_line(source),
-            translation.text,
-            translation.piece_ids,
-            translation.alignment,
-        )
-        return Translated(translation.text, links)
 
     def translate(
         self, lines: Sequence[str], progress: Progress | None = None, first: int = 1

@@ -14,7 +14,7 @@ from support.untrained import make_checkpoint, make_vocab
 from nmt.commands.serve import main, parse_arguments, read_keys
 from nmt.system.errors import UserError
 
-for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "py3langid"):
+for package in ("fastapi", "uvicorn", "python_multipart"):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
 
 

@@ -3,7 +3,6 @@ goings-on, other engines.
 """
 
 import fcntl
-import html
 import json
 import os
 import pty
@@ -220,7 +219,7 @@ def test_translations_that_reach_the_length_limit_are_counted_at_the_end(
     )
 
 
-def test_the_length_limit_is_named_for_the_lines_that_resume_and_for_documents(
+def test_the_length_limit_is_named_for_the_lines_that_resume(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").write_text(TEXT)
@@ -228,8 +227,6 @@ def test_the_length_limit_is_named_for_the_lines_that_resume_and_for_documents(
     files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
     assert nmt_translate([str(place), *files, "--resume"]) == 0
     assert " of 10; raise decoding.max_extra" in capsys.readouterr().err
-    assert nmt_translate([str(place), *files, "--html"]) == 0
-    assert f"{tmp_path}/in: sentence 1: its translation has" in capsys.readouterr().err
 
 
 def find_in_text(translator: Translator, sentences: list[str], n_best: int = 1) -> list[Candidates]:
@@ -259,19 +256,6 @@ def test_a_line_of_text_is_a_paragraph(
     assert [one["sentence"] for one in shown] == [1, 2, 1]
     for one, candidates in zip(shown, found, strict=True):
         assert [row["text"] for row in one["candidates"]] == [each.text for each in candidates]
-
-
-def test_html_comes_back_as_html(place: Path, translator: Translator, tmp_path: Path) -> None:
-    text = '<ul>\n<li class="a">A <b>red</b> dog. Two cats!\r\n<li><code>x y</code></ul>\n'
-    out = run_translate(tmp_path, text, place, "--html").decode()
-    assert re.findall("<.*?>", out) == [
-        *("<ul>", '<li class="a">', "<b>", "</b>", "</li>", "<li>", "<code>", "</code>", "</li>"),
-        "</ul>",
-    ]
-    found = find_in_text(translator, ["A red dog.", "Two cats!"])
-    best = [candidates[0].text for candidates in found]
-    assert all(best)
-    assert html.unescape(re.sub("<.*?>", "", out)) == "\n{} {}\nx y\n".format(*best)
 
 
 def test_lines_of_several_sentences_are_named_once(
@@ -703,12 +687,12 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         ("--interactive -i x", "-i"),
         ("--interactive --workers 2", "--workers"),
         ("--interactive --on ray", "--on"),
-        ("--html --on ray", "--html does not support --on"),
+        ("--html", "LibreTranslate translates documents and subtitles with this model"),
+        ("--srt -i x", "nmt-export --to argos"),
         ("--plan", "--plan needs -i"),
         ("--plan -i x -o y --resume", "--plan does not support --resume"),
         ("--text --scores", "as JSON only; give --json too"),
         ("--text --long-lines refuse", "--text does not support --long-lines"),
-        ("--html --n-best 2", "--html does not support --n-best"),
         ("--attention x.svg", "name it .html or .json"),
         ("--attention x.json --workers 2", "--workers"),
         ("--attention x.json --interactive -i x", "--attention does not support --interactive"),

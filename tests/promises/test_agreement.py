@@ -116,7 +116,6 @@ NAMED = {
     "translate go -i utf-16le -o o": (2, "utf-16le:1: UTF-16 iconv"),
     "translate go -i utf-16 -o o": (2, "utf-16:1: UTF-16 iconv"),
     "translate go -i utf-32be -o o": (2, "utf-32be:1: UTF-32 iconv"),
-    "translate go --html -i utf-16le -o o": (2, "utf-16le:1: UTF-16 iconv"),
     "score go --src utf-16le --tgt corpus/test.de -o o": (2, "utf-16le:1: UTF-16 iconv"),
     "eval go --src utf-16le --ref corpus/test.de": (2, "utf-16le:1: UTF-16 iconv"),
     "translate go -i mac -o o": (0, "mac:1: 3 carriage returns tr"),

@@ -4,7 +4,6 @@ nothing that it must never do: no script of a text, no dialog, no request to els
 the Content-Security-Policy, no uncaught error.
 """
 
-import base64
 import json
 import re
 import threading
@@ -20,13 +19,13 @@ from support.hostile_text import PAYLOADS
 from support.needs import needs_chromium
 from support.waiting import until
 
-from nmt.documents.document import PlainText, Translated
-from nmt.documents.sentences import Splitter
-from nmt.serve.pages import CONTENT_POLICY, read_page_files
+import nmt.serve.app
+from nmt.serve.app import PAGE_HEADERS, PAGE_TYPES
+from nmt.translate.sentences import RunningText, Splitter
 
 pytestmark = needs_chromium()
 
-FILES = read_page_files()
+PAGE = Path(nmt.serve.app.__file__).parent / "page"
 LEXICON = {
     "a": "ein", "the": "der", "dog": "Hund", "man": "Mann", "woman": "Frau", "runs": "rennt",
     "sleeps": "schläft", "through": "durch", "snow": "Schnee", "two": "zwei", "and": "und",
@@ -59,8 +58,8 @@ class StandIn:
                 name = self.path.removeprefix("/").removeprefix("page/") or "index.html"
                 if self.path == "/v1/models":
                     self.send(200, "application/json", json.dumps({"models": stand_in.models}))
-                elif name in FILES:
-                    self.send(200, FILES[name].media_type, FILES[name].content.decode())
+                elif name in PAGE_TYPES:
+                    self.send(200, PAGE_TYPES[name], (PAGE / name).read_text())
                 else:
                     self.send(404, "application/json", '{"error": "no such page"}')
 
@@ -78,7 +77,7 @@ class StandIn:
                     self.send_response(status)
                     self.send_header("Content-Type", kind)
                     self.send_header("Content-Length", str(len(body)))
-                    self.send_header("Content-Security-Policy", CONTENT_POLICY)
+                    self.send_header(*next(iter(PAGE_HEADERS.items())))  # the policy
                     for name, value in (headers or {}).items():
                         self.send_header(name, value)
                     self.end_headers()
@@ -104,75 +103,28 @@ def translate_words(body: JSON) -> tuple[int, JSON, dict[str, str]]:
 
 
 def make_translation(text: str, body: JSON, find: Callable[[str], list[JSON]]) -> JSON:
-    document = PlainText(text, Splitter("en" if body.get("split", True) else None, lambda _: True))
+    document = RunningText(
+        text, Splitter("en" if body.get("split", True) else None, lambda _: True)
+    )
     sentences: list[JSON] = [
         {"source": one.text, "start": one.start, "candidates": find(one.text)}
         for one in document.sentences
     ]
-    best = [Translated(one["candidates"][0]["text"]) for one in sentences]
+    best = [one["candidates"][0]["text"] for one in sentences]
     return {"text": document.join(best), "sentences": sentences}
 
 
 def list_candidates(text: str, body: JSON) -> list[JSON]:
     """The translation, and others that end in another word."""
-    pieces = [piece for word in text.split() for piece in spell(translate_word(word))]
-    candidates = [make_candidate(text, pieces, body)]
-    last_word = max((i for i, piece in enumerate(pieces) if piece.startswith("▁")), default=0)
-    for i in range(1, body.get("n_best", 1)):
-        candidates.append(make_candidate(text, [*pieces[:last_word], f"▁Wort{i}"], body))
-    return candidates
+    words = [translate_word(word) for word in text.split()]
+    candidates = [" ".join(words)]
+    candidates += [" ".join([*words[:-1], f"Wort{i}"]) for i in range(1, body.get("n_best", 1))]
+    return [{"text": candidate, "score": -1.0} for candidate in candidates]
 
 
 def translate_word(word: str) -> str:
     bare = word.rstrip(".,")
     return LEXICON.get(bare.lower(), bare) + word[len(bare) :]
-
-
-def spell(word: str) -> list[str]:
-    """A word of more than four characters is two pieces."""
-    return [f"▁{word[:4]}", word[4:]] if len(word) > 4 else [f"▁{word}"]
-
-
-def make_candidate(source: str, pieces: list[str], body: JSON) -> JSON:
-    candidate: JSON = {"text": "".join(pieces).replace("▁", " ").strip(), "score": -1.0}
-    if body.get("pieces"):
-        candidate["pieces"] = [{"piece": p, "log_prob": guess_log_prob(p)} for p in pieces]
-    if body.get("attention"):
-        candidate["attention"] = make_attention(["▁" + w for w in source.split()], pieces)
-    return candidate
-
-
-def guess_log_prob(piece: str) -> float:
-    """Schnee is one of two equals (e^-0.9 = 41 %), and -n a long shot (e^-2.3 = 10 %)."""
-    return {"▁Büsc": -0.9, "hen": -2.3, "hen.": -2.3}.get(piece, -0.1)
-
-
-def make_attention(source: list[str], target: list[str]) -> JSON:
-    """Two layers of two heads. A piece looks at the source word of its own word, half of one head
-    at the end.
-    """
-    width = len(source) + 1
-    rows = []
-    word = -1
-    for piece in [*target, "</s>"]:
-        word += piece.startswith("▁")
-        row = [0] * width
-        row[min(word, width - 1)] = 255
-        rows.append(row)
-    cells = encode_cells(rows)
-    blurred = encode_cells([[value // 2 for value in row] for row in rows])
-    square = encode_cells([[255 if s == t else 0 for s in range(width)] for t in range(width)])
-    memory = [[cells, blurred], [cells, blurred]]
-    return {
-        "source": [*source, "</s>"],
-        "target": [*target, "</s>"],
-        "alignment": [row.index(255) for row in rows],
-        "attention": {"memory": memory, "encoder": [[square, square]] * 2},
-    }
-
-
-def encode_cells(rows: list[list[int]]) -> str:
-    return base64.b64encode(bytes(value for row in rows for value in row)).decode()
 
 
 # --- the browser ---
@@ -181,7 +133,6 @@ NOTE_BREACHES = """
 window.breaches = [];
 document.addEventListener("securitypolicyviolation", (event) => breaches.push(event.violatedDirective));
 """
-ISOLATES = dict.fromkeys(map(ord, "\u2068\u2069"))  # around words, for those from right to left
 STATUS_OF_ANSWER = "console: Failed to load resource"  # tests let the server refuse and fail
 
 
@@ -229,7 +180,7 @@ def expect_rows(page: Any, *rows: str) -> None:
 def expect_text(page: Any, selector: str, pattern: str) -> None:
     def read() -> str:
         text: str = page.locator(selector).inner_text()
-        return text.translate(ISOLATES)
+        return text
 
     until_page(page, lambda: re.search(pattern, read()) is not None, read)
 
@@ -281,9 +232,7 @@ def test_an_older_answer_never_replaces_a_newer_one(page: Any, stand_in: StandIn
     assert read_rows(page) == ["ein Mann"]
 
 
-def test_lines_stay_aligned_and_only_changed_ones_are_asked_for(
-    page: Any, stand_in: StandIn
-) -> None:
+def test_only_changed_lines_are_asked_for(page: Any, stand_in: StandIn) -> None:
     type_text(page, "a dog\n\nthe woman\nthe man")
     expect_rows(page, "ein Hund", "", "der Frau", "der Mann")
     type_text(page, "a dog\n\ntwo bushes\nthe man")
@@ -292,13 +241,6 @@ def test_lines_stay_aligned_and_only_changed_ones_are_asked_for(
         ["a dog", "the woman", "the man"],
         ["two bushes"],
     ]
-    assert_rows_beside_lines(page)
-
-
-def assert_rows_beside_lines(page: Any) -> None:
-    tops = """(selector) => [...document.querySelectorAll(selector)]
-      .map((element) => Math.round(element.getBoundingClientRect().top))"""
-    assert page.evaluate(tops, ".source-line") == page.evaluate(tops, "#result > .line")
 
 
 def test_a_long_text_comes_part_by_part(page: Any, stand_in: StandIn) -> None:
@@ -316,31 +258,19 @@ def test_a_model_is_chosen_where_there_are_several(page: Any, stand_in: StandIn)
     page.reload()
     type_text(page, "a dog")
     expect_rows(page, "ein Hund")
-    assert page.locator("#model option").all_inner_texts() == [
-        "English → German",
-        "German → English",
-    ]
+    assert page.locator("#model option").all_inner_texts() == ["there", "back"]
     page.select_option("#model", "back")
     until_page(page, lambda: len(stand_in.questions) == 2, lambda: stand_in.questions)
     assert [question["model"] for question in stand_in.questions] == ["there", "back"]
     assert page.locator("#targetLanguage").inner_text() == "English"
     assert page.get_attribute("#result", "lang") == "en"
-    # this one's engine only translates
-    assert [question["pieces"] for question in stand_in.questions] == [True, False]
-    assert (
-        page.locator("#alternatives, #look, #confidence, #legend").locator("visible=true").count()
-        == 0
-    )
-    expect_rows(page, "ein Hund")
-    page.click(".word")
-    assert page.locator(".alternatives").count() == 0
 
 
 def test_it_works_with_the_server_itself(page: Any, tab: OpenPage, tmp_path: Path) -> None:
     from support.running_server import LINES, open_toy_models, run_in_thread
 
     lines = LINES[:5]
-    with run_in_thread(open_toy_models(tmp_path)) as server:
+    with run_in_thread(open_toy_models(tmp_path, ["decoding.min_length=2"])) as server:
         address = f"http://127.0.0.1:{server.port}/"
         page.goto(address)
         for name in ("en-de", "other"):
@@ -348,208 +278,34 @@ def test_it_works_with_the_server_itself(page: Any, tab: OpenPage, tmp_path: Pat
             type_text(page, "\n".join(lines))
             answer = server.post("/v1/translate", {"q": lines, "model": name}).json
             expect_rows(page, *(row["text"] for row in answer["translations"]))
-        page.click("#alternatives")
-        page.locator("[role=option]").nth(1).click()
-        page.click("#look")
-        page.locator("#attentionView canvas").wait_for()
-        shown = page.locator("#result > .line").last.inner_text().split()
-        pieces = page.locator("#attentionView .attention-rows").inner_text()
-        assert "".join(pieces.split()).replace("▁", "") == "".join(shown) + "</s>"
+        page.locator(".sentence").first.click()
+        page.locator(".alternatives button").nth(1).click()
         tab.faults[:] = [fault for fault in tab.faults if f"request: {address}" not in fault]
 
 
 # --- what can be done with a translation ---
 
 
-def test_sentences_of_a_line_have_their_own_alternatives_and_attention(
-    page: Any, stand_in: StandIn
-) -> None:
-    type_text(page, "The man\n 🎸 A dog runs.  The snow.\tThe woman sleeps.")
-    expect_rows(page, "der Mann", "🎸 ein Hund rennt. der Schnee. der Frau schläft.")
-    second, third = page.locator(".line:nth-child(2) .sentence").all()[1:]
-    third.locator(".word").nth(1).hover()
-    expect_text(page, "#detail", "Frau: looks at woman 75 %")
-    assert page.locator(".source-line mark").all_text_contents() == ["woman"]
-    place = "mark => mark.previousSibling.textContent"
-    assert page.locator("mark").evaluate(place) == " 🎸 A dog runs.  The snow.\tThe "
-
-    second.locator(".word").first.focus()
+def test_a_chosen_alternative_stays_while_other_lines_change(page: Any, stand_in: StandIn) -> None:
+    type_text(page, "a dog. The man.\nthe woman")
+    expect_rows(page, "ein Hund. der Mann.", "der Frau")
+    page.locator(".sentence").nth(1).focus()
     page.keyboard.press("Enter")
-    expect_text(page, "[role=listbox]", "Wort4")
-    label = page.get_attribute("[role=listbox]", "aria-label")
-    assert label == "Alternatives of sentence 2 of line 2"
-    assert stand_in.questions[-1]["q"] == ["The snow."]
-    page.keyboard.press("Enter")
-    expect_rows(page, "der Mann", "🎸 ein Hund rennt. der Wort1 der Frau schläft.")
-    page.click("#copy")
-    expect_text(page, "#copy", "Copied")
-    copied = "der Mann\n 🎸 ein Hund rennt.  der Wort1\tder Frau schläft."
-    assert page.evaluate("navigator.clipboard.readText()") == copied
-
-    # the sentence with the caret, which is at the end of the text
-    page.focus("#source")
-    page.locator("#source").press("Control+End")
-    until_page(page, lambda: "current" in third.get_attribute("class"), lambda: read_rows(page))
-    page.click("#look")
-    expect_text(page, "#attentionTitle", "^Attention of sentence 3 of line 2$")
-    page.keyboard.press("Escape")
-
-    # what was chosen stays while other sentences change
-    type_text(page, "The man\n 🎸 A dog sleeps.  The snow.\tThe woman sleeps.")
-    expect_rows(page, "der Mann", "🎸 ein Hund schläft. der Wort1 der Frau schläft.")
-
-
-def test_alternatives_by_keyboard_replace_the_line(page: Any) -> None:
-    type_text(page, "a dog\nthe snow")
-    expect_rows(page, "ein Hund", "der Schnee")
-    page.keyboard.press("Tab")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    expect_text(page, "[role=listbox]", "Wort4")
-    assert page.get_attribute("[role=listbox]", "aria-label") == "Alternatives of line 2"
-    assert page.locator("[role=option] b").all_inner_texts() == [f"Wort{i}" for i in range(1, 5)]
-    page.keyboard.press("ArrowDown")
-    assert page.evaluate("document.activeElement.textContent") == "der Wort2"
-    page.keyboard.press("Enter")
-    expect_rows(page, "ein Hund", "der Wort2")
-    assert page.evaluate("document.activeElement.textContent") == "der"
-    page.keyboard.press("Escape")
-    assert page.evaluate("document.activeElement.id") == "source"
-
-
-def test_a_click_lists_alternatives_and_a_chosen_one_stays_while_other_lines_change(
-    page: Any,
-) -> None:
-    type_text(page, "a dog\nthe snow")
-    expect_rows(page, "ein Hund", "der Schnee")
-    page.click(".line:nth-child(1) .word:nth-child(2)")
-    page.click("[role=option]:nth-child(4)")
-    expect_rows(page, "ein Wort3", "der Schnee")
-    type_text(page, "a dog\nthe man")
-    expect_rows(page, "ein Wort3", "der Mann")
-
-
-def test_a_word_shows_the_source_words_it_looks_at(page: Any) -> None:
-    type_text(page, "the man\na dog runs through bushes")
-    expect_rows(page, "der Mann", "ein Hund rennt durch Büschen")
-    page.hover(".line:nth-child(2) .word:nth-child(2)")
-    expect_text(page, "#detail", "Hund: looks at dog 75 %; probability 90 %$")
-    assert page.locator(".source-line mark").all_text_contents() == ["dog"]
-    page.focus(".line:nth-child(2) .word:nth-child(5)")
-    expect_text(page, "#status", "Büschen: looks at bushes")
-    assert page.locator(".source-line mark.strong").all_text_contents() == ["bushes"]
-    page.focus("#copy")
-    assert page.locator("mark").count() == 0
-
-
-def test_writing_from_right_to_left(page: Any) -> None:
-    type_text(page, "كلب يجري\nthe dog")
-    expect_rows(page, "كلب يجري", "der Hund")
-    first, second = page.locator("#result .word").all()[:2]
-    assert first.bounding_box()["x"] > second.bounding_box()["x"]
-    first.focus()
-    page.keyboard.press("ArrowLeft")
-    expect_text(page, "#detail", "^يجري: looks at يجري 75 %")
-    # the highlights lie behind their words: lines begin where those of the text field do
-    page.focus(".line:nth-child(2) .word:nth-child(1)")
-    page.locator("mark", has_text="the").wait_for()
-    field = page.locator("#source").bounding_box()
-    assert page.locator("mark").bounding_box()["x"] < field["x"] + 60
-
-
-def test_the_attention_of_a_chosen_alternative_is_its_own(page: Any, stand_in: StandIn) -> None:
-    type_text(page, "a dog")
-    expect_rows(page, "ein Hund")
-    page.click("#alternatives")
-    page.click("[role=option]:nth-child(3)")
-    expect_rows(page, "ein Wort2")
-    page.keyboard.press("a")
-    expect_text(page, "#attentionView", "Wort2")
-    assert "Hund" not in page.locator("#attentionView").inner_text()
-    page.keyboard.press("Escape")
-    assert not page.locator("#attention").is_visible()
-    assert stand_in.questions[-1]["attention"]
-
-
-def test_confidence_is_shown_by_piece_and_can_be_switched_off(page: Any) -> None:
-    type_text(page, "two bushes")
-    expect_rows(page, "zwei Büschen")
-    assert page.locator(".with-confidence .unsure:visible").all_inner_texts()[0] == "Büsc"
-    assert page.locator("#result .doubtful").all_inner_texts() == ["hen"]
-    word = page.locator("#result .word").nth(1)
-    assert word.get_attribute("aria-description") == "probability 4 %"
-    word.hover()
-    expect_text(page, "#detail", r"probability 4 % \(Büsc 41 % · hen 10 %\)")
-    line = "element => getComputedStyle(element).textDecorationLine"
-    assert page.locator("#result .doubtful").evaluate(line) == "underline"
-    page.uncheck("#confidence")
-    assert page.locator("#result .doubtful").evaluate(line) == "none"
+    page.locator(".alternatives button").nth(1).wait_for()
+    assert stand_in.questions[-1]["q"] == ["The man."]
+    assert (stand_in.questions[-1]["n_best"], stand_in.questions[-1]["split"]) == (4, False)
+    page.locator(".alternatives button").nth(1).click()
+    expect_rows(page, "ein Hund. der Wort1", "der Frau")
+    type_text(page, "a dog. The man.\nthe dog")
+    expect_rows(page, "ein Hund. der Wort1", "der Hund")
 
 
 def test_the_translation_is_copied_line_by_line(page: Any) -> None:
+    assert page.locator("#copy").is_disabled()
     type_text(page, "a dog\n\nthe man")
     expect_rows(page, "ein Hund", "", "der Mann")
     page.click("#copy")
-    expect_text(page, "#copy", "Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "ein Hund\n\nder Mann"
-
-
-def test_nothing_is_copied_before_all_is_translated(page: Any, stand_in: StandIn) -> None:
-    type_text(page, "a dog")
-    expect_rows(page, "ein Hund")
-    stand_in.respond = lambda _: (500, {"error": "a bug"}, {})
-    type_text(page, "a man")
-    page.click("#copy")
-    expect_text(page, "#copy", "Not translated yet")
-
-
-def test_pieces_become_words_in_any_writing_and_spelling(page: Any) -> None:
-    def split(text: str, *pieces: str) -> list[list[str]]:
-        candidate = {"text": text, "pieces": [{"piece": p, "log_prob": 0.0} for p in pieces]}
-        words = page.evaluate(CALL, ["splitIntoWords", candidate])
-        assert all(word["probability"] in (1, None) for word in words)
-        return [[part["text"] for part in word["parts"]] for word in words]
-
-    assert split("Zwei Hunde.", "▁Zwei", "▁Hu", "nde", ".", "</s>") == [
-        ["Zwei"],
-        ["Hu", "nde"],
-        ["."],
-    ]
-    assert split("„Ja“, so", "▁", "„", "Ja", "“,", "▁so") == [["„"], ["Ja"], ["“,"], ["so"]]
-    assert split("mot\u00a0: oui", "▁mot", "\u00a0:", "▁oui") == [["mot", "\u00a0:"], ["oui"]]
-    assert split("我喜欢茶", "▁我", "喜欢", "茶") == [["我"], ["喜欢"], ["茶"]]
-    assert split("ein 🎸 da", "▁ein", "▁", "<0xF0>", "<0x9F>", "▁da") == [["ein"], ["🎸"], ["da"]]
-    assert split("eins zwei", "▁eins") == [["eins"], ["zwei"]]  # which piece is where is unknown
-
-
-def test_attention_finds_its_words_in_text_that_the_vocabulary_changed(page: Any) -> None:
-    def weigh(source: str, *pieces: str) -> list[tuple[str, int]]:
-        """All attention is on the second piece."""
-        weights = [100 * (i == 1) for i in range(len(pieces) + 1)]
-        attention = {"memory": [[encode_cells([[weight * 255 // 100 for weight in weights]])]]}
-        attention_map = {"source": [*pieces, "</s>"], "attention": attention}
-        words = page.evaluate(CALL, ["weighSourceWords", source, attention_map, [0]])
-        return [(word["text"], round(word["weight"])) for word in words]
-
-    assert weigh("A dog runs.", "▁A", "▁dog", "▁runs", ".")[1] == ("dog", 1)
-    assert weigh("A ½ dog", "▁A", "▁1⁄2", "▁dog") == [("A", 0), ("½", 1), ("dog", 0)]
-    assert weigh("A 世界", "▁A", "▁<unk>") == [("A", 0), ("世", 1), ("界", 0)]
-    assert weigh("  don't  go", "▁don", "'", "t", "▁go") == [("don't", 1), ("go", 0)]
-
-
-def test_what_differs_between_two_translations(page: Any) -> None:
-    def compare(text: str, other: str) -> str:
-        words = page.evaluate(CALL, ["compareWords", text, other])
-        return " ".join(f"*{word['text']}*" if word["isNew"] else word["text"] for word in words)
-
-    assert compare("a b c", "a b c") == "a b c"
-    assert compare("a x c y", "a b c") == "a *x* c *y*"
-    assert compare("b c a", "a b c") == "b c *a*"
-    assert compare("a", "a b c") == "a"
-    assert compare("x y", "") == "*x* *y*"
-
-
-CALL = """async ([name, ...values]) => (await import(new URL("page/words.js", document.baseURI)))[name](...values)"""
 
 
 # --- problems ---
@@ -563,7 +319,7 @@ def test_a_busy_server_is_asked_again_when_it_said(page: Any, stand_in: StandIn)
 
     stand_in.respond = respond
     type_text(page, "a dog")
-    expect_text(page, "#problem", "The server is busy. Trying again in 1 second.")
+    expect_text(page, "#problem", "The server is busy.")
     expect_rows(page, "ein Hund")
     assert page.locator("#problem").is_hidden()
 
@@ -573,7 +329,7 @@ def test_a_server_that_is_gone_is_said_and_the_text_stays(page: Any) -> None:
     expect_rows(page, "ein Hund")
     page.context.set_offline(True)
     type_text(page, "a man")
-    expect_text(page, "#problem", "The server does not answer. Trying again in 3 seconds.")
+    expect_text(page, "#problem", "The server does not answer.")
     assert read_rows(page) == ["ein Hund"]
     assert page.locator(".line.stale").count() == 1
     page.context.set_offline(False)
@@ -591,7 +347,7 @@ def test_a_refused_line_does_not_cost_its_neighbours_their_translation(
 
     stand_in.respond = respond
     type_text(page, "a dog\n" + "snow " * 10 + "\nthe man")
-    message = "Not translated: a line has more than 20 characters"
+    message = "a line has more than 20 characters"
     expect_rows(page, "ein Hund", message, "der Mann")
 
 
@@ -614,7 +370,7 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(page: Any, stand_in: StandIn
     type_text(page, "a dog")
     page.fill("#key", "wrong")
     page.keyboard.press("Enter")
-    expect_text(page, "#status", "does not accept")
+    expect_text(page, "#problem", "Invalid API key")
     page.fill("#key", "open sesame")
     page.keyboard.press("Enter")
     expect_rows(page, "ein Hund")
@@ -640,31 +396,15 @@ def test_hostile_translations_and_pieces_are_shown_as_text(page: Any, stand_in: 
         )
 
     def list_hostile(text: str) -> list[JSON]:
-        pieces = ["▁" + word for word in text.split(" ")]
-        attention = make_attention(pieces, pieces)
-        log_probs = [{"piece": piece, "log_prob": -1.0} for piece in pieces]
-        candidate = {"text": text, "score": 0.0, "pieces": log_probs, "attention": attention}
-        return [candidate, {**candidate, "text": f"{text} x"}]
+        return [{"text": text, "score": 0.0}, {"text": f"{text} x", "score": -1.0}]
 
     stand_in.respond = respond
     elements = "document.querySelectorAll('script, iframe, img, svg, a, meta, link, object').length"
     before = page.evaluate(elements)
     type_text(page, "\n".join(lines))
-    until_page(page, lambda: page.locator("#working").is_hidden(), lambda: read_rows(page))
-    shown = page.locator("#result > .line").all_text_contents()
-    assert [row.split(" ") for row in shown] == [line.split(" ") for line in lines]
-
-    # each line's first word, the alternatives and all attention of the line that has all tags
-    focus = "row => document.querySelectorAll('.line')[row].querySelector('.word').focus()"
-    for row in range(len(lines)):
-        page.evaluate(focus, row)
-    page.locator("mark").wait_for()
-    page.keyboard.press("Enter")
-    page.locator("[role=option]").first.wait_for()
-    page.click("#look")
-    page.locator("#attentionView canvas").wait_for()
-    page.locator("#attentionView summary").click()
-    page.locator("#attentionView table").wait_for(state="attached")
+    expect_rows(page, *lines)
+    page.locator(".sentence").last.click()
+    page.locator(".alternatives button").first.wait_for()
     assert page.evaluate(elements) == before
 
 
@@ -675,65 +415,52 @@ def test_hostile_errors_are_shown_as_text(page: Any, stand_in: StandIn) -> None:
     expect_text(page, "#problem", re.escape(message))
     stand_in.respond = lambda _: (400, {"error": message}, {})
     page.click("#tryAgain")
-    expect_rows(page, f"Not translated: {message}")
+    expect_rows(page, message)
 
 
 # --- for everybody ---
 
 
-def show_everything(page: Any) -> None:
-    """A state of the page with all that it can show: doubt, attention, alternatives, a problem."""
+def show_everything(page: Any, stand_in: StandIn) -> None:
+    """A state of the page with all that it can show: alternatives, a refused line, a problem, the key."""
     type_text(page, "two bushes\nthe dog runs through the snow")
     expect_rows(page, "zwei Büschen", "der Hund rennt durch der Schnee")
-    page.click("#alternatives")
-    page.locator("[role=option]").first.wait_for()
-    page.locator(".keys summary").click()
-    page.locator(".line:nth-child(1) .word").nth(1).hover()
-    page.locator("mark").first.wait_for()
+    page.locator(".sentence").first.click()
+    page.locator(".alternatives button").first.wait_for()
+    stand_in.respond = lambda _: (403, {"error": "this server needs an API key"}, {})
+    page.fill("#source", "two bushes\nthe dog runs through the snow\na man")
+    page.keyboard.press("Control+Enter")
+    page.locator("#key").wait_for()
 
 
 def test_every_control_has_a_name_and_tab_reaches_all(page: Any) -> None:
     type_text(page, "two bushes\nthe dog")
     expect_rows(page, "zwei Büschen", "der Hund")
     reached = []
-    for _ in range(8):
+    for _ in range(4):
         reached.append(
             page.evaluate("document.activeElement.id || document.activeElement.className")
         )
         page.keyboard.press("Tab")
-    assert reached[:6] == ["source", "word", "alternatives", "look", "confidence", "copy"]
-    assert "clear" in reached or page.evaluate("document.activeElement.id") == "clear"
-
-    page.click("#alternatives")
-    page.locator("[role=option]").first.wait_for()
+    assert reached == ["source", "sentence", "sentence", "copy"]
     tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
-    controls = {
-        "button",
-        "textbox",
-        "checkbox",
-        "combobox",
-        "option",
-        "grid",
-        "gridcell",
-        "listbox",
-    }
+    controls = {"button", "textbox", "combobox"}
     shown = [node for node in tree if node.get("role", {}).get("value") in controls]
-    assert len(shown) > 10
+    assert len(shown) >= 4
     assert [node for node in shown if not node["name"].get("value")] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast(page: Any, scheme: str) -> None:
+def test_text_has_contrast(page: Any, stand_in: StandIn, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
-    show_everything(page)
+    show_everything(page, stand_in)
     weak = page.evaluate(MEASURE_CONTRAST)
     page.emulate_media(color_scheme="light")
-    assert weak["measured"] > 30
+    assert weak["measured"] > 12
     assert weak["below"] == []
 
 
-# Contrast as WCAG 2 defines it, of each text with the ground behind it, and of the text field's ink
-# with each highlight behind it. What is disabled is exempt.
+# Contrast as WCAG 2 defines it, of each text with the ground behind it. What is disabled is exempt.
 MEASURE_CONTRAST = """() => {
   const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
   const luminance = (colour) => {
@@ -752,29 +479,24 @@ MEASURE_CONTRAST = """() => {
     return (high + 0.05) / (low + 0.05);
   };
   const hasText = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-  const field = document.querySelector("textarea");
   const measured = [];
   for (const element of document.body.querySelectorAll("*")) {
-    const isBehind = element.closest(".backdrop") !== null;
-    if (!element.checkVisibility() || element.matches(":disabled") || !(hasText(element) || isBehind)) continue;
+    if (!element.checkVisibility() || element.matches(":disabled") || !hasText(element)) continue;
     if (element.closest(".visually-hidden, noscript")) continue;
-    const ink = getComputedStyle(isBehind ? field : element).color;
+    const ink = getComputedStyle(element).color;
     measured.push([contrast(ink, ground(element)), element.className || element.localName, element.textContent]);
   }
   return { measured: measured.length, below: measured.filter(([ratio]) => ratio < 4.5) };
 }"""
 
 
-def test_a_narrow_screen_shows_all_without_scrolling_sideways(page: Any) -> None:
+def test_a_narrow_screen_shows_all_without_scrolling_sideways(page: Any, stand_in: StandIn) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
-    show_everything(page)
+    show_everything(page, stand_in)
+    stand_in.respond = translate_words
     type_text(page, "two bushes\n" + "longword" * 40)
-    until_page(page, lambda: page.locator("#working").is_hidden(), lambda: read_rows(page))
+    until_page(page, lambda: read_rows(page)[1] == "longword" * 40, lambda: read_rows(page))
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     bounds = "element => element.getBoundingClientRect().right"
     for button in page.locator("button:visible, label:visible").all():
         assert button.evaluate(bounds) <= 390
-    page.click("#look")
-    page.locator("#attentionView canvas").wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    assert page.locator("#attention").evaluate(bounds) <= 390

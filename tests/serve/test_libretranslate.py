@@ -3,11 +3,9 @@
 Recorded with deep-translator 1.11.4, libretranslatepy 2.1.4 and the npm package libretranslate 1.0.1.
 """
 
-import html
 import importlib.util
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from starlette.exceptions import HTTPException
 from support.running_server import (  # noqa: F401
     LINES,
     RunningServer,
@@ -23,10 +22,9 @@ from support.running_server import (  # noqa: F401
     share_server,
 )
 
-from nmt.serve.detection import LanguageDetector
-from nmt.serve.libretranslate import detect_languages
+from nmt.serve.app import choose_model
 from nmt.serve.messages import TextsRequest
-from nmt.serve.models import ServedModels
+from nmt.serve.models import ServedModel, ServedModels
 
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -54,22 +52,18 @@ def test_libretranslatepy_asks_by_forms(server: RunningServer) -> None:
         {"code": "en", "name": "English", "targets": ["de"]},
         {"code": "de", "name": "German", "targets": []},
     ]
-    answer = server.ask("POST", "/detect", b"q=Hello", FORM)
-    assert answer.json == [{"language": "en", "confidence": 0.0}]
 
 
 def test_npm_client_asks_in_json_and_names_the_key_otherwise(server: RunningServer) -> None:
     asked = {"q": LINES[0], "source": "auto", "target": "de", "format": "text", "apiKey": "x"}
     answer = server.post("/translate", asked).json
     assert answer["translatedText"] == translate(server, LINES[0])
-    assert answer["detectedLanguage"] == {"language": "en", "confidence": 0.0}
 
 
 def test_lists_alternatives_and_multipart_forms(server: RunningServer) -> None:
     asked = {"q": LINES[:3], "source": "auto", "target": "de", "alternatives": 5}
     answer = server.post("/translate", asked).json
     assert answer["translatedText"] == [translate(server, line) for line in LINES[:3]]
-    assert len(answer["detectedLanguage"]) == 3
     for text, others in zip(answer["translatedText"], answer["alternatives"], strict=True):
         assert len(others) == 1  # the beam is 2
         assert text not in others
@@ -83,36 +77,11 @@ def test_lists_alternatives_and_multipart_forms(server: RunningServer) -> None:
     assert len(answer["alternatives"]) == 1
 
 
-def test_html_as_mastodon_and_wagtail_localize_ask(server: RunningServer) -> None:
-    """Mastodon: one text, JSON, with a key of null. wagtail-localize: a list of strings with inline tags."""
-    asked = {"source": "en", "target": "de", "format": "html", "api_key": None}
-    post = f'<p>{LINES[0]} <a href="https://x.example/?a=1&amp;b=2" class="u-url">@<span>{LINES[1]}</span></a></p>'
-    answer = server.post("/translate", {**asked, "q": post})
-    assert answer.status == 200
-    found = answer.json["translatedText"]
-    for part in ("<p>", "</p>", 'href="https://x.example/?a=1&amp;b=2"', "<span>", "</span></a>"):
-        assert found.count(part) == 1
-    words = re.sub("<.*?>", "", found)
-    assert words == translate(server, re.sub("<.*?>", "", post))
-
-    texts = [f"{LINES[0]} <b>&amp;</b>", f'<a id="a1">{LINES[1]}</a>', "", "Tom &lt;3 Jerry"]
-    answer = server.post("/translate", {**asked, "q": texts, "alternatives": 1})
-    found = answer.json["translatedText"]
-    assert [re.findall("<.*?>", text) for text in found] == [
-        ["<b>", "</b>"],
-        ['<a id="a1">', "</a>"],
-        [],
-        [],
-    ]
-    assert len(answer.json["alternatives"]) == 4
-    plain = server.post("/translate", {**asked, "q": LINES[2]}).json["translatedText"]
-    assert html.unescape(plain) == translate(server, LINES[2])
-
-
-def test_settings_for_pages(server: RunningServer) -> None:
-    answer = server.ask("GET", "/frontend/settings").json
-    assert answer["language"]["source"] == {"code": "en", "name": "English"}
-    assert answer["keyRequired"] is False
+def test_html_is_refused_and_names_who_takes_it(server: RunningServer) -> None:
+    asked = {"q": "<p>A dog.</p>", "source": "en", "target": "de", "format": "html"}
+    answer = server.post("/translate", asked)
+    assert answer.status == 400
+    assert "LibreTranslate translates HTML with this model" in answer.json["error"]
 
 
 @pytest.mark.parametrize(
@@ -120,20 +89,19 @@ def test_settings_for_pages(server: RunningServer) -> None:
     [
         (JSON, b"{", 400, "not JSON"),
         (JSON, b"[" * 100_000, 400, "not JSON"),
-        (JSON, b'{"source": "en", "target": "de"}', 400, "q is missing"),
-        (JSON, b'{"q": {}, "source": "en", "target": "de"}', 400, "q is missing"),
-        (JSON, b'{"q": "a", "target": "de"}', 400, "source is missing"),
+        (JSON, b"[]", 400, "not a JSON object"),
+        (JSON, b'{"source": "en", "target": "de"}', 400, "'q': field required"),
+        (JSON, b'{"q": {}, "source": "en", "target": "de"}', 400, "'q': "),
+        (JSON, b'{"q": "a", "target": "de"}', 400, "'source': field required"),
         (JSON, b'{"q": "a", "source": "fr", "target": "de"}', 400, "there is en to de"),
         (JSON, b'{"q": "a", "source": "auto", "target": "fr"}', 400, "not supported"),
-        (JSON, b'{"q": "a", "source": "en", "target": "de", "format": "rtf"}', 400, "text or html"),
-        (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": -1}', 400, "number"),
-        (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": true}', 400, "number"),
-        (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": 2.0}', 400, "number"),
-        (FORM, b"q=%ff\xff", 400, "UTF-8"),
+        (JSON, b'{"q": "a", "source": "en", "target": "de", "format": "rtf"}', 400, "'format'"),
+        (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": -1}', 400, "'altern"),
+        (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": true}', 400, "integer"),
         (FORM, b"q=a&q=b&source=en&target=de", 400, "occurs twice"),
-        (FORM, b"q=a&source=en&target=de&alternatives=x", 400, "number"),
-        (FORM, b"&".join(b"a=1" for _ in range(60)), 400, "not a form"),
-        (MULTIPART, b"------y\r\n", 400, "form"),
+        (FORM, b"q=a&source=en&target=de&alternatives=x", 400, "integer"),
+        (FORM, b"&".join(b"a=1" for _ in range(60)), 400, ""),
+        (MULTIPART, b"------y\r\n", 400, ""),
         ({"Content-Type": "text/plain"}, b"q=a", 415, "text/plain"),
         ({}, b"q=a", 415, "''"),
     ],
@@ -157,9 +125,23 @@ def test_keys(models: ServedModels) -> None:
         bearer = {"Authorization": "Bearer secret"}
         assert server.post("/v1/translate", {"q": ["a"]}).status == 403
         assert server.post("/v1/translate", {"q": ["a"]}, bearer).status == 200
-        assert server.ask("GET", "/metrics").status == 403
-        assert server.ask("GET", "/metrics", headers=bearer).status == 200
         assert server.ask("GET", "/languages").status == 200
+
+
+def test_auto_is_refused_where_there_is_a_choice() -> None:
+    class Named(ServedModel):
+        src, tgt = "fr", "de"
+
+    one, other = Named("fr-de", None), Named("other", None)  # type: ignore[arg-type]
+    asked = TextsRequest(q="a", source="auto", target="de")
+    assert choose_model(asked, ServedModels([one, other])) is one
+
+    class Another(ServedModel):
+        src, tgt = "en", "de"
+
+    both = ServedModels([one, Another("en-de", None)])  # type: ignore[arg-type]
+    with pytest.raises(HTTPException, match="does not detect en or fr"):
+        choose_model(asked, both)
 
 
 # ---- the clients themselves -----------------------------------------------------------------------------------------
@@ -172,7 +154,7 @@ print(json.dumps(client.translate_batch({lines!r})))
 LIBRETRANSLATEPY = """
 from libretranslatepy import LibreTranslateAPI
 client = LibreTranslateAPI({url!r})
-client.languages(), client.detect("Hello")
+client.languages()
 print(json.dumps([client.translate(line, "en", "de") for line in {lines!r}]))
 """
 NPM = """
@@ -212,38 +194,3 @@ def test_npm_client(server: RunningServer) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [translate(server, line) for line in LINES[:2]]
-
-
-# ---- languages ------------------------------------------------------------------------------------------------------
-
-TEXTS = {
-    "en": "The old house stands on a hill.",
-    "de": "Das alte Haus steht auf einem Hügel.",
-    "fr": "La vieille maison est sur une colline.",
-}
-
-
-class Directions(ServedModels):
-    """Models into English, as far as their languages go."""
-
-    def __init__(self, sources: list[str]) -> None:
-        super().__init__([])
-        self.sources = sources
-
-    def list_sources(self, tgt: str | None = None) -> list[str]:
-        return self.sources if tgt in (None, "en") else []
-
-
-def test_languages_are_detected_among_those_of_the_server() -> None:
-    detector = LanguageDetector(["en", "de", "fr", "a language that nobody knows"])
-    for language, text in TEXTS.items():
-        first, *others = detector.detect(text)
-        assert first.language == language and 90 < first.confidence <= 100
-        assert {one.language for one in others} == TEXTS.keys() - {language}
-    asked = TextsRequest(q=[TEXTS["de"], TEXTS["fr"], TEXTS["de"]], source="auto", target="en")
-    found = detect_languages(asked, Directions(["de", "fr"]), detector)
-    assert [one.language for one in found] == ["de", "fr", "de"]
-    (only,) = LanguageDetector(["en"]).detect(TEXTS["de"])
-    assert (only.language, only.confidence) == ("en", 0.0)  # there was nothing to measure
-    nothing = detect_languages(asked, Directions([]), detector)
-    assert nothing == []

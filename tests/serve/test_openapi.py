@@ -30,14 +30,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "/v1/translate": {
         "q": [LINES[:2], [""], ["\ud800"], ["a\nb"], ["x" * 2_000], ["▁", "<s>"]],
         "model": ["en-de", "other"],
-        "preset": ["marian", "hf"],
-        "beam": [1, 3, 13],
         "n_best": [1, 3, 12],
-        "prefix": [["", ""], ["rot", "x"]],
-        "attention": [True],
-        "pieces": [True],
-        "alignments": [True],
-        "scores": [False],
+        "split": [False],
     },
     "/translate": {
         "q": ["a\n\nb", LINES[:2]],
@@ -53,8 +47,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
 def test_the_document_names_all_routes(server: RunningServer) -> None:
     document = server.ask("GET", "/openapi.json").json
     described = {(path, *operations) for path, operations in document["paths"].items()}
-    posts = {(path, "post") for path in ("/translate", "/detect", "/v1/translate", "/v1/stream")}
-    gets = {"/languages", "/frontend/settings", "/health", "/v1/models", "/metrics"}
+    posts = {(path, "post") for path in ("/translate", "/v1/translate")}
+    gets = {"/languages", "/health", "/v1/models"}
     assert described == posts | {(path, "get") for path in gets}
     body = document["paths"]["/translate"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["required"]) == {"q", "source", "target"}

@@ -16,11 +16,10 @@ from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 from support.waiting import until
 
-for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "py3langid"):
+for package in ("fastapi", "uvicorn", "python_multipart"):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
 
-from nmt.serve.guard import Callers  # noqa: E402
-from nmt.serve.limits import ServeLimits  # noqa: E402
+from nmt.serve.app import ServeLimits  # noqa: E402
 from nmt.serve.models import ServedModel, ServedModels  # noqa: E402
 from nmt.serve.server import TranslationServer, make_server, open_socket  # noqa: E402
 
@@ -79,10 +78,8 @@ def run_in_thread(
     models: ServedModels,
     limits: ServeLimits = DEFAULTS,
     keys: frozenset[str] = frozenset(),
-    origins: frozenset[str] = frozenset(),
 ) -> Iterator[RunningServer]:
-    callers = Callers(frozenset({"127.0.0.1", "localhost"}), origins)
-    server = make_server(models, limits, keys, callers)
+    server = make_server(models, limits, keys)
     with open_socket("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, args=[[listener]])
         thread.start()

@@ -10,11 +10,11 @@ from support.untrained import DECODING, SHAPE, make_model, make_vocab
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import EOS, Vocab
-from nmt.documents.document import PlainText
 from nmt.system.errors import Failure
 from nmt.translate.alignment import align
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
+from nmt.translate.sentences import RunningText
 from nmt.translate.translator import LineTooLong, Request, Translation, Translator
 
 SOURCES = [src for src, _ in sentences(30, seed=5)]
@@ -72,7 +72,7 @@ def test_a_text_is_the_translations_of_its_sentences(
     ours.languages = "en", "de"
     long = ", ".join(SOURCES[9:12])
     text = f"  A dog.  Two cats!\n\n{long}?\t\r\n"
-    (translated,) = ours.translate_documents([PlainText(text, ours.make_splitter())], Request(2))
+    (translated,) = ours.translate_texts([RunningText(text, ours.make_splitter())], Request(2))
     sentences = [one.text for one in translated.sentences]
     assert sentences[:2] == ["A dog.", "Two cats!"]
     assert " ".join(sentences[2:]) == f"{long}?" and len(sentences) > 3
@@ -167,8 +167,4 @@ def test_a_line_in_capitals_is_read_in_small_letters(vocab: Vocab) -> None:
     assert [one.text for one in found[1]] == [one.text.upper() for one in small]
     assert [one.alignment for one in found[1]] == [one.alignment for one in small]
     assert found[2:] == plain.find_candidates(lines[2:], Request(2, is_aligned=True))
-    first, second = (
-        ours.link(line, one[0]).links for line, one in zip(lines[:2], found, strict=False)
-    )
-    assert first == second
     assert ours.translate_text(lines[1]).text == small[0].text.upper()

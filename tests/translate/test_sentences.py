@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.documents.document import PlainText, Translated
-from nmt.documents.sentences import Splitter
+from nmt.translate.sentences import RunningText, Splitter
 
 # sentencex panics on a letter, a wide space and a mark
 TEXT = st.text(st.sampled_from("aB e.g. 1?!,;\u3000。、\"'()\u2028\xa0\t\r\n"), max_size=80)
@@ -19,12 +18,12 @@ def fit_in(longest: int) -> Splitter:
 
 @given(text=TEXT, longest=st.integers(1, 40))
 def test_a_text_comes_back_as_it_was(text: str, longest: int) -> None:
-    document = PlainText(text, fit_in(longest))
+    document = RunningText(text, fit_in(longest))
     for one in document.sentences:
         assert one.text == text[one.start : one.end] == one.text.strip() != ""
         assert len(one.text) <= longest
         assert "\n" not in one.text
-    unchanged = [Translated(one.text) for one in document.sentences]
+    unchanged = [one.text for one in document.sentences]
     assert document.join(unchanged) == text
 
 
@@ -69,25 +68,25 @@ def test_a_long_sentence_is_cut_where_a_clause_ends_else_a_word(
 )
 def test_a_hostile_paragraph_ends_soon(text: str) -> None:
     before = process_time()
-    document = PlainText(text, fit_in(1_000))
-    assert document.join([Translated(one.text) for one in document.sentences]) == text
+    document = RunningText(text, fit_in(1_000))
+    assert document.join([one.text for one in document.sentences]) == text
     assert process_time() - before < 3
 
 
 def test_emoji_around_a_sentence_stay_where_they_are() -> None:
-    document = PlainText("😀 One. 👩‍👩‍👧\n👍🏽\nI ❤️ you!  Two.❤️", fit_in(99))
+    document = RunningText("😀 One. 👩‍👩‍👧\n👍🏽\nI ❤️ you!  Two.❤️", fit_in(99))
     assert [one.text for one in document.sentences] == ["One.", "I ❤️ you!", "Two."]
-    german = [Translated(text) for text in ("Eins.", "Dich!", "Zwei.")]
+    german = [text for text in ("Eins.", "Dich!", "Zwei.")]
     assert document.join(german) == "😀 Eins. 👩‍👩‍👧\n👍🏽\nDich!  Zwei.❤️"
 
 
 def test_a_space_is_put_where_the_source_needs_none() -> None:
-    document = PlainText("你好。今天很好。\n再见。", Splitter("zh", lambda _: True))
-    english = [Translated(text) for text in ("Hello.", "It is fine today.", "Goodbye.")]
+    document = RunningText("你好。今天很好。\n再见。", Splitter("zh", lambda _: True))
+    english = [text for text in ("Hello.", "It is fine today.", "Goodbye.")]
     assert document.join(english) == "Hello. It is fine today.\nGoodbye."
-    assert document.join([Translated("你。")] * 3) == "你。你。\n你。"
+    assert document.join(["你。"] * 3) == "你。你。\n你。"
 
 
 def test_a_translation_stays_in_its_paragraph() -> None:
-    document = PlainText("One.\nTwo.", fit_in(99))
-    assert document.join([Translated("Ei\nns."), Translated("Zwei.")]) == "Ei ns.\nZwei."
+    document = RunningText("One.\nTwo.", fit_in(99))
+    assert document.join(["Ei\nns.", "Zwei."]) == "Ei ns.\nZwei."

@@ -2,14 +2,15 @@
 
 A model translates what it was trained on, usually one sentence; of a whole paragraph it translates
 the first sentence and drops the rest. `sentencex` finds the sentences, by rules of each language.
-Nothing is lost or changed: the sentences and the white space between them are the paragraph.
+Nothing is lost or changed: the sentences and the white space between them are the paragraph. `RunningText`
+takes a text apart into sentences, and later joins their translations.
 
 A sentence that does not fit into the model is cut as a last resort: at the end of a clause, otherwise
 between two words, otherwise anywhere.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from unicodedata import east_asian_width
 
 import regex
@@ -135,3 +136,25 @@ def interleave(
 def is_wide(character: str) -> bool:
     """Whether it belongs to a script that is written without spaces, or to no script."""
     return not character or east_asian_width(character) in "WF"
+
+
+@dataclass
+class RunningText:
+    """A text, each line a paragraph. Line ends and blank lines stay as they are."""
+
+    text: str
+    splitter: Splitter
+    sentences: list[Sentence] = field(default_factory=list)  # placed in the whole text
+
+    def __post_init__(self) -> None:
+        start = 0
+        for line in self.text.split("\n"):
+            for sentence in self.splitter.split(line):
+                placed = Sentence(sentence.text, start + sentence.start, sentence.is_part)
+                self.sentences.append(placed)
+            start += len(line) + 1
+
+    def join(self, translations: Sequence[str]) -> str:
+        """Return the text with each sentence replaced by its translation."""
+        texts = [translation.replace("\n", " ") for translation in translations]
+        return "".join(interleave(self.text, self.sentences, texts))
