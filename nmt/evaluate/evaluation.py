@@ -87,6 +87,8 @@ def evaluate_system(
 ) -> Evaluation:
     """Score a file of translations, a checkpoint, or an ensemble of checkpoints."""
     # choose the system and translate
+    if not is_text:
+        _check_folders(names[:1])  # those of an ensemble may have names of the hub
     if with_verdict:
         names = [_choose_average(names[0]), *names[1:]]
     system = make_system(request, names, is_text)
@@ -125,8 +127,7 @@ def evaluate_system(
 def evaluate_runs(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
     """Compare several runs of one recipe, with different seeds, with the paper by their mean."""
     # refuse what cannot be judged, before hours of translation
-    for name in names:
-        _check_is_folder(name)
+    _check_folders(names)
     names = [_choose_average(name) for name in names]
     checkpoints = [open_checkpoint(Path(name)) for name in names]
     _check_same_data(checkpoints)
@@ -150,6 +151,7 @@ def _choose_average(name: str) -> str:
 def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
     """Test whether the difference between two systems is statistically significant."""
     seed = read_seed()  # first, so that an invalid seed is refused before anything is translated
+    _check_folders([name for name in names if not Path(name).is_file()])
     a, b = systems = make_comparable_systems(request, names)
     comparison = _compare(a, b, seed)
     return Evaluation(score_systems(systems, [HEADLINE]), Findings(comparison=comparison))
@@ -157,8 +159,7 @@ def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Eva
 
 def evaluate_spread(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
     """Estimate the spread of scores over runs of one recipe; tabulate runs of different ones."""
-    for name in names:
-        _check_is_folder(name)
+    _check_folders(names)
     systems = make_comparable_systems(request, names)
     if settings := tabulate_differences([system.config for system in systems], SEED_RUN_KEYS):
         return _tabulate_ablation(systems, settings)
@@ -204,8 +205,6 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
     """Translate the test set with a checkpoint or an ensemble, or read translations from a file;
     then check them.
     """
-    if not is_text:
-        _check_is_folder(names[0])
     for override in request.overrides:
         if not override.startswith(OVERRIDES):
             raise UserError(
@@ -240,22 +239,21 @@ def _check_languages(model: LoadedModel, test_set: TestSetChoice) -> None:
     check_sides(test_set.src, test_set.refs[0] if test_set.refs else None, name, direction)
 
 
-def _check_is_folder(name: str) -> None:
-    path = Path(name)
-    if path.is_file():
-        raise UserError(f"{name}: is a file; give translations with --hypotheses FILE")
-    if not path.is_dir():
-        raise UserError(
-            f"{name}: no such checkpoint folder or file; give RUN, RUN/average or "
-            "RUN/checkpoints/step-..."
-        )
+def _check_folders(names: Sequence[str]) -> None:
+    """Refuse what is no folder of a model: all of them before hours of translation."""
+    for name in names:
+        path = Path(name)
+        if path.is_file():
+            raise UserError(f"{name}: is a file; give translations with --hypotheses FILE")
+        if not path.is_dir():
+            raise UserError(
+                f"{name}: no such checkpoint folder or file; give RUN, RUN/average or "
+                "RUN/checkpoints/step-..."
+            )
 
 
 def make_comparable_systems(request: EvaluationRequest, names: Sequence[str]) -> list[System]:
     """Make the systems; raise UserError unless all have the same test set."""
-    for name in names:
-        if not Path(name).is_file():
-            _check_is_folder(name)  # all of them before hours of translation
     systems = [make_system(request, [name], Path(name).is_file()) for name in names]
     first = systems[0]
     for other in systems[1:]:

@@ -40,7 +40,7 @@ class Evaluation:
     systems: Sequence[System]  # with their scores; all have the same test set
     findings: Findings = Findings()
     ladder: Sequence[Metric] = ()  # if all were asked for, with the origins of their readings
-    doubt: str | None = None  # whether the average is better than its members
+    doubt: str | None = None  # about an average that is worse than one of its members
     calibration_lines: Sequence[str] = ()
 
     @property
@@ -90,7 +90,8 @@ class Evaluation:
         return "\n".join(map(escape_line, lines))
 
     def _list_scores(self, system: System) -> Iterator[str]:
-        yield from _format_scores([score for score in system.scores if score.low is not None])
+        scores = [score for score in system.scores if score.low is not None]
+        yield from _indent([_make_row(score.name, score, score.signature) for score in scores])
         if self.doubt is not None:
             yield f"  warning: {self.doubt}"
         if self.ladder:
@@ -109,15 +110,14 @@ class Evaluation:
                 f"on the {len(system.test.subset):,} of these lines that sacreBLEU's wmt14 contains; "
                 f"Table 2 counts all {len(system.texts):,}, so no score below compares with it:"
             )
-            yield from _format_scores(self.findings.filtered)
+            filtered = self.findings.filtered
+            yield from _indent(
+                [_make_row(score.name, score, score.signature) for score in filtered]
+            )
         yield from self.calibration_lines
 
     def _list_side_by_side(self) -> Iterator[str]:
-        rows: list[list[Cell]] = []
-        for system in self.systems:
-            headline = system.scores[0]
-            rows.append([system.label, f"{headline.value:5.2f}", headline.format_interval()])
-        yield from _indent(rows)
+        yield from _indent([_make_row(system.label, system.scores[0]) for system in self.systems])
         headline = self.systems[0].scores[0]
         yield f"  {headline.name}: {headline.signature}"
         if self.findings.comparison is not None:
@@ -147,12 +147,9 @@ class Evaluation:
         yield "  difference from the first in BLEU, and its p by paired bootstrap"
 
 
-def _format_scores(scores: Sequence[Score]) -> list[str]:
-    """Return one line per score, with its 95% interval and its signature."""
-    rows = []
-    for score in scores:
-        rows.append([score.name, f"{score.value:5.2f}", score.format_interval(), score.signature])
-    return _indent(rows)
+def _make_row(name: str, score: Score, *more: str) -> list[Cell]:
+    """Name a score; its 95 % interval comes after it."""
+    return [name, f"{score.value:5.2f}", score.format_interval(), *more]
 
 
 def _indent(rows: Sequence[Sequence[Cell]]) -> list[str]:
