@@ -19,7 +19,6 @@ from torch import Tensor
 from nmt.agreement import find_direction
 from nmt.config import DecodingConfig, RunConfig, load_recorded_config, parse_device
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, Vocabulary, load_vocab, write_vocab
-from nmt.export.format import FLOATS, Format
 from nmt.export.parity import Ids
 from nmt.export.tensors import (
     check_expressible,
@@ -220,18 +219,21 @@ class CTranslate2Engine:
     """CTranslate2 with the model of a folder; `translator` is CTranslate2's own object."""
 
     def __init__(
-        self, folder: Path, n_threads: int = 0, device: str = "cpu", n_batches: int = 1
+        self, folder: Path, n_threads: int | None = None, device: str = "cpu", n_batches: int = 1
     ) -> None:
         """Load the model; it computes in the type of its stored weights if the processor supports
         that.
 
-        `n_threads` work on one batch; 0 lets CTranslate2 choose. It may change the number of
-        torch's threads too. Up to `n_batches` are translated at a time, if as many threads ask.
+        `n_threads` work on one batch, by default as many as torch has. Loading may change the number
+        of torch's threads too. Up to `n_batches` are translated at a time, if as many threads ask.
         """
         try:
             self.vocab = load_vocab(folder)
             self.translator = import_ctranslate2().Translator(
-                str(folder), device=device, intra_threads=n_threads, inter_threads=n_batches
+                str(folder),
+                device=device,
+                intra_threads=n_threads or torch.get_num_threads(),
+                inter_threads=n_batches,
             )
         except (RuntimeError, ValueError) as error:
             raise UserError(
@@ -336,12 +338,14 @@ class CTranslate2Translator(TextToText):
             yield batch, [[one] for one in found]
 
 
-def load_ctranslate2(
-    folder: Path, n_threads: int = 0, device: str = "cpu", n_batches: int = 1
-) -> tuple[CTranslate2Engine, str]:
-    """Verify an export and load it; also return its quantization, with which its output is
-    labelled.
+def open_ctranslate2(
+    paths: Sequence[str], overrides: Sequence[str], is_served: bool = False
+) -> LoadedModel:
+    """Verify and load the one export in `paths`, on the device that the overrides ask for. A server's batches
+    are small: on a CPU each core gets one of its own, because threads that share one mostly wait.
     """
+    (path,) = paths
+    folder = Path(path)
     verify(folder, (EXPORT_FILE, *find_vocab_files(read_manifest(folder))))
     record = read_json(folder / EXPORT_FILE)
     values = record if isinstance(record, dict) else {}
@@ -356,34 +360,12 @@ def load_ctranslate2(
             f"{folder}: is an export to {to}, not to CTranslate2; "
             "make one with nmt-export --to ctranslate2"
         )
-    return CTranslate2Engine(folder, n_threads, device, n_batches), quantization
-
-
-def open_ctranslate2(
-    paths: Sequence[str], overrides: Sequence[str], is_served: bool = False
-) -> LoadedModel:
-    """Load the one export in `paths`, on the device that the overrides ask for. A server's batches are
-    small: on a CPU each core gets one of its own, because threads that share one mostly wait.
-    """
-    (path,) = paths
-    folder = Path(path)
     device = choose_device(parse_device(overrides))
     n_threads, n_batches = torch.get_num_threads(), 1
     if is_served and device.type == "cpu":
         n_threads, n_batches = 1, n_threads
-    exported, quantization = load_ctranslate2(folder, n_threads, device.type, n_batches)
+    exported = CTranslate2Engine(folder, n_threads, device.type, n_batches)
     if is_served:
         torch.set_num_threads(n_threads * n_batches)  # which loading has changed
-    place = folder / CONFIG_FILE
-    config = load_recorded_config(place, overrides)
+    config = load_recorded_config(folder / CONFIG_FILE, overrides)
     return LoadedModel(CTranslate2Translator(exported, config, quantization), config, [path])
-
-
-CTRANSLATE2 = Format(
-    library="ctranslate2",
-    quantizations=(*FLOATS, "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
-    write=write_ctranslate2,
-    # not verified, because an export that is just being made has no manifest yet
-    load=lambda folder, _: CTranslate2Engine(folder, torch.get_num_threads()),
-    explain=explain_ctranslate2,
-)

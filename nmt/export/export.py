@@ -6,30 +6,53 @@ its checkpoint never appears.
 """
 
 import random
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from nmt.checkpoint import Checkpoint
-from nmt.config import format_config
+from nmt.config import RunConfig, format_config
 from nmt.data.vocab import CONTROL_IDS, UNK, Vocabulary
 from nmt.evaluate.card import render_export_card
-from nmt.export.ctranslate2 import CTRANSLATE2
-from nmt.export.huggingface import HUGGING_FACE
-from nmt.export.parity import Agreement, OwnEngine, compare_engines, describe_bound
-from nmt.export.safetensors import SAFETENSORS
+from nmt.export.ctranslate2 import CTranslate2Engine, explain_ctranslate2, write_ctranslate2
+from nmt.export.huggingface import HuggingFaceEngine, explain_huggingface, write_huggingface
+from nmt.export.parity import Agreement, Engine, OwnEngine, compare_engines, describe_bound
+from nmt.export.safetensors import explain_safetensors, load_safetensors, write_safetensors
+from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import write_folder, write_json, write_text
 from nmt.system.output_folder import check_replaceable
 from nmt.system.run_folder import CARD_FILE, CONFIG_FILE, EXPORT_FILE, MODEL_FILE
 from nmt.translate.translator import Translator, make_translator
 
+FLOATS = ("float32", "float16", "bfloat16")
+WITH_INT8 = (*FLOATS, "int8", "int8_float32", "int8_float16", "int8_bfloat16")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model is written for another library, and loaded by that library to be compared."""
+
+    library: str  # what loads it, by its name on the hub
+    quantizations: Sequence[str]
+    write: Callable[[Path, Transformer, Vocabulary, RunConfig, str], None]  # fills the folder
+    # An export that is just being made has no manifest yet, so nothing is verified.
+    load: Callable[[Path], Engine]
+    explain: Callable[[RunConfig], str]  # how to use the export, for its card
+
+
 FORMATS = {
-    "ctranslate2": CTRANSLATE2,
-    "huggingface": HUGGING_FACE,
-    "safetensors": SAFETENSORS,
+    "ctranslate2": Format(
+        "ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine, explain_ctranslate2
+    ),
+    "huggingface": Format(
+        "transformers", FLOATS, write_huggingface, HuggingFaceEngine, explain_huggingface
+    ),
+    "safetensors": Format(
+        "safetensors", FLOATS, write_safetensors, load_safetensors, explain_safetensors
+    ),
 }
 MAX_COMPARED = 100  # the first pieces of an output
 
@@ -73,11 +96,12 @@ def export(
     def fill(folder: Path) -> None:
         # write, load, compare
         format.write(folder, translator.model, vocab, config, quantization)
-        theirs = format.load(folder, config)
+        write_text(folder / CONFIG_FILE, format_config(config))
+        theirs = format.load(folder)
         agreement = compare_engines(OwnEngine(translator.model), theirs, src, limit)
-        if format.check_tokenizer is not None:
+        if isinstance(theirs, HuggingFaceEngine):  # it has a tokenizer of its own
             tgt_lines = lines if config.vocab.joint else make_lines(vocab.tgt)
-            format.check_tokenizer(folder, vocab, lines, tgt_lines)
+            theirs.check_tokenizer(vocab, lines, tgt_lines)
         if not agreement.is_within(quantization):
             raise Failure(
                 f"the exported model disagrees with the checkpoint: {agreement}, but the limit is "
@@ -97,7 +121,6 @@ def export(
             "check": asdict(agreement),
         }
         write_json(folder / EXPORT_FILE, record)
-        write_text(folder / CONFIG_FILE, format_config(config))
         usage = format.explain(config)
         card = render_export_card(
             checkpoint, to, quantization, format.library, str(agreement), usage

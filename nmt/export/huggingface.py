@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, RunConfig
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, VocabPair, Vocabulary
-from nmt.export.format import FLOATS, Format
-from nmt.export.parity import Ids, add_bos, add_eos, split_batches
+from nmt.export.parity import Ids, add_eos, split_batches
 from nmt.export.tensors import (
     check_expressible,
     explain_length_penalty,
@@ -235,17 +234,12 @@ def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str
             yield f"model.{name}.bias", part_of_bias
 
 
-def load_tokenizer(folder: Path) -> Any:
-    return import_transformers().AutoTokenizer.from_pretrained(
-        str(folder), local_files_only=True, trust_remote_code=False
-    )
-
-
 class HuggingFaceEngine:
     """transformers with the model and the tokenizer of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.model = import_transformers().AutoModelForSeq2SeqLM.from_pretrained(
+        transformers = import_transformers()
+        self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
             str(folder),
             use_safetensors=True,
             local_files_only=True,
@@ -253,7 +247,9 @@ class HuggingFaceEngine:
             dtype=torch.float32,
         )
         self.model.eval()
-        self.tokenizer = load_tokenizer(folder)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
 
     @torch.inference_mode()
     def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
@@ -276,7 +272,7 @@ class HuggingFaceEngine:
         scores = []
         for sources, targets in zip(split_batches(src), split_batches(tgt), strict=True):
             ids, mask = _pad_rows(add_eos(sources))
-            inputs, _ = _pad_rows(add_bos(targets))
+            inputs, _ = _pad_rows([[BOS, *line] for line in targets])
             expected, _ = _pad_rows(add_eos(targets))
             logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
             log_probs = logits.log_softmax(2)  # (S, L, V)
@@ -285,41 +281,29 @@ class HuggingFaceEngine:
                 scores.append(row[: len(line) + 1])
         return scores
 
+    def check_tokenizer(
+        self, vocab: Vocabulary, src_lines: Sequence[str], tgt_lines: Sequence[str]
+    ) -> None:
+        """Compare the tokenizer with our vocabulary: from text to ids on the source's side, and back on
+        the target's.
+        """
+        compared: list[tuple[str, object, object]] = []  # line, theirs, ours
+        for line, ids in zip(src_lines, vocab.src.encode(src_lines), strict=True):
+            compared.append((line, self.tokenizer(line)["input_ids"][:-1], ids))  # without eos
+        for line, ids in zip(tgt_lines, vocab.tgt.encode(tgt_lines), strict=True):
+            known = [i for i in ids if i != UNK]  # `skip_special_tokens` drops unknown pieces
+            text = self.tokenizer.decode(known, skip_special_tokens=True)
+            compared.append((line, text, vocab.tgt.decode([known])[0].strip()))
+        for line, found, wanted in compared:
+            if found != wanted:
+                raise Failure(
+                    f"the exported tokenizer disagrees on {line!r}: {found!r} instead of {wanted!r}; "
+                    "nothing was written"
+                )
+
 
 def _pad_rows(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Return the padded ids and the mask that is 0 where they are padding, each (S, L)."""
     sequences = [torch.tensor(row) for row in rows]
     ids = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=PAD)
     return ids, (ids != PAD).long()  # no piece of a sentence is PAD
-
-
-def check_tokenizer(
-    folder: Path, vocab: Vocabulary, src_lines: Sequence[str], tgt_lines: Sequence[str]
-) -> None:
-    """Compare the exported tokenizer with our vocabulary: from text to ids on the source's side,
-    and back on the target's.
-    """
-    tokenizer = load_tokenizer(folder)
-    compared: list[tuple[str, object, object]] = []  # line, theirs, ours
-    for line, ids in zip(src_lines, vocab.src.encode(src_lines), strict=True):
-        compared.append((line, tokenizer(line)["input_ids"][:-1], ids))  # without eos
-    for line, ids in zip(tgt_lines, vocab.tgt.encode(tgt_lines), strict=True):
-        known = [i for i in ids if i != UNK]  # `skip_special_tokens` drops unknown pieces
-        text = tokenizer.decode(known, skip_special_tokens=True)
-        compared.append((line, text, vocab.tgt.decode([known])[0].strip()))
-    for line, found, wanted in compared:
-        if found != wanted:
-            raise Failure(
-                f"the exported tokenizer disagrees on {line!r}: {found!r} instead of {wanted!r}; "
-                "nothing was written"
-            )
-
-
-HUGGING_FACE = Format(
-    library="transformers",
-    quantizations=FLOATS,
-    write=write_huggingface,
-    load=lambda folder, _: HuggingFaceEngine(folder),
-    explain=explain_huggingface,
-    check_tokenizer=check_tokenizer,
-)

@@ -16,7 +16,7 @@ import torch
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import pack
-from nmt.data.vocab import BOS, EOS
+from nmt.data.vocab import EOS
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS
 from nmt.translate.pair_scores import compute_log_probs
@@ -70,10 +70,6 @@ class OwnEngine:
 def split_batches(sentences: Ids) -> list[Ids]:
     starts = range(0, len(sentences), BATCH_SENTENCES)
     return [sentences[i : i + BATCH_SENTENCES] for i in starts]
-
-
-def add_bos(sentences: Ids) -> list[list[int]]:
-    return [[BOS, *ids] for ids in sentences]
 
 
 def add_eos(sentences: Ids) -> list[list[int]]:

@@ -7,12 +7,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from nmt.config import RunConfig, format_config
+from nmt.config import RunConfig, format_config, load_recorded_config
 from nmt.data.vocab import Vocabulary, load_vocab, write_vocab
-from nmt.export.format import FLOATS, Format
 from nmt.export.parity import OwnEngine
 from nmt.model.transformer import Transformer
-from nmt.system.run_folder import MODEL_FILE
+from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
 from nmt.system.tensor_files import write_tensors
 
 SAFETENSORS_USAGE = """\
@@ -22,6 +21,10 @@ SAFETENSORS_USAGE = """\
         config = file.metadata()["config"]          # YAML, as in config.yaml
         weights = {name: file.get_tensor(name) for name in file.keys()}
 """
+
+
+def explain_safetensors(_: RunConfig) -> str:
+    return SAFETENSORS_USAGE
 
 
 def write_safetensors(
@@ -40,19 +43,11 @@ def write_safetensors(
 
 
 @torch.no_grad()
-def load_safetensors(folder: Path, config: RunConfig) -> OwnEngine:
+def load_safetensors(folder: Path) -> OwnEngine:
     """Load the weights into our own model."""
+    config = load_recorded_config(folder / CONFIG_FILE)
     model = Transformer(config.model, *load_vocab(folder).sizes)
     weights = load_file(folder / MODEL_FILE)
     for name, p in model.named_parameters():
         p.copy_(weights[name])
     return OwnEngine(model)
-
-
-SAFETENSORS = Format(
-    library="safetensors",
-    quantizations=FLOATS,
-    write=write_safetensors,
-    load=load_safetensors,
-    explain=lambda _: SAFETENSORS_USAGE,
-)

@@ -371,16 +371,17 @@ def test_ctranslate2_ranks_by_our_penalty(vocab: Vocab, tmp_path: Path) -> None:
 def test_an_export_opens_again_when_it_is_whole(checkpoint: Checkpoint, tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(checkpoint, "ctranslate2", out, "int8", LINES)
-    engine, quantization = ctranslate2.load_ctranslate2(out, 1)
-    assert quantization == "int8"
+    opened = ctranslate2.open_ctranslate2([str(out)], ["device=cpu"]).translator
+    assert isinstance(opened, ctranslate2.CTranslate2Translator)
+    assert opened.quantization == "int8"
     data = bytearray((out / "model.bin").read_bytes())
     data[-1] ^= 1
     (out / "model.bin").write_bytes(data)
     with pytest.raises(UserError, match="model.bin"):
-        ctranslate2.load_ctranslate2(out, 1)
+        ctranslate2.open_ctranslate2([str(out)], [])
     export(checkpoint, "safetensors", tmp_path / "other", "float32", LINES)
     with pytest.raises(UserError, match="export to safetensors"):
-        ctranslate2.load_ctranslate2(tmp_path / "other", 1)
+        ctranslate2.open_ctranslate2([str(tmp_path / "other")], [])
 
 
 @NEEDS_HF

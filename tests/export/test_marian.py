@@ -257,7 +257,7 @@ def test_a_config_that_continues_it_trains_and_scores_it_first(
 
     # without a config there is a remedy
     capsys.readouterr()
-    for name in (folder, "hf:some/model"):
+    for name in (str(folder), "hf:some/model"):
         assert nmt_train(["--config", "tuned.yaml", f"training.init_from={name}"]) == 2
         assert f"nmt-init --from {name} writes a config" in capsys.readouterr().err
 
