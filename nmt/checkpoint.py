@@ -216,7 +216,7 @@ def take_snapshot(
 
 
 def save_checkpoint(
-    path: Path, snapshot: Snapshot, state: TrainState, config: RunConfig, vocab: Vocabulary
+    path: Path, snapshot: Snapshot, origin: Origin, config: RunConfig, vocab: Vocabulary
 ) -> None:
     """Write a checkpoint to the folder `path`, atomically: after a crash it is complete or absent."""
 
@@ -224,7 +224,7 @@ def save_checkpoint(
         if snapshot.moments:
             write_tensors(folder / OPTIMIZER_FILE, snapshot.moments)
         write_tensors(folder / MODEL_FILE, snapshot.weights, {"format": "pt"})
-        write_small_files(folder, state, config, vocab)
+        write_small_files(folder, origin, config, vocab)
 
     write_folder(path, fill)
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
-from nmt.checkpoint import Average, is_without_optimizer, write_small_files
+from nmt.checkpoint import Average, Snapshot, is_without_optimizer, save_checkpoint
 from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
 from nmt.data.vocab import (
     MAX_MODEL_BYTES,
@@ -44,12 +44,10 @@ from nmt.system.files import (
     make_folder,
     read_bytes,
     read_json,
-    write_folder,
 )
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import say
 from nmt.system.run_folder import MODEL_FILE
-from nmt.system.tensor_files import write_tensors
 
 HUB = "hf:"  # before the id of a model of the hub
 SETTINGS_FILE = "config.json"
@@ -86,11 +84,11 @@ def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = 
     it is kept for the next time. Any other path comes back as it is.
     """
     is_on_hub = str(path).startswith(HUB)
-    if not is_on_hub and not is_published(path):
+    if not is_on_hub and not _is_published(path):
         return path
     cache = (find_cache_folder() or Path(make_temporary_folder())) / "published"
     if is_on_hub:
-        path = download(str(path).removeprefix(HUB), cache / "hub")
+        path = _download(str(path).removeprefix(HUB), cache / "hub")
     if out is None:
         files = [path / name for name in FILES if has_plain_file(path / name)]
         digest = combine_digests([digest_file(file) for file in files])
@@ -102,24 +100,22 @@ def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = 
     say(f"converting {path} to {out}")
     config, vocab, tensors = read_published(path)
     make_folder(out.parent)
-
-    def fill(folder: Path) -> None:
-        write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
-        write_small_files(folder, Average([path.resolve().name], 0), config, vocab)
-
-    write_folder(out, fill)
+    save_checkpoint(out, Snapshot(tensors, {}), Average([path.resolve().name], 0), config, vocab)
     return out
 
 
-def is_published(folder: Path) -> bool:
+def _is_published(folder: Path) -> bool:
     """Whether the folder has a model as Hugging Face's transformers saves it."""
-    if not has_plain_file(folder / SETTINGS_FILE):
-        return False
-    settings = read_json(folder / SETTINGS_FILE)
-    return isinstance(settings, dict) and "model_type" in settings
+    settings = _read_if_there(folder / SETTINGS_FILE)
+    return "model_type" in settings
 
 
-def download(name: str, folder: Path) -> Path:
+def _read_if_there(path: Path) -> dict[str, Any]:
+    found = read_json(path) if has_plain_file(path) else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _download(name: str, folder: Path) -> Path:
     """Fetch a model of the Hugging Face hub into a folder of its own below this one, unless it is there."""
     hub = import_extra("huggingface_hub")
     place = folder / name.replace("/", "--")
@@ -156,10 +152,10 @@ def _read(folder: Path) -> tuple[RunConfig, Vocabulary, dict[str, Tensor]]:
 
     # vocabulary
     models = [read_bytes(folder / name, MAX_MODEL_BYTES) for name in ("source.spm", "target.spm")]
-    shared, lookup = "model.shared.weight", "model.{}.embed_tokens.weight".format
-    src_embedding = _find(tensors, folder, lookup("encoder"), shared)
-    tgt_embedding = _find(tensors, folder, lookup("decoder"), shared)
-    projection = _find(tensors, folder, "lm_head.weight", lookup("decoder"), shared)
+    shared, decoder = "model.shared.weight", "model.decoder.embed_tokens.weight"
+    src_embedding = _find(tensors, folder, "model.encoder.embed_tokens.weight", shared)
+    tgt_embedding = _find(tensors, folder, decoder, shared)
+    projection = _find(tensors, folder, "lm_head.weight", decoder, shared)
     own_names = folder / "target_vocab.json"
     has_own = has_plain_file(own_names)
     tgt_names = _read_names(own_names) if has_own else names
@@ -196,13 +192,9 @@ class _SettingsReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.settings = read_json(folder / SETTINGS_FILE)
-        self.generation = self._read_if_there("generation_config.json")
-        self.tokenizer = self._read_if_there("tokenizer_config.json")
-
-    def _read_if_there(self, name: str) -> dict[str, Any]:
-        found = read_json(self.folder / name) if has_plain_file(self.folder / name) else {}
-        return found if isinstance(found, dict) else {}
+        self.settings = _read_if_there(folder / SETTINGS_FILE)
+        self.generation = _read_if_there(folder / "generation_config.json")
+        self.tokenizer = _read_if_there(folder / "tokenizer_config.json")
 
     def fail(self, key: str, reason: str) -> UserError:
         value = ascii(self.settings.get(key))[:99]
@@ -228,9 +220,9 @@ class _SettingsReader:
                 "only marian is supported, OPUS-MT among it (M2M and NLLB have more pieces than ids "
                 f"have room for, which is {MAX_PIECES:,})",
             )
-        for key, value in (("normalize_before", False), ("normalize_embedding", False)):
-            if self.settings.get(key, value) != value:
-                raise self.fail(key, f"only {value} is supported")
+        for key in ("normalize_before", "normalize_embedding"):
+            if self.settings.get(key, False) is not False:
+                raise self.fail(key, "only False is supported")
         if self.settings.get("activation_function") not in ACTIVATION_NAMES:
             raise self.fail("activation_function", f"use one of {', '.join(ACTIVATION_NAMES)}")
         for part in ("attention_heads", "ffn_dim"):
