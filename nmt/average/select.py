@@ -20,8 +20,7 @@ from nmt.system.files import (
     read_status,
 )
 from nmt.system.run_folder import RunFolder
-from nmt.train.events import ValidEvent
-from nmt.train.metrics_log import read_events
+from nmt.train.events import ValidEvent, read_events
 
 DEFAULT_LAST = 5  # as the paper averages its base model
 # Members that differ by more, in the figures of metrics.jsonl, are of different quality.

@@ -26,8 +26,7 @@ from nmt.system.escapes import escape_line
 from nmt.system.files import explain_unreadable, has_plain_file, read_bytes, read_json
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
-from nmt.train.events import Event, SampleEvent
-from nmt.train.metrics_log import read_events
+from nmt.train.events import Event, SampleEvent, read_events
 
 Value = TypeVar("Value")
 Place = TypeVar("Place")

@@ -17,7 +17,7 @@ from nmt.sweep.run_one import make_command, write_run_config
 from nmt.system.files import make_folder, open_plain_file, read_bytes
 from nmt.system.progress import Progress, clock, say
 from nmt.system.runtime import count_cores
-from nmt.train.metrics_log import read_events
+from nmt.train.events import read_events
 
 CHECK_S = 0.2
 LOOK_S = 60.0  # between two looks at how far all runs are

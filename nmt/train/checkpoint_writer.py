@@ -21,8 +21,8 @@ from nmt.system.errors import Failure, UserError
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
 from nmt.train.kept_checkpoints import find_resumable_steps, prune_checkpoints
-from nmt.train.metrics_log import MetricsLog
 from nmt.train.mirror import copy_run
+from nmt.train.run_log import MetricsLog
 
 MAX_FAILURES = 3  # in a row
 SLOW_S = 1.0  # that training waits for the disk

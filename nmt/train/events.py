@@ -1,19 +1,28 @@
 """What a training reports while it runs: one type for each kind of line in metrics.jsonl.
 
-The trainer makes an event, the log writes it as a line (metrics_log.py), and trackers, the report,
-averaging and sweeps get the same types back when they read the file. The names of the fields are
-the keys of the line; docs/tracking.md says what each means.
+The trainer makes an event, the log writes it as a line (run_log.py), and trackers, the report,
+averaging and sweeps get the same types back when they read the file here. The names of the fields
+are the keys of the line; docs/tracking.md says what each means.
 
-A line may come from an earlier version, or may be damaged. A value that it lacks, or that has
-another type, reads as NaN, 0, "" or None, so a reader needs no second check: `figures` has only
-the numbers that are there and finite.
+A line may be damaged. If it is no event at all, it is counted and left out. A value that it lacks,
+or that has another type, reads as NaN, 0, "" or None, so a reader needs no second check: `figures`
+has only the numbers that are there and finite.
 """
 
 import math
 import typing
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
+
+from nmt.system.errors import UserError
+from nmt.system.files import check_size, has_plain_file, open_plain_file
+from nmt.system.run_folder import METRICS_FILE
+from nmt.system.strict_json import parse_json
+
+MAX_METRICS_BYTES = 1 << 30  # some millions of lines
+LONGEST_LINE = 1 << 16
 
 
 def with_prefix(prefix: str) -> Any:
@@ -173,3 +182,34 @@ def replace_nonfinite(value: Any) -> Any:
     """Return NaN and infinity as text, because JSON cannot represent them."""
     is_nonfinite = isinstance(value, float) and not math.isfinite(value)
     return str(value) if is_nonfinite else value
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def read_events(path: Path) -> tuple[list[Event], int]:
+    """Return the events of a metrics.jsonl, and the number of lines that cannot be read."""
+    events: list[Event] = []
+    n_damaged = 0
+    if not has_plain_file(path):
+        return events, n_damaged
+    with open_plain_file(path) as file:
+        check_size(file, path, MAX_METRICS_BYTES)
+        while row := file.readline(LONGEST_LINE):
+            if not row.strip():
+                continue
+            event = parse_event(row)
+            if event is None:
+                n_damaged += 1
+            else:
+                events.append(event)
+    return events, n_damaged
+
+
+def parse_event(row: bytes) -> Event | None:
+    """Return the event of a line; None if it is damaged."""
+    try:
+        values = parse_json(row, METRICS_FILE)
+    except UserError:
+        return None
+    return parse_line(values) if isinstance(values, dict) else None

@@ -2,19 +2,28 @@
 person on stderr.
 
 The loop decides what happens; nothing here changes the training.
+
+A resumed run continues metrics.jsonl after the last line that its checkpoint counts. A line that
+cannot be written, because the disk is full, waits in memory for the next one. So no line is lost,
+doubled or cut in two as long as the process lives, and when it dies the checkpoint says how much of
+the file counts.
 """
+
+import json
+import os
+from pathlib import Path
 
 from nmt.checkpoint import TrainState
 from nmt.score.score import compute_perplexity
 from nmt.system.device import read_peak_memory
+from nmt.system.files import has_plain_file, open_plain_file
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
-from nmt.train.events import Event, TrainEvent, ValidEvent
-from nmt.train.metrics_log import MetricsLog, read_events
+from nmt.train.events import LONGEST_LINE, Event, TrainEvent, ValidEvent, read_events
 from nmt.train.on_track import LearningCheck
 from nmt.train.samples import mean_entropies
 from nmt.train.setup import Setup
-from nmt.train.tracking import Trackers
+from nmt.train.sinks import Trackers
 from nmt.train.validate import Validation
 
 
@@ -112,3 +121,60 @@ class RunLog:
 def round_digits(value: float) -> float:
     """Keep the significant digits of a norm."""
     return float(f"{value:.5g}")
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+class MetricsLog:
+    """`metrics.jsonl`, which continues after its first `n_bytes`. Only the main rank has one."""
+
+    def __init__(self, path: Path, n_bytes: int) -> None:
+        self.path, self.n_bytes = path, n_bytes
+        self.waiting = b""  # lines that could not be written yet
+        n_found = path.stat().st_size if has_plain_file(path) else 0
+        if n_found < n_bytes:
+            say(
+                f"warning: {path}: {n_found} of {n_bytes} bytes are left; "
+                "lines before this update are missing"
+            )
+            self.n_bytes = _find_last_line_end(path, n_found)
+        if n_found:
+            with open_plain_file(path, "r+b") as file:
+                file.truncate(self.n_bytes)
+
+    def write(self, event: Event) -> None:
+        was_fine = not self.waiting
+        self.waiting += (json.dumps(event.to_line()) + "\n").encode()
+        try:
+            self._flush()
+        except OSError as error:
+            if was_fine:
+                say(
+                    f"warning: {self.path}: cannot be written ({error.strerror}); "
+                    "its lines are kept in memory"
+                )
+
+    def sync(self) -> int:
+        self._flush(is_synced=True)
+        return self.n_bytes
+
+    def _flush(self, is_synced: bool = False) -> None:
+        with open_plain_file(self.path, "r+b" if has_plain_file(self.path) else "wb") as file:
+            file.seek(self.n_bytes)  # over what a failed attempt may have left
+            file.write(self.waiting)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
+        self.n_bytes += len(self.waiting)
+        self.waiting = b""
+
+
+def _find_last_line_end(path: Path, n_bytes: int) -> int:
+    """Return the length of a file without a last line that was cut in two."""
+    if not n_bytes:  # there may be no file at all
+        return 0
+    with open_plain_file(path) as file:
+        start = max(0, n_bytes - LONGEST_LINE)
+        file.seek(start)
+        return start + file.read(LONGEST_LINE).rfind(b"\n") + 1

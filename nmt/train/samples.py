@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nmt.train.events import SampleEvent
-from nmt.train.metrics_log import LONGEST_LINE
+from nmt.train.events import LONGEST_LINE, SampleEvent
 from nmt.translate.attention_maps import WeightArray, compute_attention_maps
 from nmt.translate.translator import Translation, Translator
 

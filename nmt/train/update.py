@@ -4,9 +4,12 @@ With the last micro-batch, gradients are summed over all ranks (shares.py). Anot
 the loss and the ranks' votes to stop or save, so all ranks stop or save after the same update.
 If the loss or a gradient is NaN or infinite, the optimizer skips the step. That is decided on the
 device, so the host does not wait: on a GPU it reads each outcome one update later.
+
+A new figure of each update is a field of `UpdateStats`, and of an event (events.py).
 """
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,10 +21,23 @@ from torch import Tensor
 from nmt.config import RunConfig
 from nmt.data.loader import Update
 from nmt.system.ranks import World
-from nmt.train.metrics_log import N_STATS, UpdateStats
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.replica import Phase, Replica
 
+
+class UpdateStats(NamedTuple):
+    """Loss, NLL and gradient norm of an update, over all ranks."""
+
+    loss: float  # label-smoothed, summed over the target tokens
+    nll: float  # without label smoothing, summed over the target tokens
+    grad_norm: float
+
+    @property
+    def is_finite(self) -> bool:
+        return all(math.isfinite(value) for value in self)
+
+
+N_STATS = len(UpdateStats._fields)
 GRAD_NORM = UpdateStats._fields.index("grad_norm")
 
 

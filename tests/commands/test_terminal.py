@@ -26,9 +26,7 @@ from support.once import make_once
 from support.soaking import IS_SOAK, counted
 from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
 
-COMMANDS = (
-    "init prepare train sweep track average eval report translate score serve export"
-).split()
+COMMANDS = ("init prepare train sweep average eval report translate score serve export").split()
 WIDTHS = (40, 80, 200)
 # What a bar needs to be drawn anew; all else that a terminal would obey is a stray character.
 MOVES = re.compile(r"\r|\n|\x1b\[A")
@@ -210,7 +208,6 @@ def list_arguments(ground: Path, run: Path) -> dict[str, list[str]]:
         "prepare": [*config, "data.store=own-store"],
         "train": [*config, "out=own-run", "training.steps=5"],
         "sweep": [f"{ground}/grid.yaml", "--out", "own-sweep"],
-        "track": [str(run), "--to", "tensorboard"],
         "average": [str(run), "--last", "2"],
         "eval": [str(run)],
         "report": [str(run)],

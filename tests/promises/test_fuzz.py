@@ -68,7 +68,7 @@ from nmt.system.errors import UserError
 from nmt.system.files import verify
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
-from nmt.train.metrics_log import read_events
+from nmt.train.events import read_events
 from nmt.train.on_track import LearningCheck
 
 # Cases in `make soak`, in proportion to the speed of the reader.

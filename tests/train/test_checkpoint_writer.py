@@ -25,8 +25,8 @@ from nmt.system.files import verify
 from nmt.system.run_folder import RunFolder
 from nmt.train import checkpoint_writer
 from nmt.train.checkpoint_writer import CheckpointWriter
-from nmt.train.metrics_log import MetricsLog
 from nmt.train.optimizer import Adam, make_optimizer, set_learning_rate
+from nmt.train.run_log import MetricsLog
 
 CONFIG = RunConfig(
     model=ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1),

@@ -16,9 +16,8 @@ from nmt.config import OptimizerConfig
 from nmt.data.store import Side
 from nmt.system.run_folder import RunFolder
 from nmt.train import on_track
-from nmt.train.events import Event, WarningEvent, parse_line
+from nmt.train.events import Event, WarningEvent, parse_line, read_events
 from nmt.train.loss import compute_loss_sums
-from nmt.train.metrics_log import read_events
 from nmt.train.on_track import LearningCheck, smoothed_loss_floor, unigram_entropy
 
 # Two sentences, five five six and seven: 6 tokens with their end marks.

@@ -10,7 +10,7 @@ from support.finished_run import read_lines, train_toy
 
 import nmt.api
 from nmt.data.store import open_store
-from nmt.train.metrics_log import LONGEST_LINE
+from nmt.train.events import LONGEST_LINE
 from nmt.train.samples import take_sample
 from nmt.translate.translator import Translation, Translator
 

@@ -1,4 +1,6 @@
-"""What TensorBoard and W&B have of a run, read back with their own readers."""
+"""Sinks beside training: whatever they raise, and however long they take, the run is that of one without.
+What TensorBoard and W&B have of a run is read back with their own readers.
+"""
 
 import json
 import os
@@ -9,15 +11,119 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.finished_run import list_differing, read_lines, read_tensors, train_toy
+from support.made_sinks import install_sinks
 from support.needs import needs_package
+from support.saved_run import skip_fsync  # noqa: F401
 
-from nmt.commands.track import main as nmt_track
-from nmt.config import format_config, load_config
-from nmt.train.tracking import MetricsTail
+from nmt.commands.train import main as nmt_train
+from nmt.config import RunConfig, format_config, load_config, load_recorded_config
+from nmt.system.errors import UserError
+from nmt.system.run_folder import RunFolder
+from nmt.train import sinks
+from nmt.train.events import SkippedEvent
+from nmt.train.sinks import Trackers
 from nmt.translate.attention_maps import AttentionMap
 
 SOURCE = ["▁Der", "▁$Hund$", "</s>"]
 TARGET = ["▁The", "▁dog", "<b>", "</s>"]
+SETTINGS = ["training.steps=6", "training.validate_every=3", "evaluation.sentences=5"]
+SETTINGS += ["decoding.min_length=2"]
+
+
+@pytest.fixture(autouse=True)
+def user_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(sinks, "FINISH_S", 2.0)
+    install_sinks(site)
+
+
+def train(toy: Path, name: str, *settings: str) -> RunConfig:
+    return train_toy(toy, *SETTINGS, f"out={toy.parent}/{name}", *settings)
+
+
+def read_untimed(config: RunConfig) -> list[dict[str, Any]]:
+    """The lines without what differs between any two runs."""
+    return [
+        {key: x for key, x in line.items() if not key.endswith(("_s", "_bytes"))}
+        for line in read_lines(config.folder)
+    ]
+
+
+def test_no_sink_changes_a_run(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "raises,stumbles,hangs,ends,cannot-be-made,keeps"
+    plain = train(toy, "plain")
+    capsys.readouterr()
+    tracked = train(toy, "tracked", f"training.track=[{names}]")
+    error = capsys.readouterr().err
+    run = RunFolder(tracked.folder)
+
+    # the same bits, the same figures
+    assert list_differing(read_tensors(plain.folder, 6), read_tensors(run.path, 6)) == []
+    assert read_untimed(plain) == read_untimed(tracked)
+
+    # one warning each, and the one that fails only now and then has none
+    warnings = [line.split(": ", 3) for line in error.splitlines() if "training.track" in line]
+    assert {name: reason.partition(";")[0] for _, _, name, reason in warnings} == {
+        "raises": "RuntimeError: the dog ate line<U+000A>3",
+        "hangs": "was not done 2 s after the end",
+        "ends": "SystemExit: enough",
+        "cannot-be-made": "OSError: [Errno 28] No space left on device",
+    }
+    assert len(warnings) == 4
+    assert "the run is not affected, and its next start sends all its figures" in error
+
+    # the one that behaves has it all
+    *kept, closed = map(json.loads, (run.path / "kept.jsonl").read_text().splitlines())
+    assert kept == read_lines(run.path)
+    assert closed == {"closed": True}
+
+
+def test_a_continued_run_is_sent_anew(toy: Path) -> None:
+    train(toy, "run", "training.steps=3")
+    config = train(toy, "run", "training.track=[keeps]")
+    steps = [json.loads(line).get("step") for line in (config.folder / "kept.jsonl").open()]
+    assert steps[:-1] == [line["step"] for line in read_lines(config.folder)]
+    with pytest.raises(UserError, match=r"track names a sink twice"):
+        train(toy, "run", "training.track=[keeps,keeps]")
+
+
+def test_a_sink_that_is_too_far_behind_gets_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sinks, "MAX_WAITING", 5)
+    trackers = Trackers(tmp_path, ["hangs"], [])
+    for step in range(20):
+        trackers.send(SkippedEvent(step=step, loss="nan", grad_norm="nan"))
+    trackers.finish()  # at once
+    assert capsys.readouterr().err.count("hangs: is 5 lines behind; the run is not affected") == 1
+
+
+def test_what_cannot_be_tracked_is_refused(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nmt_train(["--config", str(toy), "training.track=[tensorbord]"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    known = "cannot-be-made, ends, hangs, keeps, raises, stumbles, tensorboard, wandb"
+    assert f"'tensorbord' is not a known sink; choose from {known}," in line
+
+    monkeypatch.setattr("nmt.train.sinks.is_installed", lambda name: False)
+    assert nmt_train(["--config", str(toy), "training.track=[tensorboard]"]) == 2
+    assert "pip install 'nmtkit[tensorboard]'" in capsys.readouterr().err.splitlines()[-1]
+    assert not (toy.parent / "store").exists() and not (toy.parent / "run").exists()
+    monkeypatch.undo()
+
+    # a model translates where the user's packages are not installed
+    config = train(toy, "run")
+    text = (config.folder / "config.yaml").read_text()
+    elsewhere = toy.parent / "elsewhere.yaml"
+    elsewhere.write_text(text.replace("track: []", "track:\n  - strange"))
+    assert load_recorded_config(elsewhere).training.track == ("strange",)
+
+
+# ---- TensorBoard and W&B ---------------------------------------------------------------------------
 
 
 def make_lines(step: int) -> list[dict[str, Any]]:
@@ -48,47 +154,55 @@ def write(run: Path, *steps: int) -> None:
     (run / "metrics.jsonl").write_text("".join(lines))
 
 
-def test_only_whole_lines_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    tail = MetricsTail(path)
-    assert not list(tail.read())
-    long = json.dumps({"kind": "warning", "step": 1, "message": "x" * 100_000})
-    path.write_text('{"kind": "train", "step": 1}\n?\n' + long + '\n{"kind": "train", "st')
-    assert [event.kind for event in tail.read()] == ["train"]
-    with path.open("a") as file:
-        file.write('ep": 2}\n')
-    assert [(event.kind, event.step) for event in tail.read()] == [("train", 2)]
+SEND = """
+import sys
+from pathlib import Path
+from nmt.train import sinks
+from nmt.train.events import read_events
+name, run = sys.argv[1:]
+sinks.FINISH_S = 100.0
+events, _ = read_events(Path(run) / "metrics.jsonl")
+trackers = sinks.Trackers(Path(run), [name], events)
+trackers.finish()
+"""
+
+
+def send(run: Path, name: str, **environment: str) -> None:
+    """Send all lines in a process of its own, because wandb installs hooks and starts threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", SEND, name, str(run)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
 
 
 @needs_package("tensorboard", "tensorboard")
-def test_tensorboard_has_the_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensorboard_has_the_figures(run: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     foreign = run / "tensorboard" / "events.out.tfevents.of.mine"
     foreign.parent.mkdir()
     foreign.write_bytes(b"")
-    assert nmt_track([str(run), "--to", "tensorboard"]) == 0
+    send(run, "tensorboard")
     (first,) = set(foreign.parent.iterdir()) - {foreign}
-    ahead = foreign.with_name("events.out.tfevents.9000000000000000000.nmt")
-    first.rename(ahead)  # by a clock that was ahead
     write(run, 1, 2)  # it went back to update 2
-    assert nmt_track([str(run), "--to", "tensorboard"]) == 0
-    assert f"tensorboard has 10 lines of {run}/metrics.jsonl" in capsys.readouterr().err
+    send(run, "tensorboard")
+    (newest,) = set(foreign.parent.iterdir()) - {foreign}
+    assert newest.name > first.name  # else an open TensorBoard would not take it up
 
-    newest, foreign_too = sorted((run / "tensorboard").iterdir())
-    assert foreign_too == foreign and newest.name > ahead.name
     board = EventAccumulator(str(newest))
     board.Reload()
-    tags = board.Tags()
-    assert tags["scalars"] == [
+    assert board.Tags()["scalars"] == [
         *("train/nll", "train/lr", "train/elapsed_s", "valid/nll", "nll/1-10"),
     ]
     assert [(point.step, point.value) for point in board.Scalars("train/nll")] == [(1, 3), (2, 2)]
-    first, second = board.Scalars("train/nll")
-    assert second.wall_time - first.wall_time == pytest.approx(10)
-    (text,) = board.Tensors("config")[0].tensor_proto.string_val
+    first_point, second_point = board.Scalars("train/nll")
+    assert second_point.wall_time - first_point.wall_time == pytest.approx(10)
+    (text,) = board.Tensors("config/text_summary")[0].tensor_proto.string_val
     assert b"    model:\n      d_model: 128\n" in text
-    (text,) = board.Tensors("sample/line 7")[-1].tensor_proto.string_val
+    (text,) = board.Tensors("sample/line 7/text_summary")[-1].tensor_proto.string_val
     assert text.startswith(b"**source** &#35; Der &#42;Hund&#42;\n\n**reference** &#60;b&#62;\n\n")
 
 
@@ -96,15 +210,13 @@ def test_tensorboard_has_the_figures(run: Path, capsys: pytest.CaptureFixture[st
 def test_wandb_has_the_figures(run: Path, tmp_path: Path) -> None:
     from wandb.util import get_core_path
 
-    # in a process of its own, because wandb installs hooks and starts threads
-    command = [sys.executable, "-m", "nmt.commands.track", str(run), "--to", "wandb"]
-    environment = os.environ | {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
-    environment.pop("WANDB_PROJECT", None)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and "wandb has 15 lines" in done.stderr, done.stderr
+    environment = {"WANDB_MODE": "offline", "HOME": str(tmp_path), "WANDB_PROJECT": "nmt"}
+    send(run, "wandb", **environment)
 
     reader = [get_core_path(), "leet", "inspect", "-no-observability", "-json", str(run / "wandb")]
-    records = subprocess.run(reader, env=environment, capture_output=True, text=True, check=True)
+    records = subprocess.run(
+        reader, env=os.environ | environment, capture_output=True, text=True, check=True
+    )
     found = [json.loads(line) for line in records.stdout.splitlines()]
     (started,) = [record["run"] for record in found if record["type"] == "run"]
     assert (started["project"], started["display_name"]) == ("nmt", "demo")
@@ -117,14 +229,3 @@ def test_wandb_has_the_figures(run: Path, tmp_path: Path) -> None:
         assert row["samples.nrows"] == 2
     (table,) = (run / "wandb").glob("latest-run/files/media/table/samples_3_*.json")
     assert json.loads(table.read_text())["data"][0] == [7, "# Der *Hund*", "<b>", "The dog"]
-
-
-def test_nmt_track_names_what_is_wrong(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert nmt_track([str(run), "--to", "tensorbord"]) == 2
-    assert "choose from tensorboard, wandb" in capsys.readouterr().err
-    assert nmt_track([str(run / "nothing"), "--to", "tensorboard"]) == 2
-    assert "metrics.jsonl: not found" in capsys.readouterr().err
-    (run / "tensorboard").symlink_to(run.parent)
-    assert nmt_track([str(run), "--to", "tensorboard"]) == 2
-    assert "tensorboard: is a link to" in capsys.readouterr().err
-    assert not list(run.parent.glob("events*"))

@@ -1,7 +1,6 @@
 """What an update is made of: its seeds, and the figures that ranks sum by name."""
 
-from nmt.train.metrics_log import UpdateStats
-from nmt.train.update import dropout_seed
+from nmt.train.update import UpdateStats, dropout_seed
 
 
 def test_dropout_seeds_do_not_repeat() -> None:

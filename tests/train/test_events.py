@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.small_disk import SmallDisk
 
-from nmt.train.events import SkippedEvent
-from nmt.train.metrics_log import MetricsLog, parse_event, read_events
+from nmt.train.events import SkippedEvent, parse_event, read_events
+from nmt.train.run_log import MetricsLog
 
 # One line of each kind, as the first version with all of them wrote it.
 LINES = """\
