@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, RunConfig
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, VocabPair, Vocabulary
-from nmt.export.parity import Ids, add_eos, split_batches
+from nmt.export.parity import Ids, add_eos
 from nmt.export.tensors import (
     check_expressible,
     explain_length_penalty,
@@ -253,33 +253,26 @@ class HuggingFaceEngine:
 
     @torch.inference_mode()
     def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
-        outputs = []
-        for sources in split_batches(src):
-            ids, mask = _pad_rows(add_eos(sources))
-            rows = self.model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                num_beams=1,
-                early_stopping=False,
-                max_new_tokens=limit,
-            )
-            for row in rows[:, 1:].tolist():  # without bos
-                outputs.append(row[: row.index(EOS)] if EOS in row else row)
-        return outputs
+        ids, mask = _pad_rows(add_eos(src))
+        rows = self.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            num_beams=1,
+            early_stopping=False,
+            max_new_tokens=limit,
+        )
+        outputs = rows[:, 1:].tolist()  # without bos
+        return [row[: row.index(EOS)] if EOS in row else row for row in outputs]
 
     @torch.inference_mode()
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
-        scores = []
-        for sources, targets in zip(split_batches(src), split_batches(tgt), strict=True):
-            ids, mask = _pad_rows(add_eos(sources))
-            inputs, _ = _pad_rows([[BOS, *line] for line in targets])
-            expected, _ = _pad_rows(add_eos(targets))
-            logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
-            log_probs = logits.log_softmax(2)  # (S, L, V)
-            chosen = log_probs.gather(2, expected[:, :, None]).squeeze(2)  # (S, L)
-            for row, line in zip(chosen.tolist(), targets, strict=True):
-                scores.append(row[: len(line) + 1])
-        return scores
+        ids, mask = _pad_rows(add_eos(src))
+        inputs, _ = _pad_rows([[BOS, *line] for line in tgt])
+        expected, _ = _pad_rows(add_eos(tgt))
+        logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
+        log_probs = logits.log_softmax(2)  # (S, L, V)
+        chosen = log_probs.gather(2, expected[:, :, None]).squeeze(2)  # (S, L)
+        return [row[: len(line) + 1] for row, line in zip(chosen.tolist(), tgt, strict=True)]
 
     def check_tokenizer(
         self, vocab: Vocabulary, src_lines: Sequence[str], tgt_lines: Sequence[str]

@@ -35,6 +35,8 @@ BATCH_SENTENCES = 32
 
 
 class Engine(Protocol):
+    """Sees one batch at a time."""
+
     def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
         """Return the output of each sentence, of at most `limit` pieces."""
 
@@ -57,19 +59,12 @@ class OwnEngine:
             finishing="top",
             stopping="exact",
         )
-        rules, outputs = make_rules(config), []
-        for batch in split_batches(src):
-            outputs += search(self.model, pack(add_eos(batch)), rules)
+        outputs = search(self.model, pack(add_eos(src)), make_rules(config))
         return [best.ids for (best,) in outputs]
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         device = torch.device("cpu")
         return compute_log_probs([self.model], src, tgt, device, DEFAULT_BATCH_TOKENS)
-
-
-def split_batches(sentences: Ids) -> list[Ids]:
-    starts = range(0, len(sentences), BATCH_SENTENCES)
-    return [sentences[i : i + BATCH_SENTENCES] for i in starts]
 
 
 def add_eos(sentences: Ids) -> list[list[int]]:
@@ -112,13 +107,18 @@ def _mean_bound(quantization: str) -> float:
 
 def compare_engines(ours: Engine, theirs: Engine, src: Ids, limit: int) -> Agreement:
     """Translate `src` greedily with both engines, and let both score what ours translated."""
-    ours_out = ours.translate_greedily(src, limit)
-    theirs_out = theirs.translate_greedily(src, limit)
-    n_differing = sum(a != b for a, b in zip(ours_out, theirs_out, strict=True))
+    n_differing = 0
+    our_scores: list[float] = []  # of pieces
+    their_scores: list[float] = []
+    for start in range(0, len(src), BATCH_SENTENCES):
+        batch = src[start : start + BATCH_SENTENCES]
+        outputs = ours.translate_greedily(batch, limit)
+        others = theirs.translate_greedily(batch, limit)
+        n_differing += sum(a != b for a, b in zip(outputs, others, strict=True))
+        our_scores += chain.from_iterable(ours.score(batch, outputs))
+        their_scores += chain.from_iterable(theirs.score(batch, outputs))
 
-    scores = []
-    for engine in (ours, theirs):
-        pieces = chain.from_iterable(engine.score(src, ours_out))
-        scores.append(torch.tensor(list(pieces), dtype=torch.float64))
-    differences = (scores[0] - scores[1]).abs()  # its max is NaN if any of them is
+    differences = torch.tensor(our_scores, dtype=torch.float64)
+    differences -= torch.tensor(their_scores, dtype=torch.float64)
+    differences.abs_()  # its max is NaN if any of them is
     return Agreement(len(src), n_differing, float(differences.max()), float(differences.mean()))
