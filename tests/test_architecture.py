@@ -29,6 +29,7 @@ DOOR = {("system/engines.py", "engines/choice.py"), ("system/engines.py", "engin
 LEVELS = {
     "system": 0,
     "foreign_names": 0,
+    "languages": 0,
     "config": 1,
     "known_test_sets": 1,
     "agreement": 2,

@@ -9,6 +9,7 @@ from nmt.commands.cli import make_parser, start_command
 EXAMPLES = """\
   nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
   nmt-export runs/base/average --to huggingface -o exports/base-hf
+  nmt-export runs/base/average --to argos -o exports/en_de.argosmodel
   nmt-export runs/base --to safetensors -o exports/base --check-lines news.en
 
 The export and the checkpoint translate the same lines and score the same translations. In float32
@@ -16,7 +17,7 @@ the log-probability of each piece must agree to 1e-4 and 99.9% of the lines must
 fewer bits the mean difference is bounded. If the check fails, nothing is written and the exit code is 1.
 ctranslate2 and transformers come with pip install 'nmtkit[export]'."""
 
-FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors")
+FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors", "argos")
 MAX_LINES = 1000
 
 
@@ -33,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--output",
         required=True,
         metavar="DIR",
-        help="where to write it; an earlier export is replaced",
+        help="where to write it, --to argos as a file; an earlier export is replaced",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace DIR even if something else is in it"
@@ -82,7 +83,12 @@ def export_model(args: argparse.Namespace) -> int:
     if args.check_lines is not None:
         lines = list(islice(read_lines(TextFile(Path(args.check_lines))), MAX_LINES))
     make_workplace(out.resolve())
-    agreement = export(checkpoint, args.to, out, args.quantization, lines, args.force)
+    if args.to == "argos":
+        from nmt.export.argos import export_argos
+
+        agreement = export_argos(checkpoint, out, args.quantization, lines, args.force)
+    else:
+        agreement = export(checkpoint, args.to, out, args.quantization, lines, args.force)
     say(f"{out}: {args.to}, {args.quantization}; {agreement}")
     return 0
 

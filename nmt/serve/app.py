@@ -6,7 +6,6 @@ TLS, limits for each client and slow connections are the business of a proxy in 
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
@@ -21,13 +20,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from nmt.languages import name_language
 from nmt.serve.batcher import Batcher, LineAnswer, LineOptions, QueueFull
 from nmt.serve.messages import (
     AnsweredSentence,
     AnsweredText,
-    LineCandidate,
     Health,
     Language,
+    LineCandidate,
     LinesAnswer,
     LinesRequest,
     ModelDescription,
@@ -61,9 +61,6 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Refusal, "description": "what is wrong with the request"},
     "5XX": {"model": Refusal, "description": "why there is no answer"},
 }
-# English names for the list of languages; others are called by their code.
-LANGUAGE_NAMES: dict[str, str] = json.loads((files(__package__) / "languages.json").read_bytes())
-
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -265,8 +262,8 @@ async def list_languages(service: Served) -> list[Language]:
     codes = dict.fromkeys([*(model.src for model in models), *(model.tgt for model in models)])
     languages = []
     for code in codes:
-        name = LANGUAGE_NAMES.get(code, code)
-        languages.append(Language(code=code, name=name, targets=service.models.list_targets(code)))
+        targets = service.models.list_targets(code)
+        languages.append(Language(code=code, name=name_language(code), targets=targets))
     return languages
 
 

@@ -1,0 +1,17 @@
+"""English names of languages, for the people who choose one; a language that is not in the list is called
+by its code.
+"""
+
+import functools
+import json
+from pathlib import Path
+
+
+@functools.cache
+def read_names() -> dict[str, str]:
+    names: dict[str, str] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
+    return names
+
+
+def name_language(code: str) -> str:
+    return read_names().get(code, code)
