@@ -25,7 +25,7 @@ SUFFIX = ".argosmodel"
 METADATA = "metadata.json"
 PACKAGE_VERSION, ARGOS_VERSION = "1.0", "1.9.0"  # the first Argos that reads such a package
 MODEL_FILES = ("model.bin", "config.json", "shared_vocabulary.json")
-LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same model gives the same bytes
+LONG_AGO = (1980, 1, 1, 0, 0, 0)  # no clock's time
 
 
 def export_argos(
