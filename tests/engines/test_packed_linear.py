@@ -12,7 +12,8 @@ from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
-from nmt.engines.cpu.packed_linear import PackedEngine, PackedLinear
+from nmt.engines.cpu.packed_linear import PackedEngine, PackedLinear, find_fault_of_packing
+from nmt.model.linear import ActivatedLinear
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import Requests
 from nmt.translate.search import search
@@ -75,6 +76,29 @@ def test_a_layer_serves_any_number_of_rows(rows: int, has_bias: bool) -> None:
     torch.manual_seed(rows)
     layer, x = torch.nn.Linear(24, 37, has_bias), torch.randn(rows, 24)
     torch.testing.assert_close(PackedLinear(layer)(x), layer(x), atol=FP32, rtol=0)
+
+
+@NEEDS_PACKING
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "swish"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_nan_stays_nan(activation: str, dtype: torch.dtype) -> None:
+    """A broken model translates nothing; if NaN became 0, it would translate in silence."""
+    if dtype == torch.bfloat16 and find_fault_of_packing(True) is not None:
+        pytest.skip("this processor does not multiply bf16")
+    layer = ActivatedLinear(24, 37, activation).to(dtype)
+    x = torch.randn(5, 24, dtype=dtype)
+    x[2, 3] = torch.nan
+    y = PackedLinear(layer)(x)
+    assert y[2].isnan().all() and y[[0, 1, 3, 4]].isfinite().all()
+
+
+@NEEDS_PACKING
+def test_an_activation_that_onednn_lacks_is_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = ActivatedLinear(24, 37, "cube"), torch.randn(5, 24)
+    monkeypatch.setattr("nmt.engines.cpu.packed_linear.apply_activation", lambda y, name: y**3)
+    expected = torch.nn.functional.linear(x, layer.weight, layer.bias) ** 3
+    torch.testing.assert_close(PackedLinear(layer)(x), expected, atol=FP32, rtol=FP32)
 
 
 @NEEDS_PACKING

@@ -1,7 +1,9 @@
 """torch's search with the matrices of linear layers in oneDNN's layout.
 
 torch would convert the layout in every product, and so read each matrix twice, which for a few rows
-is most of the time. Bias and activation are applied before the product leaves the registers.
+is most of the time. The bias is added before the product leaves the registers, and so are the
+activations of FUSED. Any other is computed as the model computes it. ReLU is among those: oneDNN's would
+turn NaN into 0, and a broken model would translate in silence.
 """
 
 from collections.abc import Callable
@@ -9,15 +11,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nmt.model.linear import ActivatedLinear, BiasedLinear
+from nmt.model.linear import ActivatedLinear, BiasedLinear, apply_activation
 from nmt.model.transformer import Transformer
 from nmt.system.device import has_bf16_products
 from nmt.translate.engine import SearchEngine
 
 # The layout is chosen for this many rows. It serves any number, but one chosen for a single row is slow.
 LAYOUT_ROWS = 16
-# How oneDNN computes each activation; GELU is GELU itself, not its approximation.
-ALGORITHMS = {"none": "", "relu": "", "swish": "", "gelu": "none"}
+# The activations that oneDNN computes, each with its algorithm; GELU is GELU itself, not its approximation.
+FUSED = {"swish": "", "gelu": "none"}
 
 
 class PackedEngine(SearchEngine):
@@ -48,10 +50,11 @@ class PackedLinear(nn.Module):
         self.activation = find_activation(linear)
 
     def forward(self, x: Tensor) -> Tensor:
+        fused = self.activation if self.activation in FUSED else "none"
         y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, self.activation, [], ALGORITHMS[self.activation]
+            x, self.weight, self.bias, fused, [], FUSED.get(fused, "")
         )
-        return y
+        return y if fused == self.activation else apply_activation(y, self.activation)
 
 
 def replace_linears(model: nn.Module, make_layer: Callable[[nn.Linear], nn.Module]) -> None:
