@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nmt.evaluate.outcome import Evaluation
     from nmt.score.score import Score
     from nmt.system.pool import Executor
+    from nmt.train.events import Listener
     from nmt.translate.pair_scores import PairScore
     from nmt.translate.translator import LoadedModel, TextToText
 
@@ -165,10 +166,9 @@ def train(config: RunConfig) -> int:
     from nmt.model.size import check_weights_fit
     from nmt.system.files import check_free, make_folder
     from nmt.system.runtime import tune_process
-    from nmt.train.sinks import check_sinks_installed
 
     check_weights_fit(config)
-    check_sinks_installed(config.training.track)
+    listener = _open_trackers(config.training.track)
     tune_process()  # before torch is imported
 
     from nmt.system.ranks import join_world
@@ -192,10 +192,20 @@ def train(config: RunConfig) -> int:
 
     with join_world(config.device) as world:
         world.on_main(prepare_run)
-        exit_code = run_start.train(config, world)
+        exit_code = run_start.train(config, world, listener)
         # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.
         world.on_main(lambda: _write_page(config.folder))
         return exit_code
+
+
+def _open_trackers(names: Sequence[str]) -> "Listener":
+    if not names:
+        from nmt.train.events import Listener
+
+        return Listener()
+    from nmt.extras.tracking.sinks import Trackers
+
+    return Trackers(names)
 
 
 def _write_page(folder: Path) -> None:

@@ -45,6 +45,7 @@ LEVELS = {
     "average": 8,
     "profile": 8,
     "evaluate": 9,
+    "extras/tracking": 8,
     "export": 10,
     "report": 10,
     "api": 11,
@@ -84,7 +85,9 @@ def commands() -> dict[str, str]:
 
 
 def room(name: str) -> str:
-    return Path(name).parts[0].removesuffix(".py")
+    """The folder of a file under nmt/; of an extra, extras/NAME."""
+    parts = Path(name).parts
+    return "/".join(parts[: 2 if parts[0] == "extras" else 1]).removesuffix(".py")
 
 
 def imports(name: str) -> Iterator[str]:

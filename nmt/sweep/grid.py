@@ -28,6 +28,7 @@ from nmt.config import (
 from nmt.corpus.ledger import list_settings
 from nmt.corpus.reader import find_local_files
 from nmt.corpus.stages import list_bpe_parts
+from nmt.extras.tracking.sinks import check_sinks_installed
 from nmt.model.size import check_weights_fit
 from nmt.system.errors import UserError
 from nmt.system.files import check_own_folder, digest_values, has_plain_file
@@ -35,7 +36,6 @@ from nmt.system.output_folder import check_replaceable_file
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 from nmt.system.strict_yaml import YamlTree, parse_yaml
-from nmt.train.sinks import check_sinks_installed
 
 ScoredSet = Literal["dev", "test"]
 COUNT_OF_AVERAGED = Rule(lambda n: n >= 1, "be at least 1; null scores the last checkpoint alone")

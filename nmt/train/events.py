@@ -11,6 +11,7 @@ has only the numbers that are there and finite.
 
 import math
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +55,18 @@ class Event:
     @cached_property
     def figures(self) -> dict[str, float]:
         return find_figures(self.to_line())
+
+
+class Listener:
+    """Hears every event of a run while it trains. This one does nothing; trackers override it."""
+
+    def start(self, run: Path, earlier: Sequence[Event]) -> None:
+        """Begin with the events that the run's folder has already."""
+
+    def send(self, event: Event) -> None: ...
+
+    def finish(self) -> None:
+        """Take the time for what is not done yet, but not long."""
 
 
 def find_figures(line: dict[str, Any]) -> dict[str, float]:

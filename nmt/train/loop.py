@@ -17,7 +17,7 @@ from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.run_folder import RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter
-from nmt.train.events import SkippedEvent
+from nmt.train.events import Listener, SkippedEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
 from nmt.train.run_log import RunLog, Throughput
@@ -36,7 +36,9 @@ class Trainer:
     a writer.
     """
 
-    def __init__(self, setup: Setup, stop: StopRequest, status: StatusFile) -> None:
+    def __init__(
+        self, setup: Setup, stop: StopRequest, status: StatusFile, listener: Listener
+    ) -> None:
         self.setup, self.stop, self.status = setup, stop, status
         self.config, self.world = setup.config, setup.world
         self.run = RunFolder(setup.config.folder)
@@ -61,7 +63,7 @@ class Trainer:
         # Later the main rank decides, because the ranks' clocks differ.
         self.is_time_up = self.state.elapsed_s >= max_s
         if self.world.is_main:
-            self.log = RunLog(setup)
+            self.log = RunLog(setup, listener)
             self.writer = CheckpointWriter(
                 self.run,
                 self.config,
@@ -429,9 +431,9 @@ class Trainer:
         self.write_status("done", 0)
 
     def close(self) -> None:
-        """Let trackers and the writer finish, whatever ended the training."""
+        """Let the listener and the writer finish, whatever ended the training."""
         if self.world.is_main:
-            self.log.trackers.finish()
+            self.log.listener.finish()
             self.writer.close()
 
 

@@ -1,4 +1,4 @@
-"""What the main rank reports of a run: events to metrics.jsonl and to the trackers, and lines for a
+"""What the main rank reports of a run: events to metrics.jsonl and to a listener, and lines for a
 person on stderr.
 
 The loop decides what happens; nothing here changes the training.
@@ -19,11 +19,10 @@ from nmt.system.device import read_peak_memory
 from nmt.system.files import has_plain_file, open_plain_file
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
-from nmt.train.events import LONGEST_LINE, Event, TrainEvent, ValidEvent, read_events
+from nmt.train.events import LONGEST_LINE, Event, Listener, TrainEvent, ValidEvent, read_events
 from nmt.train.on_track import LearningCheck
 from nmt.train.samples import mean_entropies
 from nmt.train.setup import Setup
-from nmt.train.sinks import Trackers
 from nmt.train.validate import Validation
 
 
@@ -48,18 +47,18 @@ class Throughput:
 class RunLog:
     """The log of a run. Only the main rank has one."""
 
-    def __init__(self, setup: Setup) -> None:
-        config = setup.config
+    def __init__(self, setup: Setup, listener: Listener) -> None:
+        config, self.listener = setup.config, listener
         run = RunFolder(config.folder)
         self.device = setup.world.device
         self.metrics = MetricsLog(run.metrics, setup.state.metrics_bytes)
         earlier, _ = read_events(run.metrics)
-        self.trackers = Trackers(run.path, config.training.track, earlier)
+        listener.start(run.path, earlier)
         self.learning = LearningCheck(config.optimizer, config.model.norm, setup.store.tgt, earlier)
 
     def write(self, event: Event) -> None:
         self.metrics.write(event)
-        self.trackers.send(event)
+        self.listener.send(event)
 
     def write_window(
         self, state: TrainState, throughput: Throughput, lr: float, grad_norm: float

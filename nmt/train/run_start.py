@@ -27,6 +27,7 @@ from nmt.system.files import (
 from nmt.system.progress import say
 from nmt.system.ranks import World, is_rank_lost
 from nmt.system.run_folder import MANIFEST_FILE, RunFolder
+from nmt.train.events import Listener
 from nmt.train.loop import Trainer
 from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.mirror import copy_run
@@ -36,7 +37,7 @@ from nmt.train.setup import open_setup, resume
 from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
 
 
-def train(config: RunConfig, world: World) -> int:
+def train(config: RunConfig, world: World, listener: Listener) -> int:
     """Start or continue the run in `config.folder`; return its exit code."""
     config = resolve_precision(config, world)
     micro_tokens = resolve_micro_tokens(config, world)
@@ -53,7 +54,7 @@ def train(config: RunConfig, world: World) -> int:
             setup = resume(open_setup(config, micro_tokens, world))
             # only now, so that a start that was refused does not decide the settings of the next
             world.on_main(lambda: _record_config(config, run))
-            trainer = Trainer(setup, stop, status)
+            trainer = Trainer(setup, stop, status, listener)
             stack.callback(trainer.close)
             world.on_main(lambda: _announce_run(trainer))
             if not trainer.end_reason or trainer.is_validation_due:

@@ -51,7 +51,7 @@ UNCHECKED = {
 # Programs that are not ours; of these lines only the part that calls ours is checked.
 FOREIGN = set(
     """
-    awk aws cat cd comet-score curl do docker done echo eval for git gzip head paste sacrebleu sbatch sed
+    argospm awk aws cat cd comet-score curl do docker done echo eval for git gzip head paste sacrebleu sbatch sed
     sort source tail taskset tensorboard torchrun wandb
     """.split()
 )

@@ -18,11 +18,11 @@ from support.saved_run import skip_fsync  # noqa: F401
 
 from nmt.commands.train import main as nmt_train
 from nmt.config import RunConfig, format_config, load_config, load_recorded_config
+from nmt.extras.tracking import sinks
+from nmt.extras.tracking.sinks import Trackers
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
-from nmt.train import sinks
 from nmt.train.events import SkippedEvent
-from nmt.train.sinks import Trackers
 from nmt.translate.attention_maps import AttentionMap
 
 SOURCE = ["▁Der", "▁$Hund$", "</s>"]
@@ -94,7 +94,8 @@ def test_a_sink_that_is_too_far_behind_gets_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sinks, "MAX_WAITING", 5)
-    trackers = Trackers(tmp_path, ["hangs"], [])
+    trackers = Trackers(["hangs"])
+    trackers.start(tmp_path, [])
     for step in range(20):
         trackers.send(SkippedEvent(step=step, loss="nan", grad_norm="nan"))
     trackers.finish()  # at once
@@ -109,7 +110,7 @@ def test_what_cannot_be_tracked_is_refused(
     known = "cannot-be-made, ends, hangs, keeps, raises, stumbles, tensorboard, wandb"
     assert f"'tensorbord' is not a known sink; choose from {known}," in line
 
-    monkeypatch.setattr("nmt.train.sinks.is_installed", lambda name: False)
+    monkeypatch.setattr("nmt.extras.tracking.sinks.is_installed", lambda name: False)
     assert nmt_train(["--config", str(toy), "training.track=[tensorboard]"]) == 2
     assert "pip install 'nmtkit[tensorboard]'" in capsys.readouterr().err.splitlines()[-1]
     assert not (toy.parent / "store").exists() and not (toy.parent / "run").exists()
@@ -157,12 +158,13 @@ def write(run: Path, *steps: int) -> None:
 SEND = """
 import sys
 from pathlib import Path
-from nmt.train import sinks
+from nmt.extras.tracking import sinks
 from nmt.train.events import read_events
 name, run = sys.argv[1:]
 sinks.FINISH_S = 100.0
 events, _ = read_events(Path(run) / "metrics.jsonl")
-trackers = sinks.Trackers(Path(run), [name], events)
+trackers = sinks.Trackers([name])
+trackers.start(Path(run), events)
 trackers.finish()
 """
 

@@ -27,7 +27,7 @@ from nmt.system.extras import is_installed, name_remedy
 from nmt.system.files import open_plain_file, read_bytes
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
-from nmt.train.events import LONGEST_LINE, Event, find_figures
+from nmt.train.events import LONGEST_LINE, Event, Listener, find_figures
 
 MAX_ERRORS = 3  # in a row
 MAX_WAITING = 10_000  # events that a sink may be behind; the samples among them are some KB each
@@ -198,14 +198,21 @@ class Tracker:
             self.fault = self.fault or f"is {MAX_WAITING:,} lines behind"
 
 
-class Trackers:
-    """The sinks of a run; only the main rank has any."""
+class Trackers(Listener):
+    """The sinks of a run. Only the main rank starts any."""
 
-    def __init__(self, run: Path, names: Sequence[str], earlier: Sequence[Event]) -> None:
-        self.trackers = [Tracker(run, name, earlier) for name in names]
+    def __init__(self, names: Sequence[str]) -> None:
+        check_sinks_installed(names)
+        self.names = names
+        self.trackers: list[Tracker] = []
 
-    def send(self, event: Event | None) -> None:
-        """Hand an event to all sinks; None if no more come."""
+    def start(self, run: Path, earlier: Sequence[Event]) -> None:
+        self.trackers = [Tracker(run, name, earlier) for name in self.names]
+
+    def send(self, event: Event) -> None:
+        self._put(event)
+
+    def _put(self, event: Event | None) -> None:
         for tracker in self.trackers:
             tracker.put(event)
         self._drop_faulty()
@@ -213,7 +220,7 @@ class Trackers:
     def finish(self) -> None:
         """Wait until the sinks have all events and are closed, but not for long."""
         deadline = clock() + FINISH_S
-        self.send(None)
+        self._put(None)
         for tracker in self.trackers:
             tracker.thread.join(max(0.0, deadline - clock()))
             if tracker.thread.is_alive():
