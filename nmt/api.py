@@ -81,34 +81,21 @@ def load(
 
 
 def open_model(
-    paths: Sequence[str],
-    settings: Sequence[str] = (),
-    engine: EngineName = "nmt",
-    forbid: str | None = None,
-    glossary: str | None = None,
+    paths: Sequence[str], settings: Sequence[str] = (), engine: EngineName = "nmt"
 ) -> "LoadedModel":
-    """Load a translator with its config and the checkpoints that it came from.
-
-    `forbid` and `glossary` are files of phrases that translations must not contain, and must (docs/decoding.md).
-    """
+    """Load a translator with its config and the checkpoints that it came from."""
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
 
-    from nmt.translate.phrases import PhraseRules
     from nmt.translate.translator import open_translator
 
     if engine == "ctranslate2":
         from nmt.export.ctranslate2 import open_ctranslate2
 
-        model = open_ctranslate2(paths, settings)
-    else:
-        checkpoints = [str(convert_published(path)) for path in paths]
-        model = open_translator(checkpoints, settings)
-    if forbid is not None or glossary is not None:
-        rules = PhraseRules.from_files(model.translator.vocab.tgt, forbid, glossary)
-        model.translator.use_phrases(rules)
-    return model
+        return open_ctranslate2(paths, settings)
+    checkpoints = [str(convert_published(path)) for path in paths]
+    return open_translator(checkpoints, settings)
 
 
 def convert_published(name: str | Path, out: Path | None = None, is_forced: bool = False) -> Path:

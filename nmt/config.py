@@ -583,9 +583,6 @@ class DecodingConfig:
     # Whether a line in capitals is translated in lower case, and its translation put in capitals;
     # nmt-serve, nmt.api.load and nmt-translate --text turn this on.
     lower_capitals: bool = False
-    # Whether addresses, placeholders such as {0} and %s, and long numbers must survive: if one is lost,
-    # the line is searched again with that string required (docs/decoding.md#protected-strings).
-    protect: bool = False
     # How many source pieces to decode together; null: 4,096 on a CPU, 16,384 on a GPU. In fp32 it
     # does not change results.
     batch_tokens: int | None = default(None, SIZE)
@@ -788,6 +785,10 @@ REMOVED_SETTINGS: dict[str, tuple[Any, str]] = {
     "augment": (
         {"upper": 0.0, "title": 0.0},
         "decoding.lower_capitals translates text in capitals",
+    ),
+    "protect": (
+        False,
+        "teach the model what must survive (docs/decoding.md#what-must-survive)",
     ),
     "engine": ("keep", "on a CPU training always attends with torch; leave it out"),
 }

@@ -265,7 +265,6 @@ FLIPS = [
     ("base", "data.train=[{src: mine.en, tgt: mine.de}]", "training corpora"),
     ("base", "data.temperature=5", "corpora evened out"),
     ("base", "decoding.beam=5", "beam"),
-    ("base", "decoding.protect=true", "protected strings"),
     ("base", "decoding.lower_capitals=true", "lines in capitals"),
     ("base", "decoding.penalty=length", "length penalty"),
     ("base", "decoding.length_penalty=1", "length penalty alpha"),

@@ -163,7 +163,6 @@ def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     else:
         # a server runs for long, so half a minute of compiling at its first start soon pays off
         loaded = open_model([path], ["decoding.compile=on", *overrides])
-    loaded.translator.check_protect()
     data = loaded.config.data
     warn_if_untagged(data, loaded.config.decoding.tag)
     return ServedModel(name or f"{data.src}-{data.tgt}", loaded)

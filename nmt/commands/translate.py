@@ -60,10 +60,10 @@ MAX_SHORTENED = 0.05
 ATTENTION_SUFFIXES = (".html", ".json")
 CONFLICTS = {
     "--attention": "--resume --workers --on --interactive",  # the maps of finished lines are not saved
-    "--engine": "--attention --n-best --alignments --sample --prefix --forbid --glossary --must --protect",
-    "--interactive": "-i -o --prefix --must --workers --on",
+    "--engine": "--attention --n-best --alignments --sample --prefix",
+    "--interactive": "-i -o --prefix --workers --on",
     "--plan": "--resume --attention --interactive",
-    "--text": "--prefix --must --long-lines",
+    "--text": "--prefix --long-lines",
 }
 NEEDS = {"--resume": "-o", "--seed": "--sample", "--plan": "-i"}
 
@@ -159,24 +159,6 @@ def add_search_arguments(group: argparse._ArgumentGroup) -> None:
         "target language of a multilingual model",
     )
     group.add_argument(
-        "--forbid", metavar="FILE", help="phrases that no translation may contain, one per line"
-    )
-    group.add_argument(
-        "--glossary",
-        metavar="FILE",
-        help="lines of PHRASE, tab, TRANSLATION: where the phrase occurs, its translation must occur too",
-    )
-    group.add_argument(
-        "--must",
-        metavar="FILE",
-        help="phrases that a translation must contain: a line for each line of input, tabs between phrases",
-    )
-    group.add_argument(
-        "--protect",
-        action="store_true",
-        help="require that addresses, placeholders such as {0} and %%s, and long numbers survive",
-    )
-    group.add_argument(
         "--long-lines",
         choices=("cut", "refuse"),
         help="what to do with a line of more than decoding.max_source pieces, besides reporting it",
@@ -233,7 +215,6 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
         "sample": "true" if args.sample else None,
         "seed": args.seed,
         "long_lines": args.long_lines,
-        "protect": "true" if args.protect else None,
         "tag": args.tag and json.dumps(args.tag),
     }
     overrides = [f"decoding.{key}={value}" for key, value in options.items() if value is not None]
@@ -266,14 +247,7 @@ def translate_text(args: argparse.Namespace) -> int:
         keeps_translations=args.attention is not None,
         is_text=args.text,
     )
-    load_model = partial(
-        open_model,
-        args.checkpoints,
-        collect_overrides(args),
-        args.engine,
-        args.forbid,
-        args.glossary,
-    )
+    load_model = partial(open_model, args.checkpoints, collect_overrides(args), args.engine)
     share_cores(1 if args.on else args.workers)
     model = load_model()
     decoding = model.config.decoding
@@ -290,10 +264,7 @@ def translate_text(args: argparse.Namespace) -> int:
         say(f"--attention: shows the attention of the first model, {args.checkpoints[0]}")
 
     # translate what a person types, or a stream
-    model.translator.check_protect()
-    if args.must:
-        model.translator.check_phrases("--must")
-    names_files = args.input or args.output or args.prefix or args.must or args.attention
+    names_files = args.input or args.output or args.prefix or args.attention
     is_alone = args.workers == 1 and not args.on
     # a person who gave no input would otherwise wait in vain
     is_at_terminal = not names_files and is_alone and sys.stdin.isatty()
@@ -343,22 +314,14 @@ def translate_input(
     load_model: "Callable[[], LoadedModel]",
 ) -> None:
     """Translate a file or standard input."""
-    from nmt.system.progress import say
-    from nmt.translate.lines import (
-        LARGEST_CHUNK,
-        add_demanded,
-        add_prefixes,
-        open_input,
-    )
-    from nmt.translate.protect import Survival
+    from nmt.translate.lines import LARGEST_CHUNK, add_prefixes, open_input
     from nmt.translate.stream import check_not_among, start_translating, translate_chunk
     from nmt.translate.translator import warn_of_cut
 
     with ExitStack() as stack:
         source = stack.enter_context(open_input(args.input))
         prefixes = stack.enter_context(open_input(args.prefix)) if args.prefix else None
-        phrases = stack.enter_context(open_input(args.must)) if args.must else None
-        handles = [reader.handle for reader in (source, prefixes, phrases) if reader is not None]
+        handles = [reader.handle for reader in (source, prefixes) if reader is not None]
         out, n_done, progress = open_lines_output(args, handles, stack, "translating", "lines")
         attention = None
         if args.attention:
@@ -375,18 +338,14 @@ def translate_input(
         chunks = source.read_chunks(n_done, max(LARGEST_CHUNK, translator.chunk_lines))
         if prefixes is not None:
             chunks = add_prefixes(chunks, prefixes, n_done)
-        if phrases is not None:
-            chunks = add_demanded(chunks, phrases, n_done)
         is_warned = False
         n_cut = first_cut = 0
-        survival = Survival()
         start = partial(start_translating, load_model, layout, 1 if args.on else args.workers)
         here = partial(translate_chunk, translator, layout)
         done = do_chunks(args, start, here, chunks, source.size, out, progress)
         for result in stack.enter_context(closing(done)):
             if attention is not None:
                 attention.add(translator, result.lines, result.translations)
-            survival += result.survival
             if result.cut and not n_cut:
                 first_cut = result.cut[0]
             n_cut += len(result.cut)
@@ -395,8 +354,6 @@ def translate_input(
                 warn_of_shortened(source.name, result.shortened)
     if n_cut:
         warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done)
-    if translator.config.protect:
-        say(str(survival))
 
 
 def warn_of_shortened(name: str, lines: Sequence[int]) -> None:

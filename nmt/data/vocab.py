@@ -149,22 +149,6 @@ class Vocab:
             "of a training corpus, or in vocab.user_symbols"
         )
 
-    def list_texts(self) -> list[str | bytes]:
-        """Return what each piece adds to a text: characters, or a byte of one. The space at the very start of a
-        text is dropped later.
-        """
-        texts: list[str | bytes] = []
-        for i in range(self.size):
-            if self._processor.is_byte(i):
-                texts.append(bytes.fromhex(self._processor.id_to_piece(i)[3:5]))  # <0xE2>
-            elif self._processor.is_control(i):
-                texts.append("")
-            elif self._processor.is_unknown(i):
-                texts.append(self._processor.decode([i]))
-            else:
-                texts.append(self._processor.id_to_piece(i).replace(SPACE, " "))
-        return texts
-
     def with_symbols(self, tags: Sequence[str], user_symbols: Sequence[str]) -> "Vocab":
         """Return the vocabulary with the symbols that it lacks as further pieces at its end."""
         lacking = [symbol for symbol in user_symbols if not self._has_piece(symbol)]

@@ -1,7 +1,7 @@
 """Which pieces may follow a hypothesis: the prefix's, eos at the length limit, and no n-gram a second time.
 
-Beam search, sampling and the search with phrases all get their logits here, block by block. In a step recorded as a
-CUDA graph the length is a tensor, so the functions take both.
+Beam search and sampling get their logits here, block by block. In a step recorded as a CUDA graph the length is a
+tensor, so the functions take both.
 """
 
 from collections.abc import Iterator

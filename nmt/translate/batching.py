@@ -13,7 +13,6 @@ import torch
 
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import BOS, EOS
-from nmt.translate.phrases import LinePhrases
 from nmt.translate.search_state import Hypothesis
 
 DEFAULT_BATCH_TOKENS = 4_096  # on a CPU, where the config sets none
@@ -27,20 +26,18 @@ SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
 
 @dataclass(frozen=True)
 class Requests:
-    """Sentences to search, and what each translation must begin with or contain. Sentences that
-    torch searches end with eos.
+    """Sentences to search, and what each translation must begin with. Sentences that torch searches
+    end with eos.
     """
 
     sources: Sentences
     prefixes: Sentences | None = None
-    phrases: Sequence[LinePhrases] | None = None
 
     def choose(self, places: Sequence[int]) -> "Requests":
         """Return those at some places, in that order."""
         return Requests(
             [self.sources[i] for i in places],
             None if self.prefixes is None else [self.prefixes[i] for i in places],
-            None if self.phrases is None else [self.phrases[i] for i in places],
         )
 
     def pack(self, device: torch.device) -> Packed:

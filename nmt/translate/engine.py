@@ -42,7 +42,7 @@ class SearchEngine:
     def search_batch(
         self, model: Decodable, requests: Requests, rules: SearchRules, device: torch.device
     ) -> list[list[Hypothesis]]:
-        return search(model, requests.pack(device), rules, requests.prefixes, requests.phrases)
+        return search(model, requests.pack(device), rules, requests.prefixes)
 
     def search_batches(
         self,

@@ -35,13 +35,11 @@ class Chunk:
     lines: list[str]
     share: float  # of the stream, read up to the end of the chunk; 0: unknown
     prefixes: list[str] | None = None  # how the translation of each must begin
-    demanded: list[list[str]] | None = None  # phrases that the translation of each must contain
 
     def cut(self, n: int) -> "Chunk":
         """Its first `n` lines."""
         prefixes = self.prefixes and self.prefixes[:n]
-        demanded = self.demanded and self.demanded[:n]
-        return Chunk(self.first, self.lines[:n], self.share, prefixes, demanded)
+        return Chunk(self.first, self.lines[:n], self.share, prefixes)
 
 
 class LineReader:
@@ -171,20 +169,6 @@ def open_input(path: str | None) -> Iterator[LineReader]:
 
 def add_prefixes(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> Iterator[Chunk]:
     """Chunks with the lines of another stream as their prefixes. It must have as many lines."""
-    for chunk, lines in _pair_lines(chunks, reader, skip, "prefix"):
-        yield replace(chunk, prefixes=lines)
-
-
-def add_demanded(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> Iterator[Chunk]:
-    """Chunks with the lines of another stream as their phrases, which tabs separate."""
-    for chunk, lines in _pair_lines(chunks, reader, skip, "phrase"):
-        yield replace(chunk, demanded=[line.split("\t") for line in lines])
-
-
-def _pair_lines(
-    chunks: Iterator[Chunk], reader: LineReader, skip: int, noun: str
-) -> Iterator[tuple[Chunk, list[str]]]:
-    """Chunks, each with as many lines of another stream."""
     waiting: list[str] = []  # prefixes that are read and not used
     prefix_chunks = reader.read_chunks(skip)
     n = skip  # lines of the input so far
@@ -197,9 +181,9 @@ def _pair_lines(
             n_prefixes = n - needed + len(waiting)
             raise UserError(
                 f"{reader.name}: ends after line {n_prefixes:,}, but the input has more lines; "
-                f"give one line for each input line, empty if it has no {noun}"
+                f"give one line for each input line, empty if it has no prefix"
             )
-        yield chunk, waiting[:needed]
+        yield replace(chunk, prefixes=waiting[:needed])
         del waiting[:needed]
     if waiting or next(prefix_chunks, None) is not None:
         raise UserError(

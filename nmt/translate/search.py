@@ -18,9 +18,7 @@ from torch import Tensor
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
 from nmt.translate.allowed_pieces import LogitBlock, compute_logit_blocks, forbid_pieces
-from nmt.translate.constrained_search import PhraseSearch
 from nmt.translate.length_penalty import compute_penalty
-from nmt.translate.phrases import LinePhrases
 from nmt.translate.sampling import draw_uniforms, sample_step
 from nmt.translate.search_rules import Length, SearchRules
 from nmt.translate.search_state import (
@@ -47,21 +45,14 @@ def search(
     src: Packed,
     rules: SearchRules,
     prefixes: Sequence[Sequence[int]] | None = None,
-    phrases: Sequence[LinePhrases] | None = None,
 ) -> list[list[Hypothesis]]:
     """Find the best translations of each sentence, best first, or draw samples.
 
-    Source sentences end with eos. A translation begins with the pieces that `prefixes` gives for its sentence,
-    and keeps to its `phrases`; where no such translation is found, the sentence has none.
+    Source sentences end with eos. A translation begins with the pieces that `prefixes` gives for its sentence.
     """
     beams = start_beams(src, rules, model.config, prefixes)
     if rules.is_sampling:
         uniforms = draw_uniforms(src, beams.limits, rules.beam, rules.seed)
-    phrase_search = None
-    if phrases is not None:
-        is_learned = model.config.positions == "learned"
-        max_limit = model.config.max_positions - 1 if is_learned else None
-        phrase_search = PhraseSearch(phrases, beams, max_limit)
     cache = model.make_cache(src, rules.beam)
     results: list[list[Hypothesis]] = [[] for _ in range(src.n_sentences)]
     length = 0  # of the hypotheses, eos included
@@ -73,7 +64,7 @@ def search(
             drawn = uniforms[beams.sentences, :, length - 1]  # (S, B)
             sample_step(beams, model, hidden, drawn, length, rules)
         else:
-            cache.reorder(beam_step(beams, model, hidden, length, rules, phrase_search))
+            cache.reorder(beam_step(beams, model, hidden, length, rules))
 
         # collect the sentences that are done
         done = find_done(beams, length, rules)
@@ -83,8 +74,7 @@ def search(
         ids = beams.finished_ids[:, : rules.n_best][done].tolist()
         scores = beams.finished_scores[:, : rules.n_best][done].tolist()
         for sentence, rows, row_scores in zip(sentences, ids, scores, strict=True):
-            if phrases is None or max(row_scores) > NEG_INF:
-                results[sentence] = make_hypotheses(rows, row_scores)
+            results[sentence] = make_hypotheses(rows, row_scores)
 
         # move the unfinished sentences into the first n rows and drop the rest
         n = int((~done).sum())
@@ -97,22 +87,13 @@ def search(
 
 
 def beam_step(
-    beams: Beams,
-    model: Decodable,
-    hidden: Tensor,
-    length: Length,
-    rules: SearchRules,
-    phrase_search: PhraseSearch | None = None,
+    beams: Beams, model: Decodable, hidden: Tensor, length: Length, rules: SearchRules
 ) -> Tensor:
     """Extend the hypotheses by one piece; return the index of each new hypothesis's parent, (S, B)."""
     beam = rules.beam
 
     # The continuations to consider, (S, 2B)
-    if phrase_search is not None:
-        found = phrase_search.find_continuations(beams, model, hidden, length, rules)
-    else:
-        found = _find_continuations(beams, model, hidden, length, rules)
-    parents, pieces, scores = found
+    parents, pieces, scores = _find_continuations(beams, model, hidden, length, rules)
     rank = torch.arange(scores.shape[1], device=scores.device)
     if rules.finishing == "shrink":
         scores = scores.masked_fill(rank >= beam - beams.n_finished[:, None], NEG_INF)
@@ -134,18 +115,10 @@ def beam_step(
 
     # Active hypotheses: keep the `beam` best continuations that have not ended.
     active_scores = scores.masked_fill(has_ended, NEG_INF)
-    if phrase_search is not None:  # the first ones, whatever their scores
-        is_out = (active_scores == NEG_INF).byte()
-        order = is_out.argsort(dim=1, stable=True)[:, :beam]
-        beams.scores = active_scores.gather(1, order)
-    else:
-        beams.scores, order = active_scores.topk(beam, 1)
+    beams.scores, order = active_scores.topk(beam, 1)
     beams.tokens = pieces.gather(1, order)
     beams.ids = gather_rows(ids, order)
-    kept_parents = parents.gather(1, order)
-    if phrase_search is not None:
-        phrase_search.follow(beams.sentences, kept_parents, beams.tokens)
-    return kept_parents
+    return parents.gather(1, order)
 
 
 def _find_continuations(

@@ -26,7 +26,6 @@ from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk
-from nmt.translate.protect import Survival
 from nmt.translate.sentences import RunningText, Splitter
 from nmt.translate.translator import (
     LineTooLong,
@@ -53,7 +52,6 @@ class TranslatedChunk(DoneChunk):
     translations: Sequence[Translation] = ()
     shortened: Sequence[int] = ()  # lines of several sentences, with fewer in their translations
     cut: Sequence[int] = ()  # lines whose translations reach the length limit
-    survival: Survival = Survival()  # of its protected strings
 
 
 def share_cores(n_workers: int) -> None:
@@ -72,18 +70,14 @@ def start_translating(
 
 def translate_chunk(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
     """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
-    translator.survival = Survival()
     translate = _translate_paragraphs if layout.is_text else _translate_lines
-    chunk = translate(translator, layout, task)
-    return replace(chunk, survival=translator.survival)
+    return translate(translator, layout, task)
 
 
 def _translate_lines(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
     lines = task.lines
     try:
-        candidates = translator.find_candidates(
-            lines, layout.request, task.prefixes, task.first, task.demanded
-        )
+        candidates = translator.find_candidates(lines, layout.request, task.prefixes, task.first)
     except LineTooLong as error:
         before = _translate_lines(translator, layout, task.cut(error.index))
         return replace(before, error=str(error))

@@ -41,15 +41,10 @@ from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch
 from nmt.translate.capitals import is_in_capitals, lower_capitals
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.ensemble import Ensemble
-from nmt.translate.phrases import LinePhrases, PhraseRules
-from nmt.translate.protect import Survival, count_strings, find_lost, find_protected
 from nmt.translate.search_state import Decodable, Hypothesis
 from nmt.translate.sentences import RunningText, Sentence, Splitter
 
 OUR_ENGINE = "nmt"
-GREEDY_MESSAGE = (
-    "decoding.beam is 1, but --glossary and --must need several hypotheses; give --beam 4 or more"
-)
 SEARCH_TOO_LARGE = (
     "the search ran out of memory; lower decoding.beam (--n-best if you sample) or "
     "decoding.batch_tokens"
@@ -80,15 +75,6 @@ class TranslatedText:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line to translate, with how its translation must begin and what it must contain."""
-
-    text: str
-    prefix: str = ""
-    demanded: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class Request:
     """What to find for each line."""
 
@@ -112,8 +98,6 @@ class TextToText(ABC):
     def __init__(self, vocab: Vocabulary, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
         self.is_unknown_said = False
-        self.rules: PhraseRules | None = None  # what translations must not or must contain
-        self.survival = Survival()  # of protected strings, so far
         tables = [shape.max_positions - 1 for shape in shapes if shape.positions == "learned"]
         self.longest_table = min(tables, default=None)  # the shortest table bounds them all
         self.longest_source = min([config.max_source, *tables])
@@ -136,36 +120,6 @@ class TextToText(ABC):
     def chunk_lines(self) -> int:
         """How many lines to give at a time, so that they make several batches."""
         return (self.config.batch_tokens or DEFAULT_BATCH_TOKENS) // 4
-
-    def use_phrases(self, rules: PhraseRules) -> None:
-        """Keep to forbidden phrases and a glossary from now on."""
-        self.check_phrases("--forbid, --glossary or --must")
-        if self.config.beam == 1 and rules.glossary.terms:
-            raise UserError(GREEDY_MESSAGE)
-        self.rules = rules
-
-    def check_phrases(self, options: str) -> None:
-        """Refuse `options` if translations cannot be made to contain phrases, or not to contain them."""
-        if self.engine != OUR_ENGINE:
-            raise UserError(f"{self.engine} does not support {options}; leave them or --engine out")
-        if self.config.sample:
-            raise UserError(f"decoding.sample does not support {options}; search instead")
-
-    def check_protect(self) -> None:
-        """Refuse decoding.protect if the search cannot demand anything."""
-        if self.config.protect:
-            self.check_phrases("decoding.protect (--protect)")
-            if self.config.beam == 1:
-                raise UserError(
-                    "decoding.beam is 1, but decoding.protect (--protect) needs several hypotheses; "
-                    "give --beam 4 or more"
-                )
-
-    @cached_property
-    def demand_rules(self) -> PhraseRules:
-        """The rules of lines that demand phrases, where no other rules hold."""
-        self.check_phrases("--must")
-        return PhraseRules(self.vocab.tgt.list_texts())
 
     @abstractmethod
     def change_search(self, config: DecodingConfig) -> "TextToText":
@@ -264,7 +218,7 @@ class TextToText(ABC):
         self, results: list[Translation], lines: Sequence[str], first: int = 1
     ) -> Generator[int]:
         """Fill `results` batch by batch; yields how many lines each batch completed."""
-        for found in self._complete_lines([Line(text) for text in lines], Request(), first):
+        for found in self._search_lines(lines, [""] * len(lines), Request(), first):
             for place, candidates in found.items():
                 results[place] = candidates[0]
             yield len(found)
@@ -275,85 +229,41 @@ class TextToText(ABC):
         request: Request,
         prefixes: Sequence[str] | None = None,
         first: int = 1,
-        demanded: Sequence[Sequence[str]] | None = None,
     ) -> list[Candidates]:
-        """Find the candidates of each line, which begin with its prefix and contain the phrases demanded of it.
-
-        An empty line has one.
-        """
+        """Find the candidates of each line, which begin with its prefix. An empty line has one."""
         n = len(lines)
-        parts = zip(lines, prefixes or [""] * n, demanded or [()] * n, strict=True)
         results = [[NO_TRANSLATION]] * n
-        for found in self._complete_lines([Line(*one) for one in parts], request, first):
+        for found in self._search_lines(lines, prefixes or [""] * n, request, first):
             for place, candidates in found.items():
                 results[place] = candidates
         return results
 
-    def _complete_lines(
-        self, lines: Sequence[Line], request: Request, first: int
-    ) -> Iterator[dict[int, Candidates]]:
-        """Translate lines; yields those that each batch completes, with one candidate at least."""
-        self.check_protect()
-        for found in self._search_lines(lines, request, first):
-            if self.config.protect:
-                self._demand_lost(found, lines, request)
-            for place, candidates in found.items():
-                if not candidates:
-                    say(
-                        f"warning: line {first + place}: no translation was found that obeys its "
-                        "phrases; it is left empty"
-                    )
-                if self.is_lowered(lines[place].text):
-                    candidates = [replace(one, text=one.text.upper()) for one in candidates]
-                found[place] = candidates or [NO_TRANSLATION]
-            yield found
-
-    def _demand_lost(
-        self, found: dict[int, Candidates], lines: Sequence[Line], request: Request
-    ) -> None:
-        """Search lines whose protected strings are lost again, with those strings demanded."""
-        protected = {place: find_protected(lines[place].text) for place in found}
-        lost = {}
-        for place, candidates in found.items():
-            text = candidates[0].text if candidates else ""
-            lost[place] = find_lost(protected[place], text)
-        n_strings = count_strings(protected)
-        n_first = n_strings - count_strings(lost)
-
-        again = [place for place in found if lost[place]]
-        demanding = []
-        for place in again:
-            line = lines[place]
-            demanding.append(replace(line, demanded=[*line.demanded, *lost[place]]))
-        for found_again in self._search_lines(demanding, request) if again else ():
-            for i, candidates in found_again.items():
-                place = again[i]
-                if candidates:
-                    found[place] = candidates
-                    lost[place] = find_lost(protected[place], candidates[0].text)
-        self.survival += Survival(n_strings, n_first, n_strings - count_strings(lost))
-
     def _search_lines(
-        self, lines: Sequence[Line], request: Request, first: int = 1
+        self, lines: Sequence[str], prefixes: Sequence[str], request: Request, first: int
     ) -> Iterator[dict[int, Candidates]]:
         """Search lines that are not empty; yields the candidates of those that each batch completes."""
-        encoded = self.encode_source([line.text for line in lines])
+        encoded = self.encode_source(lines)
         self._warn_of_unknown(encoded, first)
-        prefixes = self.vocab.tgt.encode([line.prefix for line in lines])
+        encoded_prefixes = self.vocab.tgt.encode(prefixes)
         places = []  # of the lines that are not empty
         sources = []
         for place, ids in enumerate(encoded):
-            self._check_prefix(prefixes[place], place, first)
+            self._check_prefix(encoded_prefixes[place], place, first)
             if ids:
                 places.append(place)
                 sources.append([*self.tag_ids, *self.shorten(ids, place, first)])
 
-        own_prefixes = [prefixes[place] for place in places]
-        phrases = self._list_phrases([lines[place] for place in places])
-        requests = Requests(sources, own_prefixes if any(own_prefixes) else None, phrases)
+        own_prefixes = [encoded_prefixes[place] for place in places]
+        requests = Requests(sources, own_prefixes if any(own_prefixes) else None)
         for batch, hypotheses in self.search_batches(requests, request.n_best):
+            found = {}
             translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
-            yield dict(zip([places[i] for i in batch], translations, strict=True))
+            for i, candidates in zip(batch, translations, strict=True):
+                place = places[i]
+                if self.is_lowered(lines[place]):
+                    candidates = [replace(one, text=one.text.upper()) for one in candidates]
+                found[place] = candidates
+            yield found
 
     def _check_prefix(self, prefix: list[int], index: int, first: int) -> None:
         if len(prefix) > self.longest:
@@ -362,18 +272,6 @@ class TextToText(ABC):
                 f"line {first + index}: its prefix has {len(prefix):,} pieces, more than "
                 f"{self.longest:,}; shorten it, or raise decoding.max_source",
             )
-
-    def _list_phrases(self, lines: Sequence[Line]) -> list[LinePhrases] | None:
-        """Return what the translation of each line must contain, or must not; None if nothing is asked."""
-        rules = self.rules
-        if rules is None and any(line.demanded for line in lines):
-            rules = self.demand_rules
-        if rules is None:
-            return None
-        phrases = [rules.for_line(self.read_line(line.text), line.demanded) for line in lines]
-        if self.config.beam == 1 and any(one.required for one in phrases):
-            raise UserError(GREEDY_MESSAGE)
-        return phrases
 
     def _warn_of_unknown(self, sources: Sequence[list[int]], first: int) -> None:
         """Say once that the model cannot read a text."""

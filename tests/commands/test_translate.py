@@ -729,7 +729,6 @@ def test_attention_does_not_replace_what_is_read(
     ("options", "message"),
     [
         ("--n-best 5", "decoding.beam is 2; give --beam 5"),
-        ("--protect --beam 1", "decoding.protect (--protect) needs several hypotheses"),
         ("-i nowhere", "nowhere: cannot be read"),
         ("-i .", ".: cannot be read"),
         ("-o nowhere/x", "nowhere/x: cannot be"),

@@ -32,7 +32,6 @@ from nmt.system.errors import Failure, UserError
 from nmt.translate.alignment import align
 from nmt.translate.batching import Requests
 from nmt.translate.engine import SearchEngine, choose_engine
-from nmt.translate.phrases import PhraseRules
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
 from nmt.translate.search_state import Hypothesis
@@ -298,15 +297,6 @@ def test_all_batches_are_compiled_whatever_their_size(
     assert n_batches > 1
     together = search_compiled(engine.weights, pack(GIVEN), make_rules(config))
     assert [found[i] for i in range(len(GIVEN))] == together
-
-
-def test_phrases_are_searched_by_torch_with_the_same_weights() -> None:
-    model, engine, rules = make_model(9), CompiledEngine(), make_rules(DecodingConfig(max_extra=3))
-    ready = engine.prepare(copy_sharing_weights(model), False)
-    phrases = [PhraseRules([" a"] * N_PIECES).without_required for _ in GIVEN]
-    found = engine.search_batch(ready, Requests(GIVEN, None, phrases), rules, CPU)
-    for some, expected in zip(found, search(model, pack(GIVEN), rules), strict=True):
-        assert_same(some, [(one.score, tuple(one.ids)) for one in expected])
 
 
 def test_alignments_are_those_of_the_model() -> None:

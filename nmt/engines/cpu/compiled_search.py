@@ -419,7 +419,7 @@ class CompiledEngine(SearchEngine):
     def search_batch(
         self, model: Decodable, requests: Requests, rules: SearchRules, device: torch.device
     ) -> list[list[Hypothesis]]:
-        if requests.phrases is not None or find_unknown_value(rules, COMPILED_RULES) is not None:
+        if find_unknown_value(rules, COMPILED_RULES) is not None:
             return super().search_batch(model, requests, rules, device)
         return search_compiled(self.weights, requests.pack(device), rules, requests.prefixes)
 

@@ -38,7 +38,7 @@ class RecordedEngine(SearchEngine):
         n_best: int = 1,
     ) -> Iterator[SearchedBatch]:
         rules = make_rules(config, n_best)
-        if requests.phrases is not None or find_unknown_value(rules, RECORDED_RULES) is not None:
+        if find_unknown_value(rules, RECORDED_RULES) is not None:
             yield from super().search_batches(model, requests, config, device, n_best)
             return
         batches = deque(self.split_into_batches(requests, config, rules))
