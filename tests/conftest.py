@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from nmt.system.caches import find_cache_folder
 caches = find_cache_folder()
 if caches is not None:
     os.environ.setdefault("NUMBA_CACHE_DIR", str(caches / "numba"))
+# A shell's background jobs ignore Ctrl-C, and processes that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # toy sizes: a second thread only costs
 
 if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do without it

@@ -561,10 +561,13 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
     os.write(main, b"never sent")
     wait_for("never sent")
     # One that comes while readline is still setting up is lost to it, as Python is built
+    is_prompted = False
     for _ in range(10):
         os.write(main, b"\x03")  # Ctrl-C
-        if is_seen("> ", 5):
+        is_prompted = is_seen("> ", 5)
+        if is_prompted:
             break
+    assert is_prompted, seen
     os.write(main, b"blue cat\n")
     wait_for(translate_alone(translator, "blue cat") + "\r\n")
     wait_for("> ")
