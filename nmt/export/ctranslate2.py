@@ -9,7 +9,6 @@ length: `docs/exports.md` explains what follows from that.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -317,15 +316,11 @@ class CTranslate2Translator(TextToText):
 
     def __init__(self, exported: CTranslate2Engine, config: RunConfig, quantization: str) -> None:
         super().__init__(exported.vocab, config.decoding, config.model)
-        self.exported, self.run_config, self.quantization = exported, config, quantization
+        self.exported = exported
         self.languages = config.data.src, config.data.tgt
         self.direction = find_direction(config.data)
         self.version: str = import_ctranslate2().__version__
         self.engine = f"ctranslate2 {self.version}, {quantization}"
-
-    def change_search(self, config: DecodingConfig) -> "CTranslate2Translator":
-        changed = replace(self.run_config, decoding=config)
-        return CTranslate2Translator(self.exported, changed, self.quantization)
 
     def search_batches(self, requests: Requests, n_best: int) -> Iterator[SearchedBatch]:
         if n_best > 1 or requests.prefixes is not None or self.config.sample:

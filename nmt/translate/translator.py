@@ -39,7 +39,7 @@ from nmt.translate.alignment import align
 from nmt.translate.attention_maps import AttentionMap, compute_attention_maps
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
 from nmt.translate.capitals import is_in_capitals, lower_capitals
-from nmt.translate.engine import SearchEngine, choose_engine
+from nmt.translate.engine import choose_engine
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.search_state import Decodable, Hypothesis
 from nmt.translate.sentences import RunningText, Sentence, Splitter
@@ -122,10 +122,6 @@ class TextToText(ABC):
         return (self.config.batch_tokens or DEFAULT_BATCH_TOKENS) // 4
 
     @abstractmethod
-    def change_search(self, config: DecodingConfig) -> "TextToText":
-        """Make a translator of the same models, which are shared, with other settings of the search."""
-
-    @abstractmethod
     def search_batches(self, requests: Requests, n_best: int) -> Iterator[SearchedBatch]:
         """Search sentences without eos, of which none is empty, batch by batch: the best hypotheses of
         each, best first.
@@ -204,21 +200,17 @@ class TextToText(ABC):
             results.append(TranslatedText(joined, text.sentences, of_text))
         return results
 
-    def translate(
-        self, lines: Sequence[str], progress: Progress | None = None, first: int = 1
-    ) -> Candidates:
-        """Translate each line, in order; `first` is the number of the first line in messages."""
+    def translate(self, lines: Sequence[str], progress: Progress | None = None) -> Candidates:
+        """Translate each line, in order."""
         results = [NO_TRANSLATION] * len(lines)
-        for n_done in self.translate_into(results, lines, first):
+        for n_done in self.translate_into(results, lines):
             if progress is not None:
                 progress.advance(n_done)
         return results
 
-    def translate_into(
-        self, results: list[Translation], lines: Sequence[str], first: int = 1
-    ) -> Generator[int]:
+    def translate_into(self, results: list[Translation], lines: Sequence[str]) -> Generator[int]:
         """Fill `results` batch by batch; yields how many lines each batch completed."""
-        for found in self._search_lines(lines, [""] * len(lines), Request(), first):
+        for found in self._search_lines(lines, [""] * len(lines), Request(), 1):
             for place, candidates in found.items():
                 results[place] = candidates[0]
             yield len(found)
@@ -230,7 +222,10 @@ class TextToText(ABC):
         prefixes: Sequence[str] | None = None,
         first: int = 1,
     ) -> list[Candidates]:
-        """Find the candidates of each line, which begin with its prefix. An empty line has one."""
+        """Find the candidates of each line, which begin with its prefix. An empty line has one.
+
+        `first` is the number of the first line in messages.
+        """
         n = len(lines)
         results = [[NO_TRANSLATION]] * n
         for found in self._search_lines(lines, prefixes or [""] * n, request, first):
@@ -365,17 +360,13 @@ class Translator(TextToText):
         config: DecodingConfig,
         device: torch.device,
         others: Sequence[Transformer] = (),
-        search_engine: SearchEngine | None = None,
     ) -> None:
-        """`search_engine`: the one that `model` and the others are already prepared for."""
         super().__init__(vocab, config, model.config, *(other.config for other in others))
         self.model, self.others, self.device = model, list(others), device
         models = [model, *others]
-        self.search_engine = search_engine or choose_engine(models, config, device)
+        self.search_engine = choose_engine(models, config, device)
         for each in models:
             use_backend(each, self.search_engine.backend)
-        if search_engine is not None:
-            self.prepared_models = models
 
     @cached_property
     def decodable(self) -> Decodable:
@@ -401,13 +392,6 @@ class Translator(TextToText):
     def _prepare(self, model: Transformer) -> Transformer:
         model.writes_unknown = not self.vocab.tgt.has_bytes
         return self.search_engine.prepare(model, self.config.precision == "bf16")
-
-    def change_search(self, config: DecodingConfig) -> "Translator":
-        config = replace(config, precision=self.config.precision, compile=self.config.compile)
-        first, *others = self.prepared_models
-        changed = Translator(first, self.vocab, config, self.device, others, self.search_engine)
-        changed.languages, changed.direction = self.languages, self.direction
-        return changed
 
     @property
     def chunk_lines(self) -> int:

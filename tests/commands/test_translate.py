@@ -37,7 +37,7 @@ from nmt.translate.formats import Layout
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
 from nmt.translate.search_state import Hypothesis
-from nmt.translate.translator import Candidates, Request, Translation, Translator, make_translator
+from nmt.translate.translator import Request, Translation, Translator, make_translator
 
 LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk holds
 TEXT = "".join(line + "\n" for line in LINES)
@@ -229,18 +229,14 @@ def test_the_length_limit_is_named_for_the_lines_that_resume(
     assert " of 10; raise decoding.max_extra" in capsys.readouterr().err
 
 
-def find_in_text(translator: Translator, sentences: list[str], n_best: int = 1) -> list[Candidates]:
-    """What is found for sentences of running text, of which none comes out empty."""
-    config = replace(translator.config, min_length=1)
-    return translator.change_search(config).find_candidates(sentences, Request(n_best))
-
-
 def test_a_line_of_text_is_a_paragraph(
-    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentences = ["A red dog.", "Two cats!", "The house is old."]
     text = "{}  {}\n\n{}\n".format(*sentences)
-    found = find_in_text(translator, sentences, 2)
+    config = replace(DECODING, min_length=1)  # no sentence of running text comes out empty
+    ours = make_translator(open_checkpoint(place), torch.device("cpu"), config)
+    found = ours.find_candidates(sentences, Request(2))
     best = [candidates[0].text for candidates in found]
     paragraphs = "{}  {}\n\n{}\n".format(*best)
     assert run_translate(tmp_path, text, place, "--text").decode() == paragraphs

@@ -22,8 +22,8 @@ from nmt.system.errors import UserError
 from nmt.system.files import seal
 from nmt.system.ranks import World
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
-from nmt.train.loss import compute_loss_sums
 from nmt.train.events import Listener
+from nmt.train.loss import compute_loss_sums
 from nmt.train.run_start import train
 from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search import search

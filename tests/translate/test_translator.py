@@ -92,7 +92,7 @@ def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
     with pytest.raises(
         LineTooLong, match=r"line 12 has [0-9]+ pieces, more than 40; .*max_source.*long_lines"
     ) as error:
-        ours.translate([*SOURCES[:2], " ".join(SOURCES)], first=10)
+        ours.find_candidates([*SOURCES[:2], " ".join(SOURCES)], Request(), first=10)
     assert error.value.index == 2
 
 
@@ -100,7 +100,7 @@ def test_learned_positions_bound_a_line_too(
     vocab: Vocab, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = translator(vocab, shape=replace(SHAPE, positions="learned", max_positions=30))
-    (one,) = ours.translate([" ".join(SOURCES)], first=7)
+    ((one,),) = ours.find_candidates([" ".join(SOURCES)], Request(), first=7)
     assert one.score < 0 and "line 7 has" in capsys.readouterr().err
 
 

@@ -419,8 +419,6 @@ class CompiledEngine(SearchEngine):
     def search_batch(
         self, model: Decodable, requests: Requests, rules: SearchRules, device: torch.device
     ) -> list[list[Hypothesis]]:
-        if find_unknown_value(rules, COMPILED_RULES) is not None:
-            return super().search_batch(model, requests, rules, device)
         return search_compiled(self.weights, requests.pack(device), rules, requests.prefixes)
 
 
