@@ -126,13 +126,12 @@ class Average:
     step: int  # of the newest
     # elapsed_s of each checkpoint; None for an average of averages
     elapsed_s: list[float] | None = None
-    weights: list[float] | None = None  # the share of each; None if all are equal
     store_sha256: str | None = None  # of the training data, as of a training checkpoint
 
     def check(self) -> str | None:
-        for key, values in (("elapsed_s", self.elapsed_s), ("weights", self.weights)):
-            if values is not None and len(values) != len(self.averaged):
-                return f"{key} has {len(values)} values for {len(self.averaged)} checkpoints"
+        times = self.elapsed_s
+        if times is not None and len(times) != len(self.averaged):
+            return f"elapsed_s has {len(times)} values for {len(self.averaged)} checkpoints"
         return None
 
 

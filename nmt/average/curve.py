@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmt.average.dev_check import open_dev_of_run
-from nmt.average.mean import combine, load_mean, open_all
-from nmt.average.select import Candidate, apply_decay
+from nmt.average.mean import load_mean, open_all, sort_as_one_run
+from nmt.average.select import Candidate
 from nmt.score.score import compute_perplexity
 from nmt.system.device import choose_device
 from nmt.system.files import digest_file, write_json
@@ -43,13 +43,10 @@ def measure_curve(
     run: RunFolder,
     candidates: Sequence[Candidate],
     sizes: Sequence[int] = CURVE_SIZES,
-    decay: float | None = None,
     choice: str = "last",
     device: Literal["auto", "cpu"] = "auto",
 ) -> list[Point]:
-    """Score the mean of the newest N candidates for each N, weighted if there is a decay; write
-    RUN/averaging.json.
-    """
+    """Score the mean of the newest N candidates for each N; write RUN/averaging.json."""
     world = World(0, 1, choose_device(device))
     paths = [run.checkpoint(candidate.step) for candidate in candidates[-max(sizes) :]]
 
@@ -71,13 +68,8 @@ def measure_curve(
         started_at = clock()
 
         # average
-        chosen: Sequence[Candidate] = candidates[-n:]
-        if decay is not None:
-            chosen = apply_decay(chosen, decay)
-        weights = [candidate.weight for candidate in chosen]
-        mean = combine(checkpoints[-n:], weights)
         translator = make_translator(newest, world.device, config.dev_decoding)
-        load_mean(mean, translator.model)
+        load_mean(sort_as_one_run(checkpoints[-n:]), translator.model)
 
         # score
         result = validate(
@@ -86,6 +78,7 @@ def measure_curve(
         assert result is not None and result.bleu is not None
         bleu = result.bleu.value
         signature = result.bleu.signature
+        chosen = candidates[-n:]
         steps = [candidate.step for candidate in chosen]
         minutes = [round(candidate.elapsed_s / 60, 2) for candidate in chosen]
         points.append(Point(n, steps, minutes, bleu, result.nll.value))
@@ -94,7 +87,6 @@ def measure_curve(
 
     record: dict[str, Any] = {
         "choice": choice,
-        "decay": decay,
         "best_n": find_best_point(points).n,
         "points": [asdict(point) for point in points],
         "dev_set": {

@@ -8,7 +8,6 @@ made from, oldest first.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,68 +33,52 @@ from nmt.system.run_folder import MODEL_FILE, RunFolder
 from nmt.system.tensor_files import write_tensors
 
 
-@dataclass(frozen=True)
-class CheckpointMean:
-    """The weighted mean of checkpoints of one run, oldest first. Files are read only when `tensors`
-    is iterated.
-    """
-
-    checkpoints: Sequence[Checkpoint]
-    weights: Sequence[float]
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor of the mean by name, in fp32."""
-        with contextlib.ExitStack() as stack:
-            # While a file is open it can be read, even if training prunes its checkpoint meanwhile.
-            files = []
-            for checkpoint in self.checkpoints:
-                path = checkpoint.path / MODEL_FILE
-                if not path.exists():
+def average_tensors(checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor of the mean by name, in fp32."""
+    with contextlib.ExitStack() as stack:
+        # While a file is open it can be read, even if training prunes its checkpoint meanwhile.
+        files = []
+        for checkpoint in checkpoints:
+            path = checkpoint.path / MODEL_FILE
+            if not path.exists():
+                raise UserError(
+                    f"{path}: no longer exists, because training prunes its oldest checkpoints; "
+                    "run the command again"
+                )
+            files.append(stack.enter_context(open_tensors(path, "numpy")))
+        for name in sorted(files[0].keys()):
+            total: Tensor | None = None
+            for checkpoint, file in zip(checkpoints, files, strict=True):
+                tensor = torch.from_numpy(file.get_tensor(name))
+                if not bool(tensor.isfinite().all()):
                     raise UserError(
-                        f"{path}: no longer exists, because training prunes its oldest checkpoints; "
-                        "run the command again"
+                        f"{checkpoint.path / MODEL_FILE}: tensor {name} has a weight that is NaN or "
+                        "infinite; average other checkpoints"
                     )
-                files.append(stack.enter_context(open_tensors(path, "numpy")))
-            parts = list(zip(self.checkpoints, files, self.weights, strict=True))
-            for name in sorted(files[0].keys()):
-                total: Tensor | None = None
-                for checkpoint, file, weight in parts:
-                    tensor = torch.from_numpy(file.get_tensor(name))
-                    if not bool(tensor.isfinite().all()):
-                        raise UserError(
-                            f"{checkpoint.path / MODEL_FILE}: tensor {name} has a weight that is NaN or "
-                            "infinite; average other checkpoints"
-                        )
-                    if total is None:  # not zeros: 0.0 + -0.0 would lose the sign
-                        total = tensor.double().mul_(weight)
-                    else:
-                        total.add_(tensor, alpha=weight)
-                assert total is not None
-                yield name, total.div_(sum(self.weights)).float()
+                if total is None:  # not zeros: 0.0 + -0.0 would lose the sign
+                    total = tensor.double()
+                else:
+                    total.add_(tensor)
+            assert total is not None
+            yield name, total.div_(len(files)).float()
 
-    def describe(self) -> Average:
-        """Return what the state.json of the mean will hold."""
-        # resolved, because a link such as `best` will point elsewhere later
-        names = [checkpoint.path.resolve().name for checkpoint in self.checkpoints]
-        origins = [checkpoint.origin for checkpoint in self.checkpoints]
-        step = max(origin.step for origin in origins)
 
-        # times, unless one of them is an average itself, which has no time of its own
-        times = [origin.elapsed_s for origin in origins if isinstance(origin, TrainState)]
-        elapsed_s = times if len(times) == len(origins) else None
+def describe_mean(checkpoints: Sequence[Checkpoint]) -> Average:
+    """Return what the state.json of the mean will hold."""
+    # resolved, because a link such as `best` will point elsewhere later
+    names = [checkpoint.path.resolve().name for checkpoint in checkpoints]
+    origins = [checkpoint.origin for checkpoint in checkpoints]
+    step = max(origin.step for origin in origins)
 
-        # weights, unless all are equal
-        shares = None
-        if len(set(self.weights)) > 1:
-            total = sum(self.weights)
-            shares = [weight / total for weight in self.weights]
-        return Average(names, step, elapsed_s, shares, origins[-1].store_sha256)
+    # times, unless one of them is an average itself, which has no time of its own
+    times = [origin.elapsed_s for origin in origins if isinstance(origin, TrainState)]
+    elapsed_s = times if len(times) == len(origins) else None
+    return Average(names, step, elapsed_s, origins[-1].store_sha256)
 
 
 def average_checkpoints(
     paths: Sequence[Path],
     out: Path,
-    weights: Sequence[float] | None = None,
     is_forced: bool = False,
 ) -> list[str]:
     """Write the mean of the checkpoints' weights as the folder `out`; return their names, oldest
@@ -105,11 +88,11 @@ def average_checkpoints(
     _check_place(out)
     check_replaceable(out, "an average", is_without_optimizer, is_forced, paths)
     make_workplace(out)
-    mean = combine(open_all(paths), weights)
-    newest, origin = mean.checkpoints[-1], mean.describe()
+    checkpoints = sort_as_one_run(open_all(paths))
+    newest, origin = checkpoints[-1], describe_mean(checkpoints)
 
     def fill(folder: Path) -> None:
-        tensors = dict(track(mean.tensors(), "averaging", "tensors"))
+        tensors = dict(track(average_tensors(checkpoints), "averaging", "tensors"))
         write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
         write_small_files(folder, origin, newest.config, newest.vocab)
         # again, because the card may have been edited meanwhile
@@ -149,19 +132,14 @@ def _check_distinct(paths: Sequence[Path]) -> None:
             raise UserError(f"{path}: the same checkpoint is given twice; give each once")
 
 
-def combine(
-    checkpoints: Sequence[Checkpoint], weights: Sequence[float] | None = None
-) -> CheckpointMean:
-    """Check that the checkpoints belong to one run, and return their mean; the weights are equal by
-    default.
+def sort_as_one_run(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Check that the checkpoints belong to one run, and return them from the oldest to the newest.
 
     Checkpoints of one run have the same settings and vocabulary. Then their tensors have the same
     shapes too, because each file was compared with its own config when it was opened.
     """
-    pairs = list(zip(checkpoints, weights or [1.0] * len(checkpoints), strict=True))
-    pairs.sort(key=lambda pair: pair[0].step)
-    first, _ = pairs[0]
-    for other, _ in pairs[1:]:
+    first, *others = ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+    for other in others:
         changes = list_differences(first.config, other.config)
         remedy = "average only one run's checkpoints"
         if changes:
@@ -173,15 +151,12 @@ def combine(
         check_agreement("BPE model", other.path, digest, first.path, first.vocab.digest, remedy)
         first_data = first.origin.store_sha256
         check_agreement("training data", other.path, data, first.path, first_data, remedy)
-    return CheckpointMean(
-        checkpoints=[checkpoint for checkpoint, _ in pairs],
-        weights=[weight for _, weight in pairs],
-    )
+    return ordered
 
 
 @torch.no_grad()
-def load_mean(mean: CheckpointMean, model: nn.Module) -> None:
+def load_mean(checkpoints: Sequence[Checkpoint], model: nn.Module) -> None:
     """Copy the mean into the weights of `model`."""
     weights = dict(model.named_parameters())
-    for name, tensor in mean.tensors():
+    for name, tensor in average_tensors(checkpoints):
         weights[name].copy_(tensor)

@@ -1,4 +1,4 @@
-"""Chooses which checkpoints of a run to average, and their weights: the last ones, the ones in a row that
+"""Chooses which checkpoints of a run to average: the last ones, the ones in a row that
 score best on the dev set, or those that are some minutes apart.
 
 Minutes are minutes of training, which state.json counts over all starts of the run, as the paper does
@@ -7,7 +7,7 @@ checkpoints, that is an error: the mean of fewer would not be the recipe that wa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from nmt.checkpoint import TrainState, list_steps, read_origin
@@ -36,7 +36,6 @@ class Candidate:
     # the figures of the newest validation up to `step`, and its own update
     scores: Mapping[str, float] = field(default_factory=dict)
     scored_step: int = 0
-    weight: float = 1.0
 
     @property
     def is_validated(self) -> bool:
@@ -55,23 +54,13 @@ class Candidate:
 
 
 def choose_checkpoints(
-    run: RunFolder,
-    n_last: int | None,
-    n_best: int | None,
-    minutes: float | None,
-    decay: float | None,
+    run: RunFolder, n_last: int | None, n_best: int | None, minutes: float | None
 ) -> list[Candidate]:
     """Choose what to average, oldest first."""
     if n_best is not None:
         return take_best(run, n_best)
-    candidates = list_candidates(run, minutes)
-    if n_last is None:
-        # With a decay the oldest weigh almost nothing, so all can be included; having none is an error.
-        n_last = DEFAULT_LAST if decay is None else max(1, len(candidates))
-    candidates = take_last(candidates, n_last, run, minutes)
-    if decay is not None:
-        candidates = apply_decay(candidates, decay)
-    return candidates
+    n_last = DEFAULT_LAST if n_last is None else n_last
+    return take_last(list_candidates(run, minutes), n_last, run, minutes)
 
 
 def list_candidates(run: RunFolder, minutes: float | None) -> list[Candidate]:
@@ -150,16 +139,6 @@ def take_last(
             "request fewer, or raise training.keep_checkpoints"
         )
     return list(candidates[-n:])
-
-
-def apply_decay(candidates: Sequence[Candidate], decay: float) -> list[Candidate]:
-    """Weight the newest checkpoint 1, and each older one `decay` times as much as the next newer
-    one.
-    """
-    newest = len(candidates) - 1
-    return [
-        replace(candidate, weight=decay ** (newest - i)) for i, candidate in enumerate(candidates)
-    ]
 
 
 def take_best(run: RunFolder, n: int) -> list[Candidate]:

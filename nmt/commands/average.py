@@ -4,7 +4,6 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from nmt.commands.cli import check_options, make_parser, parse_positive, start_command
@@ -20,24 +19,23 @@ EXAMPLES = """\
 The result is a checkpoint folder without optimizer state, complete in itself: nmt-eval and nmt-translate take it. Its
 README.md is a model card; once you have edited it, it is not overwritten."""
 
-CONFLICTS = {"--best": "--every --ema", "--curve": "-o"}  # --curve writes no average
+CONFLICTS = {"--best": "--every", "--curve": "-o"}  # --curve writes no average
 
 
-def _parse_number(text: str, least: float, end: float, words: str) -> float:
-    """Parse the value of an option: a number of at least `least` and below `end`."""
+def _parse_minutes(text: str) -> float:
     try:
-        number = float(text)
+        minutes = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number; if it is the run, put it before the options"
         ) from None
-    if not least <= number < end:
-        raise argparse.ArgumentTypeError(f"{text}: give {words}")
-    return number
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give a number of minutes above 0")
+    return minutes
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser("nmt-average", "Average the weights of checkpoints, in fp32.", EXAMPLES)
+    parser = make_parser("nmt-average", "Average the weights of checkpoints.", EXAMPLES)
     parser.add_argument(
         "paths",
         nargs="+",
@@ -50,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=parse_positive,
         metavar="N",
         help="the newest N checkpoints of a run folder; if training.checkpoint_every is set, only those that it "
-        "planned and the last one count (default 5; with --ema all)",
+        "planned and the last one count (default 5)",
     )
     choice.add_argument(
         "--best",
@@ -70,26 +68,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--every",
-        type=partial(
-            _parse_number, least=math.ulp(0), end=math.inf, words="a number of minutes above 0"
-        ),
+        type=_parse_minutes,
         metavar="MINUTES",
         help="choose from all checkpoints, planned or not, those at least MINUTES of training apart, "
         "counted back from the newest",
-    )
-    parser.add_argument(
-        "--ema",
-        type=partial(
-            _parse_number,
-            least=0.01,  # below it only the newest would count
-            end=1,
-            words="a decay of at least 0.01 and below 1, such as 0.9",
-        ),
-        nargs="?",
-        const=0.9,
-        metavar="DECAY",
-        help="give the newest most weight, and each older one DECAY times that of the next (default 0.9): an "
-        "exponential mean over the saved checkpoints, not over updates",
     )
     parser.add_argument(
         "-o", "--output", metavar="DIR", help="where to write the average (default RUN/average)"
@@ -132,7 +114,7 @@ def _parse_counts(text: str) -> tuple[int, ...]:
 
 def check_is_run(args: argparse.Namespace) -> None:
     """Refuse options that a list of checkpoints does not support."""
-    for name in ("last", "best", "curve", "every", "ema"):
+    for name in ("last", "best", "curve", "every"):
         if vars(args)[name] is not None:
             raise UserError(f"--{name} needs a run folder, not a list of checkpoints; leave it out")
     if not args.output:
@@ -164,13 +146,11 @@ def average_run(args: argparse.Namespace) -> int:
         return draw_curve(args, run)
 
     # choose
-    weights = None
     if is_run:
-        chosen = choose_checkpoints(run, args.last, args.best, args.every, args.ema)
+        chosen = choose_checkpoints(run, args.last, args.best, args.every)
         paths = [run.checkpoint(candidate.step) for candidate in chosen]
-        weights = [candidate.weight for candidate in chosen]
         for candidate, path in zip(chosen, paths, strict=True):
-            say(f"{path.name}: {candidate}, weight {candidate.weight / sum(weights):.4f}")
+            say(f"{path.name}: {candidate}")
         if doubts := find_doubts(run, chosen):
             say(
                 f"warning: this mean may be worse than its best member: {'; '.join(doubts)}; --curve "
@@ -181,7 +161,7 @@ def average_run(args: argparse.Namespace) -> int:
     if not args.output:
         check_own_folder(run.average, inside=run.path)
     out = Path(args.output) if args.output else run.average
-    names = average_checkpoints(paths, out, weights, args.force)
+    names = average_checkpoints(paths, out, args.force)
 
     # describe
     scores = []
@@ -208,9 +188,8 @@ def draw_curve(args: argparse.Namespace, run: RunFolder) -> int:
         sizes = [n for n in CURVE_SIZES if n <= len(candidates)] or [1]
     take_last(candidates, max(sizes), run, args.every)  # an error if there are too few
     choice = "the last N" if args.every is None else f"the last N, {args.every:g} minutes apart"
-    points = measure_curve(run, candidates, sizes, args.ema, choice, parse_device(args.settings))
-    decay = "" if args.ema is None else f", decay {args.ema:g}"
-    print(f"{run.path}: dev BLEU of the mean of {choice}{decay}\n{format_curve(points)}")
+    points = measure_curve(run, candidates, sizes, choice, parse_device(args.settings))
+    print(f"{run.path}: dev BLEU of the mean of {choice}\n{format_curve(points)}")
     print(f"best: N = {find_best_point(points).n}; {run.curve}")
     return 0
 

@@ -7,7 +7,6 @@ import shutil
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
@@ -42,7 +41,7 @@ Ctrl-C (exit code 130), SIGTERM and SIGUSR1 (exit code 75) stop it after the cur
 second one, at least 5 s later (Ctrl-C: half a second), stops it at once."""
 
 CONFLICTS = {"--profile": "--plan"}
-NEEDS = {"--src": "--tgt", "--tgt": "--src", "--trace": "--profile", "--price": "--plan"}
+NEEDS = {"--src": "--tgt", "--tgt": "--src", "--price": "--plan"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,10 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="time updates for 30 s, print speed, memory and each part's share of the time, and exit",
-    )
-    parser.add_argument(
-        "--trace", metavar="FILE", help="with --profile: also write a trace for chrome://tracing"
+        help="time updates for 30 s, print speed, memory and the operations that take longest, and exit",
     )
     parser.add_argument(
         "--plan",
@@ -230,7 +226,7 @@ def profile_or_plan(config: "RunConfig", args: argparse.Namespace) -> None:
         world.on_main(lambda: check_training_fits(config, world))
         world.on_main(lambda: api.prepare(config))
         if args.profile:
-            profile_training(config, world, trace=args.trace and Path(args.trace))
+            profile_training(config, world)
         else:
             estimate_run(config, world, price=args.price)
 

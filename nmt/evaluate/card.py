@@ -293,8 +293,6 @@ def _describe_checkpoints(average: Average) -> str:
         part = name
         if average.elapsed_s is not None:
             part += f" at minute {average.elapsed_s[i] / 60:.1f}"
-        if average.weights is not None:
-            part += f", weight {average.weights[i]:.4f}"
         parts.append(part)
     return "; ".join(parts)
 

@@ -304,8 +304,6 @@ def _find_flaw(origin: Origin, n: int, every: int) -> str | None:
         return "none"
     if len(origin.averaged) != n:
         return f"{len(origin.averaged)} checkpoints"
-    if origin.weights is not None:
-        return "a weighted mean"
     # A name is proof of the update only if it is one that training gives: `read_origin` refuses a
     # checkpoint of another update under it.
     steps = sorted(step for step in map(parse_step, origin.averaged) if step is not None)

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch.autograd.profiler import record_function
 
 from nmt.config import RunConfig
 from nmt.data.loader import Loader, Update
 from nmt.data.store import open_store
 from nmt.profile.cost import DeviceTimer, reset_peak_memory
-from nmt.profile.time_by_part import UPDATE
 from nmt.system.device import name_machine, read_peak_memory
 from nmt.system.progress import Progress, clock
 from nmt.system.ranks import World
@@ -77,10 +75,7 @@ class DryRun:
                 update = next(updates)
                 timing.waited_s += clock() - started_at
                 self.step += 1
-                with record_function(UPDATE):
-                    run_update(
-                        setup.replica, setup.optimizer, update, self.step, setup.config, world
-                    )
+                run_update(setup.replica, setup.optimizer, update, self.step, setup.config, world)
                 timer.mark()
                 timing.n_src += update.n_src
                 timing.n_tgt += update.n_tgt

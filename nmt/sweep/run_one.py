@@ -137,12 +137,12 @@ def make_average(run: RunFolder, n: int) -> Path:
     from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import read_results
 
-    chosen = choose_checkpoints(run, n, None, None, None)
+    chosen = choose_checkpoints(run, n, None, None)
     paths = [run.checkpoint(candidate.step) for candidate in chosen]
     if run.average.is_dir():
         origin = open_checkpoint(run.average).origin
         names = [path.name for path in paths]
-        if isinstance(origin, Average) and origin.averaged == names and origin.weights is None:
+        if isinstance(origin, Average) and origin.averaged == names:
             return run.average
     average_checkpoints(paths, run.average)
     write_average_card(run.average, read_results(run.path))

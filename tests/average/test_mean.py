@@ -41,8 +41,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor
     seal(folder)
 
 
-@pytest.mark.parametrize("weights", [None, [0.1, 0.5, 1.0, 3.0, 7.0]])
-def test_the_mean_is_exact(weights: list[float] | None, tmp_path: Path) -> None:
+def test_the_mean_is_exact(tmp_path: Path) -> None:
     folders = [tmp_path / str(seed) for seed in range(5)]
     rng = torch.Generator().manual_seed(1)
 
@@ -59,9 +58,9 @@ def test_the_mean_is_exact(weights: list[float] | None, tmp_path: Path) -> None:
         shutil.copytree(folders[0], folder)
     for folder in folders:
         rewrite(folder, widen)
-    average_checkpoints(folders, tmp_path / MEAN, weights)
+    average_checkpoints(folders, tmp_path / MEAN)
     found = load_file(tmp_path / MEAN / MODEL_FILE)
-    for name, value in compute_mean(folders, weights or [1.0] * 5).items():
+    for name, value in compute_mean(folders).items():
         assert found[name].dtype == torch.float32
         assert (np.abs(found[name].double().numpy() - value) <= 1e-7 * np.abs(value)).all(), name
 
@@ -178,22 +177,17 @@ def test_two_runs_do_not_average(
 def test_the_oldest_first_and_by_its_own_folder(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by best or last, which move; each with its own weight."""
+    """Not by best or last, which move."""
     best_one = run.checkpoints / "best"
     best_one.symlink_to("step-0000050")
-    average_checkpoints(
-        [best_one, run.checkpoint(10), run.checkpoint(30)], tmp_path / MEAN, [6.0, 1.0, 3.0]
-    )
+    average_checkpoints([best_one, run.checkpoint(10), run.checkpoint(30)], tmp_path / MEAN)
     assert read_state(tmp_path / MEAN) == {
         "averaged": ["step-0000010", "step-0000030", "step-0000050"],
         "step": 50,
         "elapsed_s": [180.0, 840.0, 1800.0],
-        "weights": [0.1, 0.3, 0.6],
     }
     found = load_file(tmp_path / MEAN / MODEL_FILE)
-    for name, value in compute_mean(
-        [run.checkpoint(step) for step in (10, 30, 50)], [0.1, 0.3, 0.6]
-    ).items():
+    for name, value in compute_mean([run.checkpoint(step) for step in (10, 30, 50)]).items():
         assert np.abs(found[name].numpy() - value).max() < 1e-7
 
     monkeypatch.chdir(run.checkpoint(20))

@@ -17,36 +17,29 @@ from nmt.system.run_folder import RunFolder
 @pytest.mark.parametrize(
     ("asked", "steps"),
     [
-        ((None, None, None, None), [10, 20, 30, 40, 50]),
-        ((2, None, None, None), [40, 50]),
-        ((None, 1, None, None), [50]),
-        ((None, 2, None, None), [40, 50]),
-        ((None, 3, None, None), [20, 40, 50]),
-        ((3, None, 12.0, None), []),
-        ((2, None, 6.0, None), [40, 50]),
-        ((3, None, 6.5, None), [10, 30, 50]),
-        ((None, None, None, 0.5), [10, 20, 30, 40, 50]),
-        ((2, None, 6.5, 0.5), [30, 50]),
+        ((None, None, None), [10, 20, 30, 40, 50]),
+        ((2, None, None), [40, 50]),
+        ((None, 1, None), [50]),
+        ((None, 2, None), [40, 50]),
+        ((None, 3, None), [20, 40, 50]),
+        ((3, None, 12.0), []),
+        ((2, None, 6.0), [40, 50]),
+        ((3, None, 6.5), [10, 30, 50]),
     ],
 )
 def test_which_checkpoints_are_taken(
-    asked: tuple[int | None, int | None, float | None, float | None],
+    asked: tuple[int | None, int | None, float | None],
     steps: list[int],
     run: RunFolder,
 ) -> None:
-    n_last, n_best, minutes, decay = asked
     if not steps:
         with pytest.raises(
             UserError, match="has 2 checkpoints that are 12 minutes of training apart, but 3 were"
         ):
             choose_checkpoints(run, *asked)
         return
-    chosen = choose_checkpoints(run, n_last, n_best, minutes, decay)
+    chosen = choose_checkpoints(run, *asked)
     assert [candidate.step for candidate in chosen] == steps
-    ages = range(len(steps) - 1, -1, -1)
-    assert [candidate.weight for candidate in chosen] == [
-        1.0 if decay is None else decay**age for age in ages
-    ]
 
 
 def set_training(run: RunFolder, **settings: int) -> None:
@@ -67,14 +60,14 @@ def test_of_a_run_with_planned_checkpoints_no_others_are_averaged(
     every: int, steps: int, counted: list[int], run: RunFolder
 ) -> None:
     set_training(run, checkpoint_every=every, steps=steps)
-    chosen = choose_checkpoints(run, len(counted), None, None, None)
+    chosen = choose_checkpoints(run, len(counted), None, None)
     assert [candidate.step for candidate in chosen] == counted
     with pytest.raises(
         UserError, match=f"has {len(counted)} checkpoints that averaging counts, but"
     ):
-        choose_checkpoints(run, len(counted) + 1, None, None, None)
+        choose_checkpoints(run, len(counted) + 1, None, None)
     # those some minutes apart are chosen among all
-    apart = choose_checkpoints(run, 3, None, 6.5, None)
+    apart = choose_checkpoints(run, 3, None, 6.5)
     assert [candidate.step for candidate in apart] == [10, 30, 50]
 
 

@@ -19,21 +19,17 @@ REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained a
     "--best 1 --curve": "--curve: not allowed with argument --best",
     "--curve --last 2": "--last: not allowed with argument --curve",
     "--best 1 --every 3": "--best does not support --every",
-    "--best 1 --ema": "--best does not support --ema",
     "--every 0": "argument --every: 0",
     "--every nan": "argument --every: nan",
     "--every 9": "but 5 were requested",
     "--every often": "put it before the options",
-    "--ema 1": "argument --ema: 1: give a decay",
-    "--ema 0.0099": "argument --ema: 0.0099: give a decay of at least 0.01",
-    "--ema runs": "put it before the options",
     "--curve -o x": "--curve does not support -o",
     "--curve 0,2": "argument --curve: 0,2",
     "--curve 1,9": "has 5 checkpoints that averaging counts, but 9 were",
     "--curve runs": "put it before the options",
     "--curve": "data.valid",
     "../one": "give -o DIR",
-    "../one -o x --ema": "--ema needs a run folder",
+    "../one -o x --every 3": "--every needs a run folder",
     "../one --curve": "--curve needs a run folder",
 }
 
@@ -68,24 +64,20 @@ def test_force_replaces_what_is_in_the_way(
     assert not notes.exists() and is_unedited_card(run.average / "README.md")
 
 
-def test_weights_and_minutes_are_said_and_kept(
+def test_scores_and_minutes_are_said_and_kept(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert nmt_average([str(run.path), "--ema", "0.5", "--last", "2"]) == 0
+    assert nmt_average([str(run.path), "--last", "2"]) == 0
     said = capsys.readouterr()
-    assert (
-        said.out == ""
-        and "update 40, minute 24.0, dev NLL 2.0000, BLEU 21.00, weight 0.3333" in said.err
-    )
-    assert "update 50, minute 30.0, dev NLL 2.2000, BLEU 22.00, weight 0.6667" in said.err
+    assert said.out == "" and "update 40, minute 24.0, dev NLL 2.0000, BLEU 21.00" in said.err
+    assert "update 50, minute 30.0, dev NLL 2.2000, BLEU 22.00" in said.err
     assert read_state(run.average) == {
         "averaged": ["step-0000040", "step-0000050"],
         "step": 50,
         "elapsed_s": [1440.0, 1800.0],
-        "weights": [1 / 3, 2 / 3],
     }
     found = load_file(run.average / MODEL_FILE)
-    for name, value in compute_mean([run.checkpoint(40), run.checkpoint(50)], [0.5, 1.0]).items():
+    for name, value in compute_mean([run.checkpoint(40), run.checkpoint(50)]).items():
         assert np.abs(found[name].numpy() - value).max() < 1e-7
     assert nmt_average([str(run.path), "--every", "6.5", "--last", "2"]) == 0  # over its own card
     assert read_state(run.average)["elapsed_s"] == [840.0, 1800.0] and is_unedited_card(

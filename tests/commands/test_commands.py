@@ -220,7 +220,6 @@ def test_an_output_that_cannot_be_written_is_reported_before_the_work(
     ("flags", "words"),
     [
         ("--profile --plan", "--profile does not support --plan"),
-        ("--plan --trace t.json", "--trace needs --profile"),
         ("--profile --price 3", "--price needs --plan"),
         ("--plan --price -1", "--price -1"),
         ("--plan --price nan", "--price nan"),

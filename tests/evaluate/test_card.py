@@ -213,17 +213,13 @@ def test_other_folders_have_none(tmp_path: Path) -> None:
     assert not (tmp_path / "step-0000007" / "README.md").exists()
 
 
-def test_many_checkpoints_with_their_ages_and_weights(folder: Path) -> None:
+def test_many_checkpoints_with_their_ages(folder: Path) -> None:
     state = {
         "averaged": ["a", "b"],
         "step": 9,
         "elapsed_s": [600.0, 1200.0],
-        "weights": [0.25, 0.75],
     }
     (folder / STATE_FILE).write_text(json.dumps(state))
     seal(folder)
     write_average_card(folder, [])
-    assert (
-        "a at minute 10.0, weight 0.2500; b at minute 20.0, weight 0.7500"
-        in (folder / "README.md").read_text()
-    )
+    assert "a at minute 10.0; b at minute 20.0" in (folder / "README.md").read_text()

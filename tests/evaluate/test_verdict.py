@@ -41,7 +41,6 @@ def average(
     n: int = 5,
     step: int = 100_000,
     gaps: Sequence[int] = (),
-    weights: list[float] | None = None,
     every: int = 1_500,
 ) -> Average:
     """An average of `n` checkpoints that ends at `step`, `gaps` updates apart."""
@@ -49,7 +48,7 @@ def average(
     for gap in gaps or [every] * (n - 1):
         steps.append(steps[-1] + gap)
     names = [f"step-{step - steps[-1] + before:07}" for before in steps]
-    return Average(names, step, [0.0] * n, weights)
+    return Average(names, step, [0.0] * n)
 
 
 def make_score(value: float) -> Score:
@@ -318,7 +317,6 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     f"averaging: none, {MEAN}": {"made": TrainState(step=100_000)},
     f"averaging: 1 checkpoints, {MEAN}": {"made": average(1)},
     f"averaging: 20 checkpoints, {MEAN}": {"made": average(20)},
-    f"averaging: a weighted mean, {MEAN}": {"made": average(weights=[0.1, 0.1, 0.2, 0.2, 0.4])},
     # the best, not the last; and five checkpoints at ten minutes of a GPU that needs an hour for all
     # of the training
     **{

@@ -1,7 +1,5 @@
-"""The profile of a toy run: it accounts for the whole update, and leaves nothing but its trace."""
+"""The profile of a toy run: its figures are of the updates, and it leaves nothing."""
 
-import gzip
-import json
 import time
 from pathlib import Path
 
@@ -14,19 +12,9 @@ from nmt.config import RunConfig
 from nmt.data.loader import Loader, Update
 from nmt.profile import cost
 from nmt.profile.profile import profile_training
-from nmt.system.errors import UserError
 from nmt.system.ranks import World
 
 ALONE = World(0, 1, torch.device("cpu"))
-PARTS = {
-    "attention",
-    "matrix products",
-    "embedding, norm, dropout",
-    "softmax and loss",
-    "optimizer",
-    "other",
-    "waiting for data",
-}
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +29,15 @@ def config(prepared: RunConfig, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     return prepared
 
 
-def test_it_accounts_for_the_whole_update_and_leaves_only_its_trace(
+def test_it_times_updates_and_leaves_nothing(
     config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = set(Path(config.data.root).rglob("*"))
-    trace = tmp_path / "trace.json.gz"
-    result = profile_training(config, ALONE, seconds=0.2, trace=trace)
+    result = profile_training(config, ALONE, seconds=0.2)
     assert set(Path(config.data.root).rglob("*")) == before
-    assert list(tmp_path.iterdir()) == [trace]
-    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    assert "aten::mm" in {event.get("name") for event in events}
+    assert not list(tmp_path.iterdir())
 
-    assert result.parts.keys() == PARTS and min(result.parts.values()) > 0
     timing, store = result.timing, result.setup.store
-    assert sum(result.parts.values()) == pytest.approx(1000 * timing.mean_s, rel=1e-9)
     assert timing.n_updates >= 3
     assert 200 < timing.n_tgt / timing.n_updates <= config.training.tgt_tokens
     ratio = timing.n_src / timing.n_tgt
@@ -62,7 +45,8 @@ def test_it_accounts_for_the_whole_update_and_leaves_only_its_trace(
     # which is larger depends on what else the machine does
     assert result.flop_per_s > 0 and result.ceiling > 0
     out = capsys.readouterr().out
-    assert all(part in out for part in PARTS)
+    for operation in ("Self CPU", "aten::bmm", "Optimizer.step", "waiting for data"):
+        assert operation in out
     assert f"{timing.n_tgt / sum(timing.seconds):,.0f}" in out and "fp32" in out
 
 
@@ -75,12 +59,5 @@ def test_waiting_for_data_is_shown(config: RunConfig, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Loader, "__next__", wait)
     result = profile_training(config, ALONE, seconds=0.0)
-    assert 100 <= result.parts["waiting for data"] < 1000 * result.timing.mean_s
-
-
-def test_a_trace_that_cannot_be_written_is_refused_before_the_work(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nmt.profile.profile, "open_dry_run", None)  # what would begin it
-    with pytest.raises(UserError, match="nowhere/t.json"):
-        profile_training(config, ALONE, trace=tmp_path / "nowhere" / "t.json")
+    timing = result.timing
+    assert 0.1 * timing.n_updates <= timing.waited_s < sum(timing.seconds)

@@ -157,7 +157,7 @@ def test_the_papers_runs_average_the_same_share_at_any_speed(
             saved_at = seconds
             prune_checkpoints(run, training, best_step=first, last_step=step)
 
-    chosen = choose_checkpoints(run, n, None, None, None)
+    chosen = choose_checkpoints(run, n, None, None)
     steps = [candidate.step for candidate in chosen]
     *planned, last = steps
     assert last == training.steps  # base's 100,000 is no multiple of 1,500
@@ -178,9 +178,9 @@ def test_five_checkpoints_of_the_first_hour_are_not_what_is_averaged(tmp_path: P
     run.config.write_text(format_config(config))
     for minute in FIRST_MINUTES:
         save_at(run, step=100 * minute + 7, seconds=60 * minute)
-    by_clock = choose_checkpoints(run, 5, None, 10.0, None)
+    by_clock = choose_checkpoints(run, 5, None, 10.0)
     assert [candidate.elapsed_s / 60 for candidate in by_clock] == FIRST_MINUTES
     (complaint,) = list_missing_averaging(config, [candidate.step for candidate in by_clock])
     assert complaint.startswith("averaging: checkpoints 1,000 to 1,000 updates apart, in the paper")
     with pytest.raises(UserError, match="has 0 checkpoints that averaging counts"):
-        choose_checkpoints(run, 5, None, None, None)
+        choose_checkpoints(run, 5, None, None)

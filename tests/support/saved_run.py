@@ -57,10 +57,10 @@ def read_state(folder: Path) -> dict[str, object]:
     return found
 
 
-def compute_mean(folders: list[Path], weights: list[float]) -> dict[str, np.ndarray]:
+def compute_mean(folders: list[Path]) -> dict[str, np.ndarray]:
     """Average by numpy, in float64."""
     files = [load_file(folder / MODEL_FILE) for folder in folders]
     return {
-        name: np.average([file[name].double().numpy() for file in files], axis=0, weights=weights)
+        name: np.average([file[name].double().numpy() for file in files], axis=0)
         for name in files[0]
     }

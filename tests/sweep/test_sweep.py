@@ -117,7 +117,7 @@ def test_what_is_missing_is_made(whole: Sweep) -> None:
 
     # an average with weights is another one
     run.folder.sweep.unlink()
-    assert nmt_average([str(run.folder.path), "--last", "2", "--ema", "0.5", "--force"]) == 0
+    assert nmt_average([str(run.folder.path), "--last", "2", "--force"]) == 0
     run_one.finish_run(whole, run)
     assert read_table(whole.folder) == table
 
