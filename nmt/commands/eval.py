@@ -257,7 +257,7 @@ def write_evaluation_page(evaluation: "Evaluation", path: "Path") -> None:
         config = None if system.model is None else system.model.config
         result = make_result(system, texts.hypotheses_sha256)
         name = escape_line(system.label)
-        facts.append(RunFacts(name, system.name, {}, config, results=(result,), texts=texts))
+        facts.append(RunFacts(name, {}, config, results=(result,), texts=texts))
     write_page(facts, path)
 
 

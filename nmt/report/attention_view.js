@@ -1,5 +1,5 @@
-// Draws a map of attention (AttentionMap.to_json) as a heat map: nmtAttention.show(element, map). On a page
-// with lines of markup.py's render_attention, each is drawn when a reader opens it.
+// Draws maps of attention (AttentionMap.to_json) as heat maps, each when a reader opens its line, or with
+// nmtAttention.show(element, map).
 //
 // Columns are what is attended to, rows are what attends. Pieces are text that anybody may have
 // written: they reach the page through textContent alone, and each is isolated, so that its direction

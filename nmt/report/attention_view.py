@@ -1,20 +1,20 @@
 """A page for the attention of some lines. Like a report, it is self-contained and may load nothing.
 
-`attention_view.js` draws one map into an element of any page, with `attention_view.css`: here, in a
-report, and on the server's page. Maps are data, which no browser executes.
+Maps are data, which no browser executes; `attention_view.js` draws each when it is opened.
 """
 
 from collections.abc import Sequence
 
 from nmt.data.vocab import SPACE
 from nmt.report.markup import (
-    Html,
     read_page_file,
-    render_attention,
+    render_data,
+    render_details,
     render_document,
     render_sentence,
 )
 from nmt.system.escapes import escape_html
+from nmt.system.tables import Html
 from nmt.translate.attention_maps import AttentionMap
 
 
@@ -26,7 +26,8 @@ def render_attention_page(maps: Sequence[AttentionMap], title: str, note: str = 
     )
     for number, one in enumerate(maps):
         summary = Html(f"{_join_pieces(one.source)} → {_join_pieces(one.target)}")
-        body.append(render_attention(summary, one.to_json(), is_open=number == 0))
+        content = f"<div></div>\n{render_data(one.to_json())}"
+        body.append(render_details(summary, content, is_open=number == 0, kind="attention"))
     body.append("</main>")
     style = read_page_file("page.css") + read_page_file("attention_view.css")
     return render_document(title, body, [read_page_file("attention_view.js")], style)

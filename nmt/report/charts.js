@@ -5,28 +5,23 @@
 (() => {
   const { charts, runs } = JSON.parse(document.getElementById("report-charts").textContent);
   const options = { mode: "vega-lite", ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: false };
-  const ends = charts.flatMap((chart) => chart.buckets ? [] : chart.series.flatMap((one) => [one.x[0], one.x.at(-1)]));
+  const ends = charts.flatMap((chart) => chart.series.flatMap((one) => [one.x[0], one.x.at(-1)]));
   const everything = { from: Math.min(...ends), to: Math.max(...ends) };
   const range = { ...everything };
   const hidden = new Set();
   const views = new Map(); // from the number of a chart to its view
 
   const listRows = (chart) => chart.series.flatMap(({ r, s, x, y }) =>
-    x.map((at, i) => ({ x: at, y: y[i], r, s, b: chart.buckets ? chart.buckets[at] : undefined })));
+    x.map((at, i) => ({ x: at, y: y[i], r, s })));
 
   async function draw(figure) {
     const number = Number(figure.dataset.chart);
     const chart = charts[number];
-    const spec = { ...chart.spec, data: { values: listRows(chart) } };
-    if (!chart.buckets) {
-      const values = { ...range, hidden: [...hidden] };
-      spec.params = spec.params.map((param) => ({ ...param, value: values[param.name] }));
-    }
+    const values = { ...range, hidden: [...hidden] };
+    const params = chart.spec.params.map((param) => ({ ...param, value: values[param.name] }));
+    const spec = { ...chart.spec, params, data: { values: listRows(chart) } };
     const plot = figure.querySelector(".plot");
     const { view } = await vegaEmbed(plot, spec, options);
-    if (chart.buckets) {
-      return;
-    }
     views.set(number, view);
     followMarking(plot, view);
     followPointer(figure, plot, chart, view);
@@ -64,19 +59,17 @@
     }
   }
 
-  if (fields[0]) {
-    document.getElementById("chart-controls").hidden = false;
-    show(everything.from, everything.to);
-    for (const field of fields) {
-      field.addEventListener("change", () => show(Number(fields[0].value), Number(fields[1].value)));
-    }
-    document.getElementById("updates-all").addEventListener("click", () => show(everything.from, everything.to));
-    for (const box of document.querySelectorAll("input[data-run]")) {
-      box.addEventListener("change", () => {
-        hidden[box.checked ? "delete" : "add"](Number(box.dataset.run));
-        refresh();
-      });
-    }
+  document.getElementById("chart-controls").hidden = false;
+  show(everything.from, everything.to);
+  for (const field of fields) {
+    field.addEventListener("change", () => show(Number(fields[0].value), Number(fields[1].value)));
+  }
+  document.getElementById("updates-all").addEventListener("click", () => show(everything.from, everything.to));
+  for (const box of document.querySelectorAll("input[data-run]")) {
+    box.addEventListener("change", () => {
+      hidden[box.checked ? "delete" : "add"](Number(box.dataset.run));
+      refresh();
+    });
   }
 
   // ---- what is under the mouse, or chosen with the arrow keys ----

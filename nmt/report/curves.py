@@ -13,7 +13,7 @@ from nmt.paper import find_dev_reference
 from nmt.report.facts import RunFacts
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
-from nmt.train.events import Event
+from nmt.train.events import Event, ValidEvent
 from nmt.train.on_track import smoothed_loss_floor
 
 MOST_POINTS = 500  # of a curve
@@ -21,12 +21,11 @@ POINTS_OF_CHART = 3_000  # of all its curves together
 MOST_RUNS_BY_LAYER = 4  # more runs would be more charts than a person reads
 
 Points = Sequence[tuple[float, float]]
-ReferenceBand = tuple[tuple[float, float, float], ...]  # x, from, to
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart, or one colour of its bars."""
+    """One line of a chart."""
 
     run: int  # the place of its run in the report
     name: str
@@ -44,14 +43,10 @@ class ReferenceLine:
 @dataclass(frozen=True)
 class Chart:
     title: str
-    y: str  # what the axes count
-    x: str = "updates"
+    y: str  # what its axis counts; the other one counts updates
     series: tuple[Series, ...] = ()
     references: tuple[ReferenceLine, ...] = ()
-    bands: tuple[ReferenceBand, ...] = ()  # where runs of the same recipe with other seeds are
     from_zero: bool = False
-    is_main: bool = False  # goes into the image of --png
-    buckets: tuple[str, ...] = ()  # names of x = 0, 1, ...: bars, not curves
 
 
 @dataclass(frozen=True)
@@ -71,17 +66,15 @@ def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
     for wanted in CHARTS:
         series = []
         references: dict[ReferenceLine, None] = {}  # each once
-        bands: dict[ReferenceBand, None] = {}
         for i, run in enumerate(runs):
             references |= dict.fromkeys(wanted.list_references(run))
             for kind, key, name in wanted.curves:
                 points = collect_points(run.events, kind, key)
                 scaled = [(step, value / wanted.unit) for step, value in points]
                 series.append(Series(i, name, scaled))
-                bands |= dict.fromkeys(_list_bands(run.events, key))
         if references or not wanted.needs_reference:
-            chart = replace(wanted.chart, references=tuple(references), bands=tuple(bands))
-            charts.append(replace(chart, series=tuple(series)))
+            chart = replace(wanted.chart, references=tuple(references), series=tuple(series))
+            charts.append(chart)
     if len(runs) <= MOST_RUNS_BY_LAYER:
         for i, run in enumerate(runs):
             charts += _list_families(i, run, is_alone=len(runs) == 1)
@@ -89,21 +82,19 @@ def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
 
 
 def _list_families(i: int, run: RunFacts, is_alone: bool) -> list[Chart]:
+    validations = [event for event in run.events if isinstance(event, ValidEvent)]
     charts = []
-    for kind, prefix, title, y in FAMILIES:
-        keys = {
-            key: None
-            for event in run.events
-            if event.kind == kind
-            for key in event.figures
-            if key.startswith(prefix)
-        }
+    for prefix, title, y in FAMILIES:
+        keys: dict[str, None] = {}  # each once
+        for event in validations:
+            keys |= dict.fromkeys(key for key in event.figures if key.startswith(prefix))
         series = tuple(
-            Series(i, escape_line(key.removeprefix(prefix)), collect_points(run.events, kind, key))
+            Series(
+                i, escape_line(key.removeprefix(prefix)), collect_points(run.events, "valid", key)
+            )
             for key in keys
         )
-        title = title if is_alone else f"{title}: {run.name}"
-        charts.append(Chart(title, y, series=series))
+        charts.append(Chart(title if is_alone else f"{title}: {run.name}", y, series))
     return charts
 
 
@@ -117,16 +108,6 @@ def collect_points(events: Iterable[Event], kind: str, key: str) -> list[tuple[i
 
 
 # ---- what curves are compared with -----------------------------------------------------------------
-
-
-def _list_bands(events: Iterable[Event], key: str) -> list[ReferenceBand]:
-    """Return the band of the references that training compared its dev scores with, if it did."""
-    points = []
-    for event in events:
-        figures = event.figures
-        if {f"{key}_low", f"{key}_high"} <= figures.keys():
-            points.append((event.step, figures[f"{key}_low"], figures[f"{key}_high"]))
-    return [tuple(points)] if len(points) > 1 else []
 
 
 def find_paper_references(run: RunFacts) -> list[ReferenceLine]:
@@ -163,12 +144,12 @@ def _list_floor(run: RunFacts) -> list[ReferenceLine]:
 
 CHARTS = (
     CurveChart(
-        Chart("Loss in nats per target piece, without smoothing", "nats", is_main=True),
+        Chart("Loss in nats per target piece, without smoothing", "nats"),
         (("train", "nll", "training"), ("valid", "nll", "dev")),
         list_references=_list_loss_references,
     ),
     CurveChart(
-        Chart("Dev BLEU", "BLEU", from_zero=True, is_main=True),
+        Chart("Dev BLEU", "BLEU", from_zero=True),
         (("valid", "bleu", "BLEU"),),
         list_references=lambda run: find_paper_references(run)[1:],
     ),
@@ -178,12 +159,8 @@ CHARTS = (
         list_references=_list_floor,
         needs_reference=True,
     ),
-    CurveChart(
-        Chart("Learning rate", "rate", from_zero=True, is_main=True), (("train", "lr", "rate"),)
-    ),
-    CurveChart(
-        Chart("Norm of the gradient", "norm", is_main=True), (("train", "grad_norm", "norm"),)
-    ),
+    CurveChart(Chart("Learning rate", "rate", from_zero=True), (("train", "lr", "rate"),)),
+    CurveChart(Chart("Norm of the gradient", "norm"), (("train", "grad_norm", "norm"),)),
     CurveChart(
         Chart("Target tokens per second", "tokens/s", from_zero=True),
         (("train", "tgt_tokens_per_s", "tokens/s"),),
@@ -194,12 +171,10 @@ CHARTS = (
         unit=2**30,
     ),
 )
-# Figures whose keys end with the name of a layer or of a bucket, each with one line in its chart.
+# Figures of a validation whose keys end with the name of a layer or of a bucket: each has one line in its chart.
 FAMILIES = (
-    ("layers", "grad_norm/", "Norm of the gradient by layer", "norm"),
-    ("layers", "update_norm/", "Norm of the update by layer", "norm"),
-    ("valid", "nll/", "Dev loss by length of the target, in pieces", "nats"),
-    ("valid", "entropy/", "Entropy of attention by layer", "nats"),
+    ("nll/", "Dev loss by length of the target, in pieces", "nats"),
+    ("entropy/", "Entropy of attention by layer", "nats"),
 )
 
 

@@ -37,7 +37,7 @@ class FigureList:
         self.charts.append(chart)
         if not self.has_charts:
             return f"<figure><figcaption>{title}</figcaption>\n{table}\n</figure>"
-        label = f"{title}, {escape_html(chart.y)} against {escape_html(chart.x)}"
+        label = f"{title}, {escape_html(chart.y)} against updates"
         return (
             f'<figure data-chart="{number}"><figcaption>{title}</figcaption>\n'
             f'<div class="plot" role="group" tabindex="0" aria-label="{label}"></div>\n'
@@ -53,26 +53,20 @@ class FigureList:
                 xs = [x for x, _ in one.points]
                 ys = [round_figure(y) for _, y in one.points]
                 series.append({"r": one.run, "s": one.name, "x": xs, "y": ys})
-            values = {"spec": make_spec(chart, len(self.names)), "series": series}
-            charts.append(values | ({"buckets": chart.buckets} if chart.buckets else {}))
+            charts.append({"spec": make_spec(chart, len(self.names)), "series": series})
         return {"runs": self.names, "charts": charts}
 
 
 def _tabulate_chart(chart: Chart, names: Sequence[str]) -> str:
     """Return some of the chart's points as a table, with a column for each series."""
-    head = [chart.x]
+    head = ["updates"]
     columns = []
     for series in chart.series:
         head.append(f"{names[series.run]}, {series.name}" if len(names) > 1 else series.name)
         columns.append(dict(series.points))
-    places = sorted({x for column in columns for x in column})
-
-    labels = {x: chart.buckets[int(x)] for x in places} if chart.buckets else {}
-    if not labels:  # some of many updates
-        thinned = thin_points([(x, 0.0) for x in places], TABLE_ROWS)
-        labels = {x: f"{x:,}" for x, _ in thinned}
-    rows = [
-        [label, *(f"{column[x]:,.6g}" if x in column else "" for column in columns)]
-        for x, label in labels.items()
-    ]
+    updates = sorted({x for column in columns for x in column})
+    rows = []
+    for x, _ in thin_points([(x, 0.0) for x in updates], TABLE_ROWS):
+        cells = [f"{column[x]:,.6g}" if x in column else "" for column in columns]
+        rows.append([f"{x:,}", *cells])
     return Table(head, rows).to_html()

@@ -60,11 +60,6 @@ def render_data(value: Any, name: str = "") -> str:
     return f'<script type="application/json"{attribute}>{text}</script>'
 
 
-def render_attention(summary: Html, values: dict[str, Any], is_open: bool = False) -> str:
-    """Write the attention behind a line as data, which attention_view.js draws when it is opened."""
-    return render_details(summary, f"<div></div>\n{render_data(values)}", is_open, "attention")
-
-
 def render_document(title: str, body: Sequence[str], scripts: Sequence[str], style: str) -> str:
     """Write a whole page, which may run these scripts and use this style, and load nothing."""
     allowed = " ".join(map(_make_digest, scripts)) or "'none'"

@@ -15,39 +15,26 @@ from nmt.report.facts import RunFacts, read_run
 from nmt.report.figures import FigureList
 from nmt.report.markup import GENERATOR_TAG, read_page_file, render_data, render_document
 from nmt.report.sections import (
-    list_length_charts,
-    render_card,
-    render_cost,
     render_each,
     render_headline,
     render_ledger,
     render_recipe,
-    render_reproduction,
     render_results,
     render_run_name,
     render_summary,
 )
-from nmt.report.sentences import (
-    list_bleu_charts,
-    render_attention_lines,
-    render_dev_samples,
-    render_test_lines,
-)
-from nmt.report.vega import PNG_MARK, read_chart_script, render_png
+from nmt.report.sentences import render_dev_samples, render_test_lines
+from nmt.report.vega import read_chart_script
 from nmt.system.errors import Failure, UserError
 from nmt.system.escapes import escape_html
 from nmt.system.extras import name_remedy
-from nmt.system.files import (
-    check_writable,
-    refuse_run_file,
-    write_bytes,
-    write_text,
-)
+from nmt.system.files import check_writable, refuse_run_file, write_text
 from nmt.system.output_folder import check_replaceable_file
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
 
 MOST_NAMES = 4  # of runs in the title of a page
+MOST_RUNS_SCORED = 4  # line by line, which takes a second for each
 NO_CHARTS = (
     f"Charts need vl-convert ({name_remedy('vl_convert')}); these are tables of the same figures."
 )
@@ -70,24 +57,15 @@ def write_page(runs: Sequence[RunFacts], path: Path) -> None:
     write_text(path, render_page(runs, script))
 
 
-def write_png(runs: Sequence[RunFacts], path: Path) -> None:
-    """Write the main curves as one image."""
-    charts = [chart for chart in list_curve_charts(runs) if chart.is_main]
-    if not charts:
-        raise UserError(f"{path}: the runs have no curves yet; leave out --png")
-    names = [run.name for run in runs]
-    write_bytes(path, render_png(charts, names))
-
-
 def check_report_output(path: Path, own: Sequence[Path] = ()) -> None:
-    """Refuse a path that cannot be written, or that holds something other than a report or an image of
-    one. `own` are the reports of the runs themselves, which are written again.
+    """Refuse a path that cannot be written, or that holds something other than a report. `own` are the
+    reports of the runs themselves, which are written again.
     """
     if path.resolve() in [report.resolve() for report in own]:
         check_writable(path)
         return
     refuse_run_file(path)
-    check_replaceable_file(path, "a report", [GENERATOR_TAG, PNG_MARK])
+    check_replaceable_file(path, "a report", [GENERATOR_TAG])
 
 
 def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
@@ -98,15 +76,10 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
     figures = FigureList(names, has_charts=chart_script is not None)
     sections = _list_sections(runs, figures)
 
-    # what the sections need
-    style = read_page_file("page.css")
     scripts = []
     data = ""
-    if any(run.attention for run in runs):
-        scripts.append(read_page_file("attention_view.js"))
-        style += read_page_file("attention_view.css")
     if figures.charts and chart_script is not None:
-        scripts += [chart_script, read_page_file("charts.js")]
+        scripts = [chart_script, read_page_file("charts.js")]
         data = render_data(figures.to_json(), "report-charts")
 
     title = names[0]
@@ -133,7 +106,7 @@ def render_page(runs: Sequence[RunFacts], chart_script: str | None) -> str:
         "<footer><p>Written by nmt-report.</p></footer>",
         data,
     ]
-    return render_document(title, body, scripts, style)
+    return render_document(title, body, scripts, read_page_file("page.css"))
 
 
 def _list_sections(runs: Sequence[RunFacts], figures: FigureList) -> list[tuple[str, str, str]]:
@@ -141,23 +114,11 @@ def _list_sections(runs: Sequence[RunFacts], figures: FigureList) -> list[tuple[
     sections = [
         ("score", "Score", render_headline(runs) + render_each(runs, render_summary)),
         ("curves", "Curves", _render_curves(runs, figures)),
-        (
-            "translations",
-            "Translations",
-            figures.add_group(list_bleu_charts(runs)) + render_test_lines(runs),
-        ),
+        ("translations", "Translations", render_each(runs[:MOST_RUNS_SCORED], render_test_lines)),
         ("samples", "Dev sentences over time", render_each(runs, render_dev_samples)),
-        ("attention", "Attention", render_attention_lines(runs)),
         ("scores", "All scores", render_each(runs, render_results)),
-        ("model", "The model", render_each(runs, render_card)),
         ("recipe", "The recipe", render_recipe(runs)),
-        (
-            "data",
-            "The data",
-            render_each(runs, render_ledger) + figures.add_group(list_length_charts(runs)),
-        ),
-        ("cost", "Speed and cost", render_cost(runs)),
-        ("again", "Train it again", render_each(runs, render_reproduction)),
+        ("data", "The data", render_each(runs, render_ledger)),
     ]
     return [section for section in sections if section[2]]
 

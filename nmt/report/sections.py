@@ -5,26 +5,16 @@ share a table. Charts, which need JavaScript, are the page's (page.py).
 """
 
 import json
-import shlex
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
 from typing import Any
 
-import numpy as np
-
 from nmt.config import tabulate_differences
-from nmt.corpus.ledger import CorpusAccount, flatten_settings
-from nmt.evaluate.description import (
-    describe_model,
-    describe_search,
-    describe_training,
-    describe_training_text,
-)
+from nmt.corpus.ledger import flatten_settings
 from nmt.evaluate.results import Result
 from nmt.paper import check_conformance
-from nmt.report.curves import Chart, Series, collect_points
+from nmt.report.curves import collect_points
 from nmt.report.facts import RunFacts
-from nmt.report.markup import render_details, render_rows, render_sentence, render_stacked
+from nmt.report.markup import render_details, render_rows, render_stacked
 from nmt.score.score import Score, compute_perplexity
 from nmt.system.escapes import escape_html
 from nmt.system.progress import format_duration
@@ -32,12 +22,8 @@ from nmt.system.tables import Cell, Code, Html, Table, render_html
 from nmt.train.events import ValidEvent, WarningEvent
 
 MOST_RUNS_IN_FULL = 8  # of more, only the settings that differ are listed
-SAMPLES_SHOWN = 3  # dropped pairs of each rule
 RESULTS_SHOWN = 20
-LENGTH_STEP = 10  # pieces
-MOST_LENGTHS = 12  # bars
 NAMES_AND_PLACES = ("name", "out", "device", "data.root", "data.store", "data.workers")
-FLOP_PER_WEIGHT = 6  # of training, for each token: two forward, four backward
 
 
 def render_each(runs: Sequence[RunFacts], render_run: Callable[[RunFacts], str]) -> str:
@@ -130,14 +116,14 @@ def render_results(run: RunFacts) -> str:
     return render_stacked(head, rows, "All scores")
 
 
-# ---- what it is ------------------------------------------------------------------------------------
+# ---- how far it is -----------------------------------------------------------------------------------
 
 
 def render_summary(run: RunFacts) -> str:
     """Say how far the run is, what went wrong, and how low its loss is."""
     notes = list(run.notes)
     if run.n_damaged:
-        notes.append(f"{run.n_damaged} line(s) of metrics.jsonl cannot be read and are left out.")
+        notes.append(f"{run.n_damaged} line(s) of metrics.jsonl are left out: damaged, or of another version.")
     paragraphs = [f'<p class="note">{escape_html(note)}</p>' for note in notes]
     return render_rows(list_summary(run)) + "\n".join(paragraphs)
 
@@ -149,7 +135,7 @@ def list_summary(run: RunFacts) -> Iterator[tuple[str, Cell]]:
             yield "updates", "none logged yet"
         return
     yield "updates", f"{run.events[-1].step:,}"
-    times = run.list_figures("elapsed_s")
+    times = [event.figures["elapsed_s"] for event in run.events if "elapsed_s" in event.figures]
     if times:
         yield "time", format_duration(times[-1])
 
@@ -168,23 +154,6 @@ def list_summary(run: RunFacts) -> Iterator[tuple[str, Cell]]:
         step, lowest = min(losses, key=lambda point: point[1])
         loss = f"{lowest:.4f} at update {step:,}, perplexity {compute_perplexity(lowest):.2f}"
         yield "lowest dev loss", loss
-
-
-def render_card(run: RunFacts) -> str:
-    """Say what the model is, as in its model card."""
-    config = run.config
-    if config is None:
-        return ""
-    rows = {
-        "languages": f"{config.data.src} to {config.data.tgt}",
-        "training text": describe_training_text(config.data),
-    }
-    if run.vocab is not None:
-        rows |= describe_model(config.model, run.vocab)
-        rows["meant to decode with"] = describe_search(config.decoding)
-        rows["weights"] = f"{run.n_weights:,}"
-    rows |= describe_training(config.training, config.optimizer, config.model, config.seed)
-    return render_rows(rows.items())
 
 
 # ---- the recipe ------------------------------------------------------------------------------------
@@ -242,111 +211,14 @@ def _format_setting(value: Any) -> str:
 
 
 def render_ledger(run: RunFacts) -> str:
-    """Say what went in, what was kept, and what each rule dropped."""
+    """Count what went in, what was kept, and what each rule dropped."""
     ledger = run.ledger
     if ledger is None:
         return ""
     src, tgt = ledger.languages
     rows = []
-    samples: list[str] = []
     for corpus in ledger.corpora:
         figures = [f"{n:,}" for n in (corpus.lines, corpus.kept, *corpus.tokens)]
         rows.append([corpus.name, *figures, corpus.dropped_by_rule or "none"])
-        samples += _render_samples(corpus, ledger.languages)
     head = ("corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped")
-    files = Table(
-        ("file", "lines", "bytes", "sha256"),
-        [[one.name, f"{one.lines:,}", f"{one.size:,}", Code(one.sha256)] for one in ledger.files],
-    )
-    parts = [
-        Table(head, rows).to_html(label="What went in", is_stacked=True),
-        *samples,
-        render_details("Files and their digests", files.to_html(label="Files", is_stacked=True)),
-    ]
-    return "\n".join(parts)
-
-
-def _render_samples(corpus: CorpusAccount, languages: tuple[str, str]) -> Iterator[str]:
-    for rule, n in corpus.dropped.items():
-        pairs = corpus.samples.get(rule, [])[:SAMPLES_SHOWN]
-        sentences = [[render_sentence(text) for text in pair] for pair in pairs]
-        title = f"{corpus.name}: {rule}, {n:,} lines, for example"
-        if sentences:
-            yield render_details(title, render_stacked(languages, sentences, "Dropped pairs"))
-
-
-def list_length_charts(runs: Sequence[RunFacts]) -> list[Chart]:
-    """Count the sentences of the training text of a single run by their length in pieces."""
-    run = runs[0]
-    if len(runs) > 1 or run.lengths is None or run.config is None:
-        return []
-    longest = max(1, *map(len, run.lengths)) - 1
-    n_buckets = min(longest // LENGTH_STEP + 1, MOST_LENGTHS)
-    firsts = range(0, n_buckets * LENGTH_STEP, LENGTH_STEP)
-    names = [f"{first}-{first + LENGTH_STEP - 1}" for first in firsts]
-    if longest >= n_buckets * LENGTH_STEP:
-        names[-1] = f"{firsts[-1]}+"
-    series = []
-    for language, counts in zip(run.languages, run.lengths, strict=True):
-        sums = [int(part.sum()) for part in np.split(counts, firsts[1:])]
-        series.append(Series(0, language, list(enumerate(sums))))
-    title = "Training sentences by length in pieces"
-    return [Chart(title, "sentences", "pieces", tuple(series), buckets=tuple(names))]
-
-
-# ---- time, memory, machine -------------------------------------------------------------------------
-
-
-def render_cost(runs: Sequence[RunFacts]) -> str:
-    """Say how fast each run was, and what it took."""
-    rows = []
-    for run in runs:
-        speeds = run.list_figures("tgt_tokens_per_s")
-        if speeds:
-            rows.append([run.name, *_list_costs(run, median(speeds))])
-    if not rows:
-        return ""
-    head = ["run", "updates", "time", "target tokens/s", "most memory", "operations"]
-    head += ["machine", "versions"]
-    note = (
-        "<p>Target tokens per second is the median of the logged ones. Operations are "
-        "6 for each weight and target token, as papers estimate them.</p>"
-    )
-    return render_stacked(head, rows, "Speed, memory and cost") + note
-
-
-def _list_costs(run: RunFacts, speed: float) -> list[str]:
-    n_updates = run.events[-1].step
-    times = run.list_figures("elapsed_s")
-    memory = run.list_figures("memory_bytes")
-    operations = ""
-    if run.config is not None and run.n_weights is not None:
-        n_tokens = n_updates * run.config.training.tgt_tokens
-        operations = f"about {FLOP_PER_WEIGHT * run.n_weights * n_tokens:.1e}"
-    source = run.headline or run.ledger
-    versions = source.versions if source is not None else {}
-    return [
-        f"{n_updates:,}",
-        format_duration(times[-1]) if times else "",
-        f"{speed:,.0f}",
-        f"{max(memory) / 2**30:.2f} GiB" if memory else "not measured",
-        operations,
-        run.machine,
-        ", ".join(f"{name} {number}" for name, number in versions.items()),
-    ]
-
-
-def render_reproduction(run: RunFacts) -> str:
-    """Give the commands that train, average and score the same again."""
-    if run.config is None or not run.settings:
-        return ""
-    place = run.place.rstrip("/")
-    checkpoint = again = f"{place}-again"
-    commands = [["nmt-train", "--config", f"{place}/config.yaml", f"out={again}"]]
-    if run.headline is not None and run.headline.averaged:
-        commands.append(["nmt-average", again, "--last", str(len(run.headline.averaged))])
-        checkpoint = f"{again}/average"
-    if run.config.data.test is not None:
-        commands.append(["nmt-eval", checkpoint])
-    text = " && ".join(map(shlex.join, commands))
-    return f'<pre tabindex="0"><code>{escape_html(text)}</code></pre>'
+    return render_stacked(head, rows, "What went in")

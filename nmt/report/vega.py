@@ -1,17 +1,15 @@
-"""Draws charts with Vega-Lite, which comes with vl-convert: as specifications for the page, whose
-JavaScript it bundles, and as a PNG, without a browser.
+"""Draws charts with Vega-Lite: makes its specifications, and bundles its JavaScript, which comes with
+vl-convert.
 
-`charts.json` holds the looks of all charts as templates; here they are filled with data. Its colours
-are those of Okabe and Ito, which colour-blind readers can tell apart; page.css has them for the page,
-light and dark. The page compiles specifications with Vega's interpreter of expressions, not with
-`new Function`, so that it can forbid `eval` (docs/report.md). Without vl-convert everything else
-works: the page has tables instead.
+`charts.json` holds the looks of all charts as templates; here they are filled with values. page.css has
+the colours, light and dark. The page compiles specifications with Vega's interpreter of expressions,
+not with `new Function`, so that it can forbid `eval` (docs/report.md). Without vl-convert everything
+else works: the page has tables instead.
 """
 
 import json
 import subprocess
 import sys
-import zlib
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -20,7 +18,7 @@ from nmt.report.curves import Chart
 from nmt.report.markup import read_page_file
 from nmt.system.caches import find_cache_folder
 from nmt.system.errors import Failure
-from nmt.system.extras import import_extra, is_installed
+from nmt.system.extras import is_installed
 from nmt.system.files import has_plain_file, read_bytes, write_bytes
 
 BUNDLE_S = 120  # it takes two seconds
@@ -28,11 +26,9 @@ BUNDLE_PROGRAM = """
 import sys, vl_convert
 sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").encode())
 """
-PNG_MARK = "tEXtSoftware\0nmt"  # a piece of text in an image, by which nmt knows its own
-PNG_HEAD_BYTES = 33  # the signature and the piece IHDR, which must come first
 Spec = dict[str, Any]
 TEMPLATES: Spec = json.loads(read_page_file("charts.json"))
-COLOURS: list[str] = TEMPLATES["colours"]
+COLOURS = [f"var(--c{i})" for i in range(8)]  # of page.css
 
 
 # ---- the JavaScript ------------------------------------------------------------------------------
@@ -93,54 +89,14 @@ def _fill(template: Any, values: Spec) -> Any:
 
 
 def make_spec(chart: Chart, n_runs: int) -> Spec:
-    """Return the specification of a chart without its data, for the page; colours are its style's."""
-    colours = [f"var(--c{i})" for i in range(len(COLOURS))]
-    if chart.buckets:
-        spec = _make_bars(chart, n_runs, colours)
-    else:
-        spec = _make_lines(chart, n_runs, colours)
-        _add_zoom(spec)
-    return {**TEMPLATES["page"], **spec}
+    """Return the specification of a chart without its data; colours are the page's.
 
-
-def render_png(charts: Sequence[Chart], names: Sequence[str]) -> bytes:
-    """Draw charts side by side in one image, on white."""
-    vl_convert = import_extra("vl_convert")
-    panels = []
-    for chart in charts:
-        panel = fill_template("image_panel", {"title": chart.title, "rows": list_rows(chart)})
-        panels.append(panel | _make_lines(chart, len(names), COLOURS, names))
-    image = bytes(vl_convert.vegalite_to_png(fill_template("image", {"panels": panels}), scale=2))
-    mark = PNG_MARK.encode()
-    size = len(mark) - len("tEXt")
-    piece = size.to_bytes(4, "big") + mark + zlib.crc32(mark).to_bytes(4, "big")
-    return image[:PNG_HEAD_BYTES] + piece + image[PNG_HEAD_BYTES:]
-
-
-def list_rows(chart: Chart) -> list[dict[str, Any]]:
-    """Return the points of a chart as rows: x, y, the name of the series, the number of the run."""
-    return [
-        {"x": x, "y": round_figure(y), "s": series.name, "r": series.run}
-        for series in chart.series
-        for x, y in series.points
-    ]
-
-
-def round_figure(value: float) -> float:
-    """Round to six digits: more cannot be seen, and would be most of the page."""
-    return float(f"{value:.6g}")
-
-
-def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[str] = ()) -> Spec:
-    """One run: a colour for each series. Several: a colour for each run, dashes for its series.
-
-    Names of runs make a legend in the image; the page has its own, because there may be 50.
+    One run: a colour for each series. Several: a colour for each run, dashes for its series.
     """
-    titles = {"x": chart.x, "y": chart.y}
-    colour = _make_colour(chart, n_runs, colours)
-    if names and n_runs > 1:
-        label = f"{json.dumps(names)}[datum.value]"
-        colour["legend"] = TEMPLATES["legend"] | {"labelExpr": label}
+    titles = {"y": chart.y}
+    colour = _scale_series(chart, COLOURS)
+    if n_runs > 1:
+        colour = _scale("r", list(range(n_runs)), COLOURS)
     curves = fill_template("curves", titles | {"from_zero": chart.from_zero, "colour": colour})
     if n_runs > 1:
         curves["encoding"]["strokeDash"] = _scale_series(chart, TEMPLATES["dashes"])
@@ -150,18 +106,12 @@ def _make_lines(chart: Chart, n_runs: int, colours: list[str], names: Sequence[s
         value = round_figure(reference.value)
         values = titles | {"name": reference.name, "value": value, "shift": -3 - 14 * i}
         layers += [fill_template(name, values) for name in ("reference_rule", "reference_name")]
-    for band in chart.bands:
-        rows = [
-            {"x": x, "low": round_figure(low), "high": round_figure(high)} for x, low, high in band
-        ]
-        layers.append(fill_template("band", titles | {"rows": rows}))
-    return {"layer": layers}
+    return {**TEMPLATES["page"], "layer": layers}
 
 
-def _make_colour(chart: Chart, n_runs: int, colours: Sequence[str]) -> Spec:
-    if n_runs == 1:
-        return _scale_series(chart, colours)
-    return _scale("r", list(range(n_runs)), colours)
+def round_figure(value: float) -> float:
+    """Round to six digits: more cannot be seen, and would be most of the page."""
+    return float(f"{value:.6g}")
 
 
 def _scale_series(chart: Chart, values: Sequence[Any]) -> Spec:
@@ -176,22 +126,3 @@ def _scale(field: str, domain: list[Any], values: Sequence[Any]) -> Spec:
     chosen = [values[i % len(values)] for i in range(len(domain))]
     scale = {"domain": domain, "range": chosen}
     return {"field": field, "type": "nominal", "scale": scale, "legend": None}
-
-
-def _add_zoom(spec: Spec) -> None:
-    """Let charts.js choose the updates that are shown and hide runs; the axes fit what is left.
-
-    It sets `from` and `to` to what the mouse has marked, for all charts of the page alike.
-    """
-    curves, zoom = spec["layer"][0], TEMPLATES["zoom"]
-    spec["params"] = zoom["params"]
-    curves["transform"] = zoom["transform"]
-    curves["encoding"]["x"]["scale"] = zoom["scale"]
-    curves["params"] = zoom["marking"]
-
-
-def _make_bars(chart: Chart, n_runs: int, colours: list[str]) -> Spec:
-    colour = _make_colour(chart, n_runs, colours)
-    values = {"x": chart.x, "y": chart.y, "buckets": chart.buckets, "colour": colour}
-    values |= {"field": colour["field"], "domain": colour["scale"]["domain"]}
-    return fill_template("bars", values)

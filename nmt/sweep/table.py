@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import load_recorded_config, tabulate_differences
-from nmt.report.facts import read_machine
 from nmt.score.score import compute_perplexity
 from nmt.score.significance import student_t
 from nmt.sweep.grid import PlannedRun, Sweep, format_setting_value
 from nmt.sweep.result import RunResult, read_result
+from nmt.system.errors import fit_into_line
 from nmt.system.escapes import escape_line, escape_markdown
-from nmt.system.files import write_text
+from nmt.system.files import has_plain_file, read_json, write_text
+from nmt.system.run_folder import RunFolder
 from nmt.system.tables import Cell, Table
 
 CERTAIN_FIGURES = ("parameters", "updates", "minutes")  # without an interval in table.csv
@@ -217,6 +218,15 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
         notes.append(f"minutes: on {', '.join(sorted(machines))}")
     notes += [f"{row.name}, {problem}" for row in rows for problem in row.problems]
     return notes
+
+
+def read_machine(run: RunFolder) -> str:
+    """Return the machine that status.json names; "" if it names none."""
+    if not has_plain_file(run.status):
+        return ""
+    status = read_json(run.status)
+    machine = status.get("machine") if isinstance(status, dict) else None
+    return fit_into_line(machine) if isinstance(machine, str) else ""
 
 
 def list_precisions(row: Row) -> list[str]:

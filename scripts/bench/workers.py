@@ -15,13 +15,17 @@ from collections import deque
 
 import vl_convert
 
-from nmt.report.vega import COLOURS
 from nmt.system.cluster import WINDOW_ELSEWHERE
 from nmt.system.pool import TASKS_AHEAD
 
 LINES, CHUNK = 1_000_000_000, 1_024
 HEAD_S = 1.7e-6 * CHUNK  # of the command, for a chunk; measured: docs/clusters.md
 SPREAD, SLOW_SHARE, SLOWNESS = 0.3, 0.01, 10.0
+COLOURS = [
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+]  # of Okabe and Ito, which colour-blind readers can tell apart
 WORKERS = (1, 4, 16, 64, 250, 500, 1_000, 2_000, 4_000)
 KINDS = {"CPUs, 300 lines/s each": 300.0, "GPUs, 2,693 lines/s each": 2_693.0}
 CASES = {  # whether some workers are slow, and the window

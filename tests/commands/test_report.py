@@ -1,15 +1,12 @@
 """nmt-report: where it writes, and what it refuses to replace."""
 
 import json
-import zlib
 from pathlib import Path
 
 import pytest
-from support.needs import needs_package
 
 from nmt.commands.report import main
 from nmt.config import RunConfig, format_config
-from nmt.report.vega import PNG_MARK
 from nmt.system.run_folder import RunFolder
 
 
@@ -43,29 +40,8 @@ def test_nothing_but_a_report_is_replaced(
     other = tmp_path / "page.html"
     other.write_text("<p>mine</p>")
     for path in (other, run.metrics, run.path, tmp_path / "none" / "page.html"):
-        for option in ("-o", "--png"):
-            assert main([str(run.path), option, str(path)]) == 2
-            assert str(path) in capsys.readouterr().err
+        assert main([str(run.path), "-o", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
     assert other.read_text() == "<p>mine</p>"
     assert main([str(tmp_path)]) == 2
     assert "give a run folder" in capsys.readouterr().err
-
-
-@needs_package("vl_convert", "report")
-def test_the_main_curves_are_an_image(run: RunFolder, tmp_path: Path) -> None:
-    image = tmp_path / "curves.png"
-    assert main([str(run.path), "--png", str(image)]) == 0
-    content = image.read_bytes()
-    assert content.startswith(b"\x89PNG") and PNG_MARK.encode() in content[:99]
-    place = 8  # each piece is size, name, content, checksum
-    while place < len(content):
-        size = int.from_bytes(content[place : place + 4], "big")
-        piece = content[place + 4 : place + 8 + size]
-        place += 12 + size
-        assert zlib.crc32(piece).to_bytes(4, "big") == content[place - 4 : place]
-    assert piece == b"IEND" and place == len(content)
-
-    assert main([str(run.path), "--png", str(image)]) == 0  # its own is replaced
-    image.write_bytes(content.replace(PNG_MARK.encode(), b"tEXtSoftware\0GIM"))
-    assert main([str(run.path), "--png", str(image)]) == 2
-    assert b"GIM" in image.read_bytes()

@@ -23,8 +23,6 @@ from nmt.commands.score import main as nmt_score
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import CorpusConfig, DataConfig
-from nmt.report.attention_lines import map_test_lines
-from nmt.report.facts import read_run
 from nmt.system.progress import say_once
 
 
@@ -205,19 +203,6 @@ def test_a_text_that_is_not_what_it_seems_is_named_once(
     fitting = [one for one in messages if all(word in one for word in expected.split())]
     assert len(fitting) == 1
     assert code == 0 or Path("o").read_text() == "of yesterday"
-
-
-def test_the_attention_of_a_report_is_that_of_the_evaluated_translation(ground: Path) -> None:
-    shutil.copytree("run", "seen")
-    shutil.copytree("go", "seen/average")
-    assert nmt_eval(["seen/average", *TEST.split(), "decoding.beam=1", "decoding.max_extra=0"]) == 0
-    facts = read_run(Path("seen"))
-    assert facts.texts is not None
-    line = facts.texts.sources[2]
-    (shown,) = map_test_lines(Path("seen"), facts, [3])
-    assert (shown.source, shown.translation) == (line, facts.texts.translations[2])
-    (default,) = nmt.api.load("go").translate([line])
-    assert default.text != shown.translation
 
 
 def test_what_fits_or_is_asked_for_is_not_refused(ground: Path) -> None:

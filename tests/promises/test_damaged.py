@@ -400,7 +400,7 @@ def test_metrics_are_no_reason_to_fail(ground: Ground, capsys: pytest.CaptureFix
     assert "warning" not in said and "Traceback" not in said
     assert read_json(run.status)["state"] == "done"
     page = run.report.read_text()
-    assert "line(s) of metrics.jsonl cannot be read and are left out" in page
+    assert "line(s) of metrics.jsonl are left out: damaged" in page
     assert "\x1b" not in page
 
     assert nmt_average([str(run.path), "--best", "2", "-o", f"{ground.folder}/best"]) == 0

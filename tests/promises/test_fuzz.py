@@ -62,7 +62,7 @@ from nmt.data.bpe_dropout import MergeTable
 from nmt.data.store import Side, SideWriter, open_store
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import read_results
-from nmt.report.facts import RunFacts, list_sampled_attention
+from nmt.report.facts import RunFacts
 from nmt.report.page import render_page
 from nmt.system.errors import UserError
 from nmt.system.files import verify
@@ -324,10 +324,7 @@ def read_run_metrics(folder: Path, data: bytes) -> None:
     run = RunFolder(folder)
     write(run.metrics, data)
     events, n_damaged = read_events(run.metrics)
-    attention = tuple(list_sampled_attention(events))
-    run_facts = RunFacts(
-        "a run", "run", {}, events=tuple(events), n_damaged=n_damaged, attention=attention
-    )
+    run_facts = RunFacts("a run", {}, events=tuple(events), n_damaged=n_damaged)
     page = re.sub(r"<script>.*?</script>", "", render_page([run_facts], None), flags=re.DOTALL)
     xml.etree.ElementTree.fromstring(page)
     side = Side(np.array([4, 5, 4], np.uint16), np.array([0, 1, 3]))

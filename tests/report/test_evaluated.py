@@ -1,15 +1,11 @@
-"""nmt-eval --report writes a page about anybody's translations; nmt-report --attention looks into ours."""
+"""nmt-eval --report writes a page about anybody's translations."""
 
 from pathlib import Path
 
 import pytest
 from support.page_elements import Elements
-from support.untrained import make_checkpoint, make_vocab
 
 from nmt.commands.eval import main as nmt_eval
-from nmt.commands.report import main as nmt_report
-from nmt.config import RunConfig, format_config
-from nmt.system.run_folder import RunFolder
 
 TEXTS = {
     "src": ["the red dog barks", "a cat sleeps", "it rains in Berlin today"],
@@ -34,23 +30,3 @@ def test_anybodys_translations_have_a_page(files: dict[str, str], tmp_path: Path
     assert "eine Katze <b>schläft</b>" in text
     assert nmt_eval([*given, "--report", files["src"]]) == 2  # it is given twice
     assert Path(files["src"]).read_text().startswith("the red dog")
-
-
-def test_the_attention_of_a_test_line_is_in_the_report(
-    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.checkpoints.mkdir(parents=True)
-    run.config.write_text(format_config(RunConfig()))
-    make_checkpoint(run.checkpoint(20), make_vocab(tmp_path))
-    line = ["--attention", "2"]
-    assert nmt_report([str(run.path), *line]) == 2
-    assert "run nmt-eval" in capsys.readouterr().err
-    settings = ["decoding.max_extra=2", "decoding.beam=1"]
-    given = ["--src", files["src"], "--ref", files["ref"], "--force", *settings]
-    assert nmt_eval([str(run.checkpoint(20)), *given]) == 0
-    assert nmt_report([str(run.path), *line]) == 0
-    page = run.report.read_text()
-    assert "test line 2: " in page and '"memory":[[' in page and '"encoder":[[' in page
-    assert nmt_report([str(run.path), "--attention", "4"]) == 2
-    assert "has the lines 1 to 3" in capsys.readouterr().err

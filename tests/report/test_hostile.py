@@ -78,7 +78,6 @@ def write_hostile_run(folder: Path, texts: list[str]) -> Path:
             {"kind": "valid", "step": i, "nll": 5.0, "bleu": i / 9, "signature": text},
             {"kind": "warning", "step": i, "message": text},
             {"kind": "sample", "step": i, "line": i, **sample},
-            {"kind": "sample", "step": i, "line": i, "attention": make_attention(text), **sample},
         ]
     data_lines = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     (folder / "metrics.jsonl").write_bytes(data_lines)
@@ -100,12 +99,6 @@ def write_hostile_results(folder: Path, texts: list[str]) -> None:
         search: dict[str, DecodingSetting] = {"beam": text}
         ends = (text, [score], {text: text}, 1.0)
         add_result(folder, Result("now", text, 1, [text], *digests, search, *ends))
-
-
-def make_attention(piece: str) -> dict[str, object]:
-    pieces = [piece, "</s>"]
-    attention = {"memory": [["/wD/AA=="]]}
-    return {"source": pieces, "target": pieces, "alignment": [0], "attention": attention}
 
 
 def write_hostile_ledger(store: Path, texts: list[str]) -> None:
@@ -163,8 +156,6 @@ def test_nothing_of_hostile_runs_is_executed(
             opened.page.evaluate(
                 "dispatchEvent(new Event('beforeprint'))"
             )  # which draws all charts
-            for details in opened.page.query_selector_all("details.attention"):
-                details.evaluate("one => { one.open = true; }")
             opened.page.wait_for_function(ALL_DRAWN)
             found = opened.page.evaluate(CENSUS)
         assert opened.faults == []

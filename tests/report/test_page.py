@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sacrebleu import sentence_chrf
 from support.browser import open_page
 from support.needs import needs_chromium, needs_package
 from support.page_elements import Elements
@@ -17,6 +18,7 @@ from nmt.config import RunConfig, format_config, load_config, override_config
 from nmt.evaluate.scored_texts import ScoredTexts
 from nmt.report.facts import RunFacts, read_run
 from nmt.report.page import render_page, write_page, write_report
+from nmt.report.sentences import rank_lines, score_lines
 from nmt.system.errors import UserError
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
@@ -83,22 +85,6 @@ def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> N
     }
 
 
-@pytest.mark.parametrize(
-    ("status", "shown"),
-    [
-        ('{"machine": "2 threads on <b>CPU</b>"}', "2 threads on &lt;b&gt;CPU&lt;/b&gt;"),
-        ('{"state": "done"}', ""),  # of an earlier version
-        ('{"machine": [1]}', ""),
-        ("[]", ""),
-        ("{", ""),
-    ],
-)
-def test_the_machine_is_named_if_the_run_names_it(tmp_path: Path, status: str, shown: str) -> None:
-    (tmp_path / "status.json").write_text(status)
-    page = render_page([write_run(tmp_path)], None)
-    assert f'<td data-label="machine">{shown}</td>' in page
-
-
 def test_the_papers_scores_and_the_floor_of_the_loss_are_in_the_charts(tmp_path: Path) -> None:
     (tmp_path / "vocab.model").write_bytes(make_vocab(tmp_path).model)
     (tmp_path / "metrics.jsonl").write_bytes(METRICS)
@@ -121,9 +107,12 @@ def test_a_warning_is_shown_with_its_yardstick(tmp_path: Path) -> None:
     assert "frequencies of the pieces alone" in json.dumps(read_charts(page))
 
 
-def test_the_history_of_a_dev_sentence_marks_the_words_that_changed(tmp_path: Path) -> None:
-    page = render_page([write_run(tmp_path)], None)
-    assert "<del>ein roter</del> <ins>der rote</ins> Hund" in page
+def test_the_history_of_a_dev_sentence_has_each_translation_once(tmp_path: Path) -> None:
+    lines = make_metrics()
+    lines.append(lines[-1] | {"step": 400})
+    page = render_page([write_run(tmp_path, to_jsonl(lines))], None)
+    assert page.count("ein roter Hund") == 1
+    assert page.count("der rote Hund") == 2  # also the reference
 
 
 @pytest.mark.parametrize(
@@ -179,18 +168,6 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
     assert "unsafe" not in page.partition("</head>")[0]
 
 
-def test_the_attention_of_the_last_validation_is_drawn_by_its_own_script(tmp_path: Path) -> None:
-    lines = make_metrics()
-    for line, weights in zip(lines[-2:], ("AAAA", "/////"), strict=True):
-        line["attention"] = {"source": ["a"], "target": ["b"], "attention": {"memory": [[weights]]}}
-    run = write_run(tmp_path, to_jsonl(lines))
-    (attention,) = run.attention
-    assert (attention.name, attention.values) == ("dev line 7, update 300", lines[-1]["attention"])
-    page = render_page([run], None)  # which needs no vl-convert
-    assert page.count('<details class="attention">') == 1
-    assert "nmtAttention = " in page and page.count("'sha256-") == 2
-
-
 def test_many_runs_fit_into_one_page(tmp_path: Path) -> None:
     lines = [{"kind": "train", "step": step, "nll": 5 / step} for step in range(1, 1_000)]
     run = write_run(tmp_path, to_jsonl(lines))
@@ -205,25 +182,25 @@ def make_scored_run(name: str, sources: list[str], pairs: dict[str, str]) -> Run
     texts = ScoredTexts(
         "average", "test", "en-de", "0" * 64, sources, list(pairs), [*pairs.values()]
     )
-    return RunFacts(name, name, {}, texts=texts)
+    return RunFacts(name, {}, texts=texts)
 
 
-def test_two_systems_are_compared_line_by_line() -> None:
-    sources = ["a b", "c d"]
-    one = make_scored_run("one", sources, {"ein Hund": "ein Hund", "zwei Tage": "x"})
-    two = make_scored_run("two", sources, {"ein Hund": "eine Katze", "zwei Tage": "zwei Tage"})
-    page = render_page([one, two], None)
-    gained, lost = page.index("Better with two"), page.index("Better with one")
-    assert gained < page.index("<del>x</del> <ins>zwei Tage</ins>") < lost
-    assert page.index("<del>ein Hund</del> <ins>eine Katze</ins>", lost)
+def test_lines_are_ranked_by_sacrebleus_chrf() -> None:
+    pairs = {"ein Hund": "ein Hund", "eine Katze": "x", "Tag": "Tage"}
+    texts = make_scored_run("one", ["a", "b", "c"], pairs).texts
+    assert texts is not None
+    scores = score_lines(texts)
+    assert scores == [sentence_chrf(text, [reference]).score for reference, text in pairs.items()]
+    assert rank_lines(scores) == [1, 2, 0]
 
 
-def test_systems_with_and_without_sources_are_compared() -> None:
+def test_the_lines_of_several_systems_are_shown_with_and_without_sources() -> None:
+    whole = make_scored_run("whole", ["a b", "c d"], {"ein Hund": "ein Hund", "zwei Tage": "x"})
     bare = make_scored_run("bare", [], {"ein Hund": ""})
-    whole = make_scored_run("whole", ["a b"], {"ein Hund": ""})
-    page = render_page([bare, whole], None)
-    assert "<tr><td>bare</td><td>1</td><td></td>" in page  # what is copied is not known
-    assert "<tr><td>whole</td><td>1</td><td>0</td>" in page
+    page = render_page([whole, bare], None)
+    assert page.count("Worst lines") == page.count("Best lines") == 2
+    worst = page.index(">zwei Tage</span>")
+    assert worst < page.index(">ein Hund</span>") < page.index("Best lines")
 
 
 @needs_chromium()
