@@ -50,8 +50,8 @@ LEVELS = {
     "report": 10,
     "api": 11,
     "serve": 11,
-    "sweep": 11,
-    "commands": 12,
+    "sweep": 12,
+    "commands": 13,
 }
 BANNED_NAME = re.compile(
     r"(?i:utils?|helpers?|common|misc)|_?Base(?=[A-Z_]|$)\w*|\w*(Manager|Handler)"

@@ -16,10 +16,10 @@ EXAMPLES = """\
   nmt-sweep grid.yaml --out sweeps/depth --dry-run      list the runs, then exit
   nmt-sweep grid.yaml --out sweeps/depth --jobs 4       four runs at a time
   nmt-sweep grid.yaml --out sweeps/depth data.root=/corpora/multi30k
-  nmt-sweep grid.yaml --out sweeps/depth --slurm        write sweeps/depth/slurm.sh, a job array for sbatch
+  nmt-sweep grid.yaml --out sweeps/depth --only 2       do only the second run, as a task of a job array does
 
 Run the same command again to continue where it stopped. Each run is a run folder as nmt-train makes it,
-DIR/NAME-seedN. DIR also gets table.md, table.csv and plot.svg. docs/sweeps.md explains GRID.yaml."""
+DIR/NAME-seedN. DIR also gets table.md and table.csv. docs/sweeps.md explains GRID.yaml."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,11 +50,6 @@ def build_parser() -> argparse.ArgumentParser:
     modes.add_argument(
         "--dry-run", action="store_true", help="list the runs with their sizes, and exit"
     )
-    modes.add_argument(
-        "--slurm",
-        action="store_true",
-        help="write a job array for the unfinished runs, and exit",
-    )
     return parser
 
 
@@ -67,10 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sweep_runs(args: argparse.Namespace) -> int:
-    from nmt.sweep.grid import check_sweep_folder, read_grid
-    from nmt.sweep.run_one import run_process, write_run_config
+    from nmt.sweep.grid import OUTPUTS, read_grid
+    from nmt.sweep.run_one import run_process
     from nmt.system.errors import UserError
     from nmt.system.files import lock, make_folder
+    from nmt.system.output_folder import check_replaceable_file
 
     sweep = read_grid(args.grid, Path(args.out), args.overrides)
     if args.only is not None and args.only > len(sweep.runs):
@@ -81,30 +77,13 @@ def sweep_runs(args: argparse.Namespace) -> int:
         list_runs(sweep)
         return 0
     make_folder(sweep.folder)
-    check_sweep_folder(sweep)
+    for name, mark in OUTPUTS.items():
+        check_replaceable_file(sweep.folder / name, "nmt-sweep's own", [mark])
     if args.only is not None:
         run = sweep.runs[args.only - 1]
-        write_run_config(sweep, run)
         return run_process(sweep, run)
     with lock(sweep.folder, "nmt-sweep"):
-        if args.slurm:
-            return write_job_array(sweep, args)
         return finish_sweep(sweep, args.jobs)
-
-
-def write_job_array(sweep: "Sweep", args: argparse.Namespace) -> int:
-    from nmt.sweep.result import list_unfinished
-    from nmt.sweep.slurm import write_slurm_script
-    from nmt.system.progress import say
-
-    unfinished = list_unfinished(sweep)
-    if not unfinished:
-        say(f"{sweep.folder}: all runs are finished; nmt-sweep without --slurm prints the table")
-        return 0
-    indexes = [run.index for run in unfinished]
-    path = write_slurm_script(sweep, args.grid, args.overrides, indexes)
-    say(f"{path}: {len(indexes)} runs; start them with: sbatch {path}")
-    return 0
 
 
 def list_runs(sweep: "Sweep") -> None:
@@ -126,7 +105,6 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
     import signal
 
     from nmt.sweep.jobs import RunQueue
-    from nmt.sweep.plot import write_plot
     from nmt.sweep.result import list_unfinished
     from nmt.sweep.table import format_text, make_rows, write_tables
     from nmt.system.progress import say
@@ -148,7 +126,6 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
         return 130 if stop_signal == signal.SIGINT else 75
     rows = make_rows(sweep, queue.failures)
     write_tables(sweep, rows)
-    write_plot(sweep, rows)
     print(format_text(sweep, rows))
     return 1 if queue.failures else 0
 

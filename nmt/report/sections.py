@@ -123,7 +123,9 @@ def render_summary(run: RunFacts) -> str:
     """Say how far the run is, what went wrong, and how low its loss is."""
     notes = list(run.notes)
     if run.n_damaged:
-        notes.append(f"{run.n_damaged} line(s) of metrics.jsonl are left out: damaged, or of another version.")
+        notes.append(
+            f"{run.n_damaged} line(s) of metrics.jsonl are left out: damaged, or of another version."
+        )
     paragraphs = [f'<p class="note">{escape_html(note)}</p>' for note in notes]
     return render_rows(list_summary(run)) + "\n".join(paragraphs)
 

@@ -1,8 +1,9 @@
 """GRID.yaml -> the runs of a sweep: every combination of a setting and a seed, each with its config.
 
-What can be checked without training is checked here, for every run, before the first one starts: an
-unknown setting, a value that is invalid beside another, two runs of one folder, a run that cannot be
-averaged or scored as the grid says. Runs with the same data and vocabulary settings share a store.
+Mistakes in the grid are found here, before the first run starts: an unknown setting, a value that is
+invalid beside another, two runs of one folder, a run that cannot be averaged or scored as the grid says,
+or that was begun with other settings. All else, such as missing text, each run says when it begins. Runs
+with the same data and vocabulary settings share a store.
 """
 
 import itertools
@@ -26,28 +27,20 @@ from nmt.config import (
     read_config_text,
 )
 from nmt.corpus.ledger import list_settings
-from nmt.corpus.reader import find_local_files
-from nmt.corpus.stages import list_bpe_parts
-from nmt.extras.tracking.sinks import check_sinks_installed
-from nmt.model.size import check_weights_fit
 from nmt.system.errors import UserError
-from nmt.system.files import check_own_folder, digest_values, has_plain_file
-from nmt.system.output_folder import check_replaceable_file
+from nmt.system.files import digest_values, has_plain_file
 from nmt.system.records import RecordReader, Rule, default
-from nmt.system.run_folder import MANIFEST_FILE, RunFolder
+from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import YamlTree, parse_yaml
 
 ScoredSet = Literal["dev", "test"]
 COUNT_OF_AVERAGED = Rule(lambda n: n >= 1, "be at least 1; null scores the last checkpoint alone")
 MAX_GRID_RUNS = 1_000
 LONGEST_FOLDER_NAME = 150
-PLOT_MARK = "<!-- Written by nmt-sweep -->"
 # What nmt-sweep writes into its folder, and what each of these files begins with.
 OUTPUTS = {
     "table.md": "| run | settings | seeds | parameters |",
     "table.csv": "run,settings,seeds,finished,",
-    "plot.svg": PLOT_MARK,
-    "slurm.sh": "made by nmt-sweep --slurm",
 }
 # Settings that a grid may not have, and why.
 REFUSED_KEYS = {
@@ -165,7 +158,6 @@ def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
         except UserError as error:
             raise UserError(f"run {row!r}: {error}") from None
         runs.append(run)
-    check_stores(runs)
     return Sweep(folder, grid.average, grid.score, tuple(runs))
 
 
@@ -299,38 +291,10 @@ def check_run(run: PlannedRun, grid: GridFile) -> None:
     ):
         if name in grid.score and corpus is None:
             raise UserError(f"score has {name}, but {key} is not set; set it, or change score")
-    if config.training.mirror is not None:
+    if config.training.mirror is not None:  # of the base
         raise UserError(f"training.mirror: {REFUSED_KEYS['training.mirror']}; leave it out")
     check_average(config, grid.average)
-    check_weights_fit(config)
-    check_sinks_installed(config.training.track)
-    check_corpora(config, "test" in grid.score)
     check_unchanged(run)
-
-
-def check_corpora(config: RunConfig, is_tested: bool) -> None:
-    """Refuse missing text and vocabularies."""
-    data = config.data
-    corpora = [data.test] if is_tested else []
-    if not has_plain_file(Path(data.store) / MANIFEST_FILE):  # the store is not prepared yet
-        corpora += [*data.train, data.valid]
-        for part in list_bpe_parts(config.vocab):
-            part.load_given(data)  # raises UserError if a file is missing
-    for corpus in corpora:
-        if corpus is not None:
-            find_local_files(corpus, data)  # raises UserError too
-
-
-def check_sweep_folder(sweep: Sweep) -> None:
-    """Refuse a folder that holds files of the user, or links through which a stranger's sweep would
-    write elsewhere.
-    """
-    for name, mark in OUTPUTS.items():
-        check_replaceable_file(sweep.folder / name, "nmt-sweep's own", [mark])
-    for name in ("logs", "configs", "stores"):
-        check_own_folder(sweep.folder / name, inside=sweep.folder)
-    for run in sweep.runs:
-        check_own_folder(run.folder.path, inside=sweep.folder)
 
 
 def check_average(config: RunConfig, n: int | None) -> None:
@@ -364,16 +328,3 @@ def check_unchanged(run: PlannedRun) -> None:
             f"{run.folder.path}: was begun with other settings ({'; '.join(changes)}); restore them, "
             "give the run another name, or remove its folder to start it over"
         )
-
-
-def check_stores(runs: Sequence[PlannedRun]) -> None:
-    """Refuse one store for runs that need different ones."""
-    first: dict[str, PlannedRun] = {}
-    for run in runs:
-        store = run.config.data.store
-        other = first.setdefault(store, run)
-        if digest_data(other.config) != digest_data(run.config):
-            raise UserError(
-                f"data.store={store}: runs {other.name!r} and {run.name!r} prepare different data; "
-                "leave data.store out, and each gets its own"
-            )

@@ -1,8 +1,7 @@
-"""One run of a sweep, from its data to its scores: prepare, nmt-train, average, nmt-eval.
+"""One run of a sweep in a process of its own: prepare and train as nmt-train does, average, score as nmt-eval does.
 
-Each step keeps what is complete, so the same call continues however the last one ended. Training is a process of
-its own, plain `nmt-train --config`. It saves and ends when this process receives a stop signal or dies.
-torch is imported only when training is over.
+Each step keeps what is complete, so the same call continues however the last one ended. A stop signal
+lets a training save, and ends everything else at once.
 """
 
 import json
@@ -12,13 +11,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from nmt.config import RunConfig, format_config, load_recorded_config
+from nmt.config import RunConfig, load_recorded_config
 from nmt.model.size import count_weights
 from nmt.sweep.grid import PlannedRun, ScoredSet, Sweep
-from nmt.sweep.processes import PREEMPTED_CODE, STOP_SIGNALS, Children
+from nmt.sweep.jobs import PREEMPTED_CODE, STOP_SIGNALS
 from nmt.sweep.result import RunResult, SetScore, read_result, write_result
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import check_free, lock, make_folder, write_text
+from nmt.system.files import lock
 from nmt.system.progress import say
 from nmt.system.run_folder import MODEL_FILE, RunFolder, dev_text_file
 
@@ -29,17 +28,8 @@ SAVING_S = 120.0  # how long a training that was asked to stop may take to save
 PREPARING_S = 24 * 3600.0  # how long another run may prepare the same data
 
 
-def write_run_config(sweep: Sweep, run: PlannedRun) -> None:
-    """Write the config that nmt-train gets."""
-    path = sweep.config_path(run)
-    make_folder(path.parent)
-    write_text(path, format_config(run.config))
-
-
 def run_process(sweep: Sweep, run: PlannedRun) -> int:
-    """Finish a run, and return an exit code, as commands do. After a stop signal, or if nmt-train
-    failed, exit at once with the code for it.
-    """
+    """Finish a run, and return an exit code, as commands do."""
 
     def stop(_: int, __: FrameType | None) -> NoReturn:
         sys.exit(PREEMPTED_CODE)
@@ -64,7 +54,7 @@ def finish_run(sweep: Sweep, run: PlannedRun) -> None:
     # The process that a killed sweep left behind may still be saving.
     with lock(run.folder.path, "nmt-sweep", f".{run.label}.lock", SAVING_S):
         prepare_data(run)
-        train_run(sweep, run)
+        train_run(run)
         write_result(run, score_run(sweep, run))
 
 
@@ -74,30 +64,16 @@ def prepare_data(run: PlannedRun) -> None:
     from nmt.system.caches import provide_caches
 
     provide_caches()
-    config = run.config
     seed = RunConfig().seed  # the store must not depend on which run comes first
-    prepare(config.data, config.vocab, seed, patience_s=PREPARING_S)
+    prepare(run.config.data, run.config.vocab, seed, patience_s=PREPARING_S)
 
 
-# ---- training ------------------------------------------------------------------------------------
+def train_run(run: PlannedRun) -> None:
+    import nmt.api
 
-
-def train_run(sweep: Sweep, run: PlannedRun) -> None:
-    """Train with plain nmt-train, in a process of its own."""
-    # A training that must stop may still be saving.
-    check_free(run.folder.path, SAVING_S)
-    config = str(sweep.config_path(run))
-    command = [sys.executable, "-m", "nmt.commands.train", "--gpus", "1", "--config", config]
-    children = Children()
-    with children:
-        code = children.start(command).wait()
-    if children.stop_signal:
-        sys.exit(PREEMPTED_CODE)
-    if code < 0:
-        name = signal.Signals(-code).name
-        raise Failure(f"nmt-train was killed by {name}; run the same command again to continue")
-    if code:
-        sys.exit(code)  # nmt-train has said why
+    code = nmt.api.train(run.config)
+    if code:  # stopped, and saved
+        sys.exit(code)
 
 
 # ---- average and scores --------------------------------------------------------------------------
@@ -105,10 +81,6 @@ def train_run(sweep: Sweep, run: PlannedRun) -> None:
 
 def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
     """Average the last checkpoints if the grid says so, and score dev and test set as nmt-eval does."""
-    from nmt.system.runtime import tune_process
-
-    tune_process()  # before torch is imported
-
     from nmt.checkpoint import TrainState, find_newest, open_checkpoint
 
     newest = find_newest(run.folder)
@@ -118,7 +90,6 @@ def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
     scored = open_checkpoint(path)
     return RunResult(
         average=sweep.average,
-        averaged=scored.averaged,
         weights_sha256=scored.sha256[MODEL_FILE],
         vocab_sha256=scored.vocab.digest,
         parameters=count_weights(scored.config.model, scored.vocab.sizes),
@@ -130,21 +101,14 @@ def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
 
 
 def make_average(run: RunFolder, n: int) -> Path:
-    """Write RUN/average, the mean of the last `n` planned checkpoints, unless it exists."""
+    """Write RUN/average, the mean of the last `n` planned checkpoints."""
     from nmt.average.mean import average_checkpoints
     from nmt.average.select import choose_checkpoints
-    from nmt.checkpoint import Average, open_checkpoint
     from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import read_results
 
     chosen = choose_checkpoints(run, n, None, None)
-    paths = [run.checkpoint(candidate.step) for candidate in chosen]
-    if run.average.is_dir():
-        origin = open_checkpoint(run.average).origin
-        names = [path.name for path in paths]
-        if isinstance(origin, Average) and origin.averaged == names:
-            return run.average
-    average_checkpoints(paths, run.average)
+    average_checkpoints([run.checkpoint(candidate.step) for candidate in chosen], run.average)
     write_average_card(run.average, read_results(run.path))
     return run.average
 
@@ -164,21 +128,12 @@ def score_set(run: PlannedRun, path: Path, name: ScoredSet) -> SetScore:
         )
         if config.dev_decoding.tag is not None:
             overrides.append(f"decoding.tag={json.dumps(config.dev_decoding.tag)}")
-    request = EvaluationRequest(choice, tuple(overrides))
-    evaluation = evaluate_system(request, [str(path)], with_calibration=True)
+    evaluation = evaluate_system(EvaluationRequest(choice, tuple(overrides)), [str(path)])
     for line in evaluation.report.split("\n"):
         say(line)
     record_scores(evaluation)
-    scores = {score.name: score for score in evaluation.scores[0]}
-    calibration_error = scores.get("ECE")
-    return SetScore(
-        set=name,
-        bleu=scores["BLEU"].value,
-        chrf=scores["chrF2"].value,
-        calibration_error=None if calibration_error is None else calibration_error.value,
-        signature=scores["BLEU"].signature,
-        ref_sha256=evaluation.systems[0].test.ref_sha256,
-    )
+    bleu = next(score for score in evaluation.scores[0] if score.name == "BLEU")
+    return SetScore(name, bleu.value, bleu.signature)
 
 
 def measure_nll(run: PlannedRun, scored: "Checkpoint") -> float | None:
@@ -191,22 +146,6 @@ def measure_nll(run: PlannedRun, scored: "Checkpoint") -> float | None:
         return None
     dev = open_dev(Path(run.config.data.store), scored.vocab)
     return compute_nll(scored, dev, choose_device(run.config.device))
-
-
-# ---- a process of its own ------------------------------------------------------------------------
-
-
-def make_command(sweep: Sweep, run: PlannedRun) -> list[str]:
-    """Return the command that finishes this run in a process of its own. It gets the run's config,
-    not the grid, which may be edited meanwhile.
-    """
-    task = {
-        "folder": str(sweep.folder),
-        "config": str(sweep.config_path(run)),
-        "average": sweep.average,
-        "score": sweep.score,
-    }
-    return [sys.executable, "-m", "nmt.sweep.run_one", json.dumps(task)]
 
 
 def main() -> int:

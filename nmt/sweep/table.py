@@ -9,18 +9,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from nmt.config import load_recorded_config, tabulate_differences
 from nmt.score.score import compute_perplexity
 from nmt.score.significance import student_t
 from nmt.sweep.grid import PlannedRun, Sweep, format_setting_value
 from nmt.sweep.result import RunResult, read_result
-from nmt.system.errors import fit_into_line
 from nmt.system.escapes import escape_line, escape_markdown
-from nmt.system.files import has_plain_file, read_json, write_text
-from nmt.system.run_folder import RunFolder
+from nmt.system.files import write_text
 from nmt.system.tables import Cell, Table
 
 CERTAIN_FIGURES = ("parameters", "updates", "minutes")  # without an interval in table.csv
@@ -77,7 +73,6 @@ def list_figures(result: RunResult) -> dict[str, float | None]:
     }
     for score in result.scores:
         figures[f"{score.set}_bleu"] = score.bleu
-        figures[f"{score.set}_ece"] = score.calibration_error
     return figures
 
 
@@ -120,20 +115,9 @@ def describe_settings(runs: Sequence[PlannedRun]) -> list[str]:
         words = []
         for key, values in table.items():
             if values[i] != values[0]:
-                words.append(f"{key}={format_setting_value(shorten_path_values(values[i]))}")
+                words.append(f"{key}={format_setting_value(values[i])}")
         texts.append(" ".join(words))
     return texts
-
-
-def shorten_path_values(values: Any) -> Any:
-    """Replace each string in a tree of plain values that is an absolute path by its last name."""
-    if isinstance(values, dict):
-        return {key: shorten_path_values(value) for key, value in values.items()}
-    if isinstance(values, list):
-        return [shorten_path_values(value) for value in values]
-    if isinstance(values, str) and Path(values).is_absolute():
-        return Path(values).name
-    return values
 
 
 # ---- as text -------------------------------------------------------------------------------------
@@ -145,7 +129,6 @@ def list_means(sweep: Sweep, row: Row, first: Row) -> dict[str, Mean | None]:
     for name in sweep.score:
         means[f"{name}_bleu"] = row.average(f"{name}_bleu")
         means[f"{name}_difference"] = row.difference(first, f"{name}_bleu")
-        means[f"{name}_ece"] = row.average(f"{name}_ece")
     return means
 
 
@@ -153,7 +136,7 @@ def make_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
     """Make the table for people."""
     head = ["run", "settings", "seeds", "parameters", "updates", "minutes", "dev NLL", "ppl"]
     for name in sweep.score:
-        head += [f"{name} BLEU", "difference", f"{name} ECE"]
+        head += [f"{name} BLEU", "difference"]
     lines = []
     for row in rows:
         means = list_means(sweep, row, rows[0])
@@ -171,18 +154,17 @@ def make_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
         for name in sweep.score:
             line.append(format_mean(means[f"{name}_bleu"], 2))
             line.append(format_mean(means[f"{name}_difference"], 2, "+"))
-            line.append(format_mean(means[f"{name}_ece"], 2, unit=" %"))
         lines.append(line)
     return Table(head, lines)
 
 
-def format_mean(mean: Mean | None, digits: int, sign: str = "", unit: str = "") -> str:
+def format_mean(mean: Mean | None, digits: int, sign: str = "") -> str:
     if mean is None:
         return ""
     text = f"{mean.value:{sign}.{digits}f}"
     if mean.plus_minus is not None:
         text += f" ± {mean.plus_minus:.{digits}f}"
-    return text + unit
+    return text
 
 
 def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
@@ -190,10 +172,7 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
     weights = "the last checkpoint"
     if sweep.average is not None:
         weights = f"the mean of the last {sweep.average} planned checkpoints"
-    notes = [
-        f"scored: {weights}; NLL and perplexity are per piece, without label smoothing",
-        "ECE: expected calibration error of the pieces of the reference (nmt-eval --calibration)",
-    ]
+    notes = [f"scored: {weights}; NLL and perplexity are per piece, without label smoothing"]
 
     finished = [pair for row in rows for pair in row.finished]
     results = [result for _, result in finished]
@@ -213,20 +192,8 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
     for name, signature in sorted(signatures):
         if name in sweep.score:
             notes.append(f"{name} BLEU: {signature}")
-    machines = {read_machine(run.folder) for run, _ in finished} - {""}
-    if machines:
-        notes.append(f"minutes: on {', '.join(sorted(machines))}")
     notes += [f"{row.name}, {problem}" for row in rows for problem in row.problems]
     return notes
-
-
-def read_machine(run: RunFolder) -> str:
-    """Return the machine that status.json names; "" if it names none."""
-    if not has_plain_file(run.status):
-        return ""
-    status = read_json(run.status)
-    machine = status.get("machine") if isinstance(status, dict) else None
-    return fit_into_line(machine) if isinstance(machine, str) else ""
 
 
 def list_precisions(row: Row) -> list[str]:

@@ -23,7 +23,6 @@ from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.waiting import until
 
 from nmt.commands.eval import main as nmt_eval
-from nmt.commands.sweep import main as nmt_sweep
 from nmt.system.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -277,24 +276,3 @@ def test_a_sweep_is_an_array_and_one_of_its_tasks_comes_back_alone(
     assert [cluster.n_restarts(f"{job}_{task}") for task in "12"] == [0, 1]
     assert nmt_eval([*(str(cluster.folder / f"seed-{task}") for task in "12"), "--verdict"]) == 0
     assert "spread of seeds" in capsys.readouterr().out
-
-
-def test_the_job_array_of_nmt_sweep(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    """The task that is told to stop saves and comes back; then nmt-sweep has nothing left to do."""
-    grid = cluster.folder / "grid.yaml"
-    grid.write_text(
-        f"base: toy.yaml\nseeds: [1, 2]\nruns: {{only: {{}}}}\nsettings: {{training.steps: {STEPS}, "
-        "training.log_every: 5, training.validate_every: 1000, device: cpu}\n"
-    )
-    out = cluster.folder / "sweep"
-    assert nmt_sweep([str(grid), "--out", str(out), "--slurm"]) == 0
-    options = ["--cpus-per-task=2", "--partition=low", "--time=60"]
-    job = cluster.ask("sbatch", *options, str(out / "slurm.sh")).split()[-1]
-    cluster.until_trains("sweep/only-seed2")
-    cluster.ask("scancel", "--signal=USR1", "--batch", f"{job}_2")
-    for task in ("1", "2"):
-        log = "".join(path.read_text() for path in out.glob("logs/*.log"))
-        assert cluster.until_ended(f"{job}_{task}") == "COMPLETED", log
-    assert [cluster.n_restarts(f"{job}_{task}") for task in "12"] == [0, 1]
-    assert nmt_sweep([str(grid), "--out", str(out)]) == 0
-    assert "2 runs, of which 2 are finished" in capsys.readouterr().err

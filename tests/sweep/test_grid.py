@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from nmt.config import find_shipped_configs, format_config
-from nmt.sweep import grid
 from nmt.sweep.grid import Sweep, read_grid
 from nmt.system.errors import UserError
 
@@ -124,14 +123,6 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
         (TWO, (), "{grid}: base: is missing"),
         (HEAD + MANY, (), "has 1,000,000,000,000 runs; a sweep may have 1,000"),
         (f"{HEAD}seeds: {list(range(501))}\n{TWO}", (), "has 1,002 runs; a sweep may have 1,000"),
-        (f"{HEAD}{TWO}", ("data.train=[{src: no.en, tgt: no.de}]",), "no.en"),
-        (f"{HEAD}score: [test]\n{TWO}", ("data.test={src: no.en, tgt: no.de}",), "no.en"),
-        (f"{HEAD}{TWO}", ("vocab.model=no.model",), "no.model"),
-        (
-            f"{HEAD}settings: {{data.store: s}}\ngrid: {{vocab.size: [500, 600]}}\n",
-            (),
-            "data.store=s: runs 'size 500' and 'size 600' prepare different data",
-        ),
     ],
 )
 def test_mistakes_are_refused(
@@ -164,9 +155,5 @@ def test_a_run_that_exists_keeps_its_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", sorted(path.name for path in find_shipped_configs().glob("sweeps/*.yaml"))
 )
-def test_shipped_grids_can_be_read(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where their corpora are not here, too."""
-    monkeypatch.setattr(grid, "check_corpora", lambda *_: None)
+def test_shipped_grids_can_be_read(name: str, tmp_path: Path) -> None:
     assert read_grid(name, tmp_path).runs
