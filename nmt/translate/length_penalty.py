@@ -13,8 +13,10 @@ from nmt.translate.search_rules import Length, SearchRules
 def compute_penalty(length: Length, rules: SearchRules) -> Tensor:
     """Return what a log-probability is divided by. `length` counts eos."""
     size = torch.as_tensor(length, dtype=torch.float32)
+    if rules.penalty == "none":
+        return torch.ones_like(size)
     if rules.penalty == "gnmt":
-        return ((5.0 + size) / 6.0) ** rules.length_penalty
-    if rules.penalty == "length":
-        return size**rules.length_penalty
-    return torch.ones_like(size)
+        size = (5.0 + size) / 6.0
+    # The power is taken in fp64: in fp32, torch rounds that of one number otherwise than those of many,
+    # and so the scores of a batch would depend on its longest sentence.
+    return (size.double() ** rules.length_penalty).float()
