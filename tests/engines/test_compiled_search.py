@@ -1,8 +1,7 @@
-"""The compiled search against the plain recursion and against torch's search, with its own promise: the
-same bits in any company.
+"""The compiled search: where its loops meet their bounds, and when it is chosen. Its rules are held by
+tests/translate/test_every_search.py, and its bits in any company by tests/promises/test_invariance.py.
 """
 
-import itertools
 import random
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.plain_search import EOS, Full, Ids, assert_same, recursion
-from support.soaking import IS_SOAK, counted
-from support.untrained import make_random_model, vary_shape
+from support.plain_search import EOS
+from support.searches import CPU, SMALL, make_sources, put_in_order
+from support.untrained import make_random_model
 
 pytest.importorskip("numba")
 
@@ -28,13 +27,12 @@ from nmt.engines.cpu.compiled_search import CompiledEngine, search_compiled
 from nmt.engines.cpu.packed_linear import PackedEngine, find_fault_of_packing
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.transformer import Transformer
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import UserError
 from nmt.translate.alignment import align
 from nmt.translate.batching import Requests
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
-from nmt.translate.search_state import Hypothesis
 
 # numba compiles, unless it did so before
 pytestmark = [
@@ -42,18 +40,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"),
 ]
 
-SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
-SHAPES = {
-    **vary_shape(SHAPE, max_positions=11),
-    "large-heads": replace(SHAPE, d_k=40, d_v=37, n_layers=3),
-}
-RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
 N_PIECES = 12
-CPU = torch.device("cpu")
-NEAR = 1e-5  # of scores: either of two hypotheses may be kept
 
 
-def make_model(seed: int, shape: ModelConfig = SHAPE, size: int = N_PIECES) -> Transformer:
+def make_model(seed: int, shape: ModelConfig = SMALL, size: int = N_PIECES) -> Transformer:
     return make_random_model(shape, size, seed)
 
 
@@ -61,56 +51,7 @@ def make_ready(model: Transformer, is_bf16: bool = False) -> CompiledWeights:
     return CompiledWeights(copy_sharing_weights(model), is_bf16)
 
 
-def make_sources(seed: int, n: int, longest: int, size: int = N_PIECES) -> list[Ids]:
-    rng = random.Random(seed)
-    return [
-        (*(rng.randrange(4, size) for _ in range(rng.randint(1, longest))), EOS) for _ in range(n)
-    ]
-
-
 # ---- the rules ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("finishing", "stopping"), RULES)
-@pytest.mark.parametrize("beam", range(1, 6) if IS_SOAK else (1, 4))
-def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam: int) -> None:
-    n_compared = 0
-    for seed in range(counted(3, 20)):
-        rng = random.Random(f"{finishing} {stopping} {beam} {seed}")
-        model = make_model(seed)
-        config = DecodingConfig(
-            beam=beam,
-            max_ratio=0.5,
-            max_extra=rng.choice((0, 4, 9)),
-            min_length=rng.choice((0, 0, 3)),
-            penalty=rng.choice(("gnmt", "length", "none")),
-            length_penalty=rng.choice((0.0, 0.6, 1.5)),
-            finishing=finishing,
-            stopping=stopping,
-        )
-        given = make_sources(seed, 5, 6)
-        prefixes: list[Ids] = [rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 9)) for _ in given]
-        n_best = rng.randint(1, beam)
-        found = search_compiled(
-            make_ready(model), pack(given), make_rules(config, n_best), prefixes
-        )
-        for src, prefix, some in zip(given, prefixes, found, strict=True):
-            margins: list[float] = []
-            expected = recursion(Full(model), src, config, n_best, prefix, margins)
-            if min(margins, default=1.0) > NEAR:
-                assert_same(some, expected, f"{seed} {src} {prefix}")
-                n_compared += 1
-    assert n_compared > 0.98 * 5 * counted(3, 20)
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_each_kind_of_model(shape: ModelConfig) -> None:
-    for seed in range(counted(2, 10)):
-        model, given = make_model(seed, shape), make_sources(seed, 5, 8)
-        config = DecodingConfig(beam=3, max_ratio=0.0, max_extra=9)
-        found = search_compiled(make_ready(model), pack(given), make_rules(config, 2))
-        for src, some in zip(given, found, strict=True):
-            assert_same(some, recursion(Full(model), src, config, 2), f"{seed} {src}")
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -120,8 +61,8 @@ def test_long_outputs_large_vocabularies_many_sentences(
     """The cells grow, logits come in several blocks, and pieces in several groups."""
     monkeypatch.setattr("nmt.engines.cpu.compiled_search.FIRST_CELLS", 2)
     size = 2 * compiled_search.PART + compiled_search.N_GROUPS + 7
-    model = make_model(1, replace(SHAPE, n_layers=2), size)
-    ready, given = make_ready(model), make_sources(2, 70, 9, size)
+    model = make_model(1, replace(SMALL, n_layers=2), size)
+    ready, given = make_ready(model), make_sources(random.Random(2), 70, 9, size)
     config = DecodingConfig(beam=beam, max_extra=60, min_length=50)
     found = search_compiled(ready, pack(given), make_rules(config, beam))
     for some, expected in zip(
@@ -133,23 +74,6 @@ def test_long_outputs_large_vocabularies_many_sentences(
     assert max(said) > 2 * compiled_search.PART
 
 
-def test_a_prefix_beyond_learned_positions_is_refused() -> None:
-    ready = make_ready(make_model(4, SHAPES["learned"]))
-    with pytest.raises(UserError, match=r"a prefix of 11 pieces .*model.max_positions 11"):
-        search_compiled(ready, pack([(4, EOS)]), make_rules(DecodingConfig()), [(5,) * 11])
-    with pytest.raises(UserError, match="a beam of 4 is too small for the 5 best translations"):
-        search_compiled(ready, pack([(4, EOS)]), make_rules(DecodingConfig(), 5))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_none_are_told(value: float) -> None:
-    model = make_model(5, replace(SHAPE, n_layers=2))
-    model.decoder[1].feed_forward.inner.weight[3, 4] = value
-    for given in ([(4, EOS)], make_sources(5, 9, 5)):
-        with pytest.raises(Failure, match="NaN or infinite"):
-            search_compiled(make_ready(model), pack(given), make_rules(DecodingConfig()))
-
-
 def test_pieces_beyond_the_vocabulary_are_refused() -> None:
     ready = make_ready(make_model(4))
     for src, prefix in (((N_PIECES, EOS), ()), ((5, EOS), (6, N_PIECES))):
@@ -157,28 +81,16 @@ def test_pieces_beyond_the_vocabulary_are_refused() -> None:
             search_compiled(ready, pack([src]), make_rules(DecodingConfig()), [prefix])
 
 
-# ---- the same bits ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("beam", [1, 4])
-@pytest.mark.parametrize("is_bf16", [False, True])
-def test_a_sentence_is_translated_alike_to_the_last_bit(is_bf16: bool, beam: int) -> None:
-    ready = make_ready(make_model(6, replace(SHAPE, n_layers=2, d_model=32), 300), is_bf16)
-    given = make_sources(6, counted(24, 100), 12, 300)
-    config = DecodingConfig(beam=beam, max_extra=6)
-    together = search_compiled(ready, pack(given), make_rules(config, beam))
-    assert len({tuple(some[0].ids) for some in together}) > len(given) / 2
-    for i, src in enumerate(given):
-        assert search_compiled(ready, pack([src]), make_rules(config, beam)) == [together[i]]
-    order = random.Random(1).sample(range(len(given)), len(given))
-    shuffled = search_compiled(ready, pack([given[i] for i in order]), make_rules(config, beam))
-    assert shuffled == [together[i] for i in order]
+# ---- bf16 ---------------------------------------------------------------------------------
 
 
 def test_bf16_comes_near() -> None:
     """Its scores are those of fp32, up to the rounding of the weights."""
-    model = make_model(7, replace(SHAPE, d_model=32, d_ff=64), 50)
-    given, config = make_sources(7, 20, 9, 50), DecodingConfig(beam=1, max_extra=0, min_length=9)
+    model = make_model(7, replace(SMALL, d_model=32, d_ff=64), 50)
+    given, config = (
+        make_sources(random.Random(7), 20, 9, 50),
+        DecodingConfig(beam=1, max_extra=0, min_length=9),
+    )
     exact = search_compiled(make_ready(model), pack(given), make_rules(config))
     near = search_compiled(make_ready(model, True), pack(given), make_rules(config))
     apart = []
@@ -190,7 +102,7 @@ def test_bf16_comes_near() -> None:
 
 # ---- when it is used ---------------------------------------------------------------------------------
 
-GIVEN = make_sources(8, 9, 5)
+GIVEN = make_sources(random.Random(8), 9, 5, N_PIECES)
 HAS_FAST_BF16 = find_fault_of_packing(is_bf16=True) is None
 NEEDS_BF16 = pytest.mark.skipif(not HAS_FAST_BF16, reason="this processor does not multiply bf16")
 
@@ -289,14 +201,10 @@ def test_all_batches_are_compiled_whatever_their_size(
     monkeypatch.setattr("nmt.translate.engine.search", lambda *_: pytest.fail("torch searched"))
     engine, config = CompiledEngine(), DecodingConfig(batch_tokens=8, max_extra=3)
     ready = engine.prepare(copy_sharing_weights(make_model(8)), is_bf16)
-    found: dict[int, list[Hypothesis]] = {}
-    n_batches = 0
-    for batch, some in engine.search_batches(ready, Requests(GIVEN), config, CPU):
-        found.update(zip(batch, some, strict=True))
-        n_batches += 1
-    assert n_batches > 1
+    batches = list(engine.search_batches(ready, Requests(GIVEN), config, CPU))
+    assert len(batches) > 1
     together = search_compiled(engine.weights, pack(GIVEN), make_rules(config))
-    assert [found[i] for i in range(len(GIVEN))] == together
+    assert put_in_order(batches) == together
 
 
 def test_alignments_are_those_of_the_model() -> None:

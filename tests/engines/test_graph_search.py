@@ -16,12 +16,22 @@ import pytest
 import torch
 from support.plain_search import Ids
 from support.pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
+from support.searches import (
+    CPU,
+    PLAIN,
+    WAYS,
+    assert_alike,
+    make_prefixes,
+    make_sources,
+    make_speaker,
+    make_steps_small,
+    put_in_order,
+)
 from support.soaking import IS_SOAK, counted
-from support.untrained import TINY, list_shapes, make_random_model
+from support.untrained import TINY, list_shapes
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
-from nmt.data.vocab import EOS
 from nmt.engines.cuda import graph_search
 from nmt.engines.cuda.graph_search import GraphSearch
 from nmt.engines.cuda.recorded_search import RecordedEngine
@@ -34,48 +44,25 @@ from nmt.translate.search_rules import make_rules
 from nmt.translate.search_state import Decodable, Hypothesis
 
 V = 40
-CPU = torch.device("cpu")
-NEAR = 1e-5
 SHAPES = list_shapes(max_positions=21)
-PLAIN = DecodingConfig(max_ratio=0.5, max_extra=5)
 ENSEMBLE = list(SHAPES.values()) if IS_SOAK else [SHAPES["pre"], SHAPES["released"]]
 
 
 def model(shape: ModelConfig, seed: int = 1) -> Transformer:
-    made = make_random_model(shape, V, seed, spread=0.2)
-    made.projection.weight[EOS] += 0.5 * made.projection.weight.std()
-    return made
+    return make_speaker(shape, V, seed)
 
 
 def sources(n: int, seed: int, longest: int = 20) -> list[Ids]:
-    rng = random.Random(seed)
-    return [(*(rng.randrange(4, V) for _ in range(rng.randint(1, longest))), EOS) for _ in range(n)]
+    return make_sources(random.Random(seed), n, longest, V)
 
 
-def prefixes_of(given: Sequence[Ids], seed: int = 0) -> list[Ids]:
-    rng = random.Random(seed)
-    return [
-        tuple(rng.randrange(4, V) for _ in range(rng.choice((0, 0, 0, 1, 4, 9)))) for _ in given
-    ]
-
-
-def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
-    """Other products round otherwise, so two hypotheses whose scores are that near may change
-    places.
-    """
-    for some, others in zip(found, expected, strict=True):
-        assert [a.score for a in some] == pytest.approx([b.score for b in others], abs=NEAR)
-        for a, b in zip(some, others, strict=True):
-            assert a.ids == b.ids or any(
-                a.ids == c.ids and abs(b.score - c.score) < NEAR for c in others
-            ), (a, b)
+def prefixes_of(given: Sequence[Ids]) -> list[Ids]:
+    return make_prefixes(random.Random(0), len(given), V)
 
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes that change often."""
-    monkeypatch.setattr(graph_search, "FIRST_CAPACITY", 2)
-    monkeypatch.setattr(graph_search, "FEWEST_ROWS", 0)
+    make_steps_small(monkeypatch)
     monkeypatch.setattr(graph_search, "UNRECORDED_STEPS", 1)
 
 
@@ -88,7 +75,7 @@ def test_batches_of_all_sizes_one_after_another() -> None:
     recorded = GraphSearch(ours, make_rules(PLAIN, 2), CPU)
     for n, longest in ((20, 30), (3, 5), (9, 70), (1, 1), (48, 6), (20, 30)):
         given = sources(n, n, longest)
-        assert_same(recorded.search(pack(given)), search(ours, pack(given), make_rules(PLAIN, 2)))
+        assert_alike(recorded.search(pack(given)), search(ours, pack(given), make_rules(PLAIN, 2)))
 
 
 def test_the_table_of_positions_grows_between_batches() -> None:
@@ -96,7 +83,7 @@ def test_the_table_of_positions_grows_between_batches() -> None:
     recorded = GraphSearch(model(shape), make_rules(PLAIN, 2), CPU)
     for longest in (3, 90, 3, 200):
         given = sources(5, 1, longest)
-        assert_same(
+        assert_alike(
             recorded.search(pack(given)), search(model(TINY), pack(given), make_rules(PLAIN, 2))
         )
 
@@ -126,17 +113,8 @@ def test_the_classes_of_sizes() -> None:
 
 # ---- on the pretend device ----------------------------------------------------------------------------------------
 
-WAYS = {
-    "greedy": replace(PLAIN, beam=1),
-    "beam": PLAIN,
-    "full": replace(PLAIN, finishing="top", stopping="full", min_length=3, no_repeat_ngram=2),
-    "likely": replace(PLAIN, beam=3, finishing="top", stopping="likely", penalty="length"),
-    "shrink": replace(PLAIN, finishing="shrink", stopping="never", penalty="none"),
-    "sample": replace(PLAIN, sample=True, top_k=20, top_p=0.9, seed=4, no_repeat_ngram=1),
-}
 
-
-def search_recorded(
+def search_twice(
     speaker: Callable[[PretendDevice], Decodable],
     given: Sequence[Ids],
     config: DecodingConfig,
@@ -160,10 +138,10 @@ def test_recorded_steps_find_the_same_however_late_events_are(way: str, lag: int
     config, given, n_best = WAYS[way], sources(counted(5, 9), 5, 9), 1 if way == "greedy" else 2
     for forced in (None, prefixes_of(given)) if IS_SOAK else (prefixes_of(given),):
         expected = search(model(TINY), pack(given), make_rules(config, n_best), forced)
-        found = search_recorded(
+        found = search_twice(
             lambda device: device.to_device(model(TINY)), given, config, lag, n_best, forced
         )
-        assert_same(found, expected)
+        assert_alike(found, expected)
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -178,8 +156,8 @@ def test_recorded_steps_of_models_of_all_kinds(name: str) -> None:
             models = [device.to_device(one) for one in models]
         return Ensemble(models) if name == "ensemble" else models[0]
 
-    assert_same(
-        search_recorded(made, given, PLAIN, 2, 2, None),
+    assert_alike(
+        search_twice(made, given, PLAIN, 2, 2, None),
         search(made(), pack(given), make_rules(PLAIN, 2)),
     )
 
@@ -194,7 +172,7 @@ def test_what_is_recorded_is_forgotten_when_addresses_change(
         moves = []
         for n, longest in ((6, 8), (6, 8), (3, 5), (16, 16), (6, 8), (2, 9), (16, 16)):
             given = sources(n, n, longest)
-            assert_same(
+            assert_alike(
                 recorded.search(pack(given).to(GPU)),
                 search(ours, pack(given), make_rules(PLAIN, 2)),
             )
@@ -258,13 +236,12 @@ def test_the_host_waits_only_when_it_is_too_far_ahead(monkeypatch: pytest.Monkey
 def test_search_batches_takes_it_on_a_gpu() -> None:
     """The entrance that all translation takes."""
     ours, given = model(TINY), sources(30, 9)
-    expected = dict(zip(range(30), search(ours, pack(given), make_rules(PLAIN, 2)), strict=True))
+    expected = search(ours, pack(given), make_rules(PLAIN, 2))
     with pretend_device() as device:
         there = device.to_device(model(TINY))
-        found: dict[int, list[Hypothesis]] = {}
-        for batch, some in RecordedEngine().search_batches(there, Requests(given), PLAIN, GPU, 2):
-            found.update(zip(batch, some, strict=True))
-    assert_same([found[i] for i in range(30)], [expected[i] for i in range(30)])
+        batches = RecordedEngine().search_batches(there, Requests(given), PLAIN, GPU, 2)
+        found = put_in_order(batches)
+    assert_alike(found, expected)
 
 
 # ---- the pretend device itself ------------------------------------------------------------------------------------
@@ -330,13 +307,10 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(GraphSearch, "search", cramped)
     forced, most = prefixes_of(given), 5
-    found: dict[int, list[Hypothesis]] = {}
     gpu = RecordedEngine()
-    for batch, some in gpu.search_batches(ours, Requests(given, forced), PLAIN, CPU, 2):
-        found.update(zip(batch, some, strict=True))
-    assert_same(
-        [found[i] for i in range(30)], search(ours, pack(given), make_rules(PLAIN, 2), forced)
-    )
+    batches = gpu.search_batches(ours, Requests(given, forced), PLAIN, CPU, 2)
+    expected = search(ours, pack(given), make_rules(PLAIN, 2), forced)
+    assert_alike(put_in_order(batches), expected)
     assert gpu.batch_tokens < RecordedEngine.batch_tokens
     most = 0
     with pytest.raises(torch.OutOfMemoryError):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.prepared_models import prepare_for_torch
-from support.untrained import make_random_model, vary_shape
+from support.untrained import list_shapes, make_random_model
 from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
@@ -21,7 +21,7 @@ from nmt.translate.search_rules import make_rules
 
 V = 50
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.3)
-SHAPES = vary_shape(SHAPE, max_positions=40)
+SHAPES = list_shapes(40, SHAPE)
 SENTENCES = [[4, 9, 7, 3], [30, 3], [5, 6, 7, 8, 9, 10, 11, 12, 3]]
 SRC = pack(SENTENCES)
 NEEDS_PACKING = pytest.mark.skipif(
@@ -62,7 +62,8 @@ def state(ours: Transformer) -> dict[str, tuple[Tensor, torch.dtype, bool, int]]
 def test_it_computes_what_the_model_computes(shape: ModelConfig) -> None:
     ours = model(shape).eval()
     ready = prepare_for_torch(ours, False)
-    assert sum(isinstance(one, PackedLinear) for one in ready.modules()) == 1 + 2 * 4 + 2 * 7
+    n_packed = sum(isinstance(one, PackedLinear) for one in ready.modules())
+    assert n_packed == 1 + 4 * len(ours.encoder) + 7 * len(ours.decoder)
     torch.testing.assert_close(ready.encode(SRC), ours.encode(SRC), atol=FP32, rtol=0)
     for mine, expected in zip(steps(ready), steps(ours), strict=True):
         torch.testing.assert_close(mine, expected, atol=FP32, rtol=FP32)

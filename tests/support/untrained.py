@@ -29,39 +29,25 @@ DATA = DataConfig()
 TINY = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=2)
 
 
-def list_shapes(max_positions: int) -> dict[str, ModelConfig]:
-    """One tiny shape for each option of the model that decoding can meet."""
+def list_shapes(max_positions: int, shape: ModelConfig = TINY) -> dict[str, ModelConfig]:
+    """One small shape for each option of the model that decoding can meet."""
     return {
-        "post": TINY,
-        "pre": replace(TINY, norm="pre", tied=False),
-        "learned": replace(TINY, positions="learned", max_positions=max_positions),
-        "rotary": replace(TINY, norm="pre", positions="rotary", max_positions=max_positions),
-        "window": replace(TINY, window=3),
-        "small-heads": replace(TINY, d_k=3, d_v=5),
+        "post": shape,
+        "pre": replace(shape, norm="pre", tied=False),
+        "learned": replace(shape, positions="learned", max_positions=max_positions),
+        "rotary": replace(shape, norm="pre", positions="rotary", max_positions=max_positions),
+        "window": replace(shape, window=2),
+        "small-heads": replace(shape, d_k=3, d_v=5),
         "switches": replace(
-            TINY,
+            shape,
             scale_embeddings="projection",
             embedding_norm="after_dropout",
             activation="swish",
             encoder_layers=3,
             decoder_layers=1,
         ),
-        "released": replace(TINY, attention_bias=True, projection_bias=True, vocab_rows=350),
-    }
-
-
-def vary_shape(shape: ModelConfig, max_positions: int) -> dict[str, ModelConfig]:
-    """One variant for each option of the model that the engines for CPUs meet."""
-    return {
-        "post": shape,
-        "pre-untied": replace(shape, norm="pre", tied=False),
-        "learned": replace(shape, positions="learned", max_positions=max_positions),
-        "rotary": replace(shape, norm="pre", positions="rotary", max_positions=max_positions),
-        "small-heads": replace(shape, d_k=3, d_v=5),
-        "window": replace(shape, window=2),
-        "biased": replace(shape, attention_bias=True, projection_bias=True),
         "gelu": replace(shape, activation="gelu", embedding_norm="before_dropout"),
-        "swish": replace(shape, activation="swish", scale_embeddings="projection"),
+        "released": replace(shape, attention_bias=True, projection_bias=True, vocab_rows=350),
     }
 
 

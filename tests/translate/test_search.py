@@ -1,15 +1,14 @@
 """Search against brute force where a beam can hold everything, and against the plain recursion
 where it cannot.
 
-Both searches are held: that of the CPU, and that of a GPU, whose steps run here without being
-recorded. On random tables that stand for models, and on real ones; then the rules one by one, and
-the engines whose rules they are: Hugging Face and CTranslate2, asked themselves.
+Both searches that can look through a random table in place of a model are held: that of the CPU, and
+that of a GPU, whose steps run here without being recorded (test_every_search.py has the others, and
+real models). Then the engines whose rules they are: Hugging Face and CTranslate2, asked themselves.
 """
 
 import itertools
 import logging
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from support.plain_search import (
     BOS,
     EOS,
     PAD,
-    Full,
     Ids,
     Toy,
     allowed,
@@ -30,41 +28,28 @@ from support.plain_search import (
     recursion,
     repeats,
 )
+from support.searches import RULES, SMALL, make_sources, make_steps_small, search_recorded
 from support.soaking import IS_SOAK, counted
 from support.untrained import make_random_model, make_vocab
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
-from nmt.data.batch import Packed, pack
+from nmt.data.batch import pack
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.translate.search import search
-from nmt.translate.search_rules import SearchRules, make_rules
-from nmt.translate.search_state import Decodable, Hypothesis
+from nmt.translate.search_rules import make_rules
+from nmt.translate.search_state import Hypothesis
 
 PRESETS = {
     name: replace(DecodingConfig(preset=name), **values)  # type: ignore[arg-type]
     for name, values in DecodingConfig.PRESETS.items()
 }
-SHAPE = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
-RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
-
-
-def recorded_search(
-    model: Decodable,
-    src: Packed,
-    rules: SearchRules,
-    prefixes: Sequence[Ids] | None = None,
-) -> list[list[Hypothesis]]:
-    from nmt.engines.cuda.graph_search import GraphSearch
-
-    return GraphSearch(model, rules, torch.device("cpu")).search(src, prefixes)
 
 
 # What a usual run of the tests asks of one search alone: both have the same rules, which all other
 # tests hold.
 LONG = {
-    "test_each_rule_is_the_recursion_with_transformers",
     "test_it_is_the_search_of_hugging_face",
     "test_it_is_the_search_of_ctranslate2",
 }
@@ -72,26 +57,14 @@ LONG = {
 
 @pytest.fixture(autouse=True, params=["step by step", "recorded"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorded search begins with little room, and moves the living together however few they
-    are.
-    """
     if request.param == "recorded":
         if request.node.originalname in LONG and not IS_SOAK:
             pytest.skip("the recorded search runs these in make soak")
-        pytest.importorskip("nmt.engines.cuda.graph_search")
-        monkeypatch.setattr("nmt.engines.cuda.graph_search.FIRST_CAPACITY", 2)
-        monkeypatch.setattr("nmt.engines.cuda.graph_search.FEWEST_ROWS", 0)
-        monkeypatch.setitem(globals(), "search", recorded_search)
+        make_steps_small(monkeypatch)
+        monkeypatch.setitem(globals(), "search", search_recorded)
 
 
-def sources(rng: random.Random, n: int, longest: int, size: int) -> list[Ids]:
-    """Sentences of different content, eos at their ends."""
-    return [
-        (*(rng.randrange(4, size) for _ in range(rng.randint(1, longest))), EOS) for _ in range(n)
-    ]
-
-
-def model(seed: int, size: int, shape: ModelConfig = SHAPE) -> Transformer:
+def model(seed: int, size: int, shape: ModelConfig) -> Transformer:
     return make_random_model(shape, size, seed)
 
 
@@ -125,7 +98,7 @@ def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) ->
             no_repeat_ngram=(None, 1, 2, 3)[seed % 4],
             beam=2100 if is_wide else 256,
         )
-        given = sources(rng, 3, 3, len(toy.table[0]))
+        given = make_sources(rng, 3, 3, len(toy.table[0]))
         prefixes: list[Ids] = [(), (4, 1), (4,) * 3]
         n_best = rng.choice((1, 3, 10))
         for src, prefix in zip(given, prefixes, strict=True):
@@ -159,7 +132,7 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
             min_length=rng.choice((0, 0, 3)),
             no_repeat_ngram=rng.choice((None, None, 1, 2, 3)),
         )
-        given = sources(rng, 7, 7, 9)
+        given = make_sources(rng, 7, 7, 9)
         prefixes: list[Ids] = [rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 20)) for _ in given]
         found = search(toy, pack(given), make_rules(config, n_best), prefixes)
         for src, prefix, some in zip(given, prefixes, found, strict=True):
@@ -168,31 +141,6 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
                 recursion(toy, src, config, n_best, prefix),
                 f"{preset} {n_best} {src} {prefix}",
             )
-
-
-@pytest.mark.parametrize(("finishing", "stopping"), RULES)
-def test_each_rule_is_the_recursion_with_transformers(finishing: Any, stopping: Any) -> None:
-    shapes = [
-        SHAPE,
-        replace(SHAPE, norm="pre", window=2),
-        replace(SHAPE, positions="learned", max_positions=9),
-        replace(SHAPE, d_k=3, d_v=5, n_layers=2),
-    ]
-    cases = list(enumerate(zip(shapes, (1, 2, 4, 5), strict=True)))
-    for seed, (shape, beam) in (
-        cases if IS_SOAK else cases[RULES.index((finishing, stopping)) % 4 :: 4]
-    ):
-        rng = random.Random(seed)
-        ours, given = model(seed, 12, shape), sources(rng, 4, 6, 12)
-        config = DecodingConfig(
-            beam=beam, max_ratio=0.5, max_extra=4, finishing=finishing, stopping=stopping
-        )
-        oracle = Full(ours)
-        n_best = min(beam, 2)
-        for src, some in zip(
-            given, search(ours, pack(given), make_rules(config, n_best)), strict=True
-        ):
-            assert_same(some, recursion(oracle, src, config, n_best), f"{shape} {src}")
 
 
 @pytest.mark.parametrize("max_small", [0, 1 << 15])
@@ -204,7 +152,7 @@ def test_a_vocabulary_of_many_groups(
     monkeypatch.setattr("nmt.translate.search.MAX_SMALL_LOGITS", max_small)
     toy = Toy(3, n=64 * 40 + 17, ending=5.0, n_rows=211)
     toy.table[:, -9:] += 2.0
-    given = sources(random.Random(4), 4, 5, 2_000)
+    given = make_sources(random.Random(4), 4, 5, 2_000)
     config = DecodingConfig(beam=beam, max_extra=3)
     found = search(toy, pack(given), make_rules(config, beam))
     for src, some in zip(given, found, strict=True):
@@ -214,7 +162,7 @@ def test_a_vocabulary_of_many_groups(
 
 
 def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy, given = Toy(5, n=7, ending=1.0), sources(random.Random(6), 100, 8, 7)
+    toy, given = Toy(5, n=7, ending=1.0), make_sources(random.Random(6), 100, 8, 7)
     config = DecodingConfig(beam=4, max_extra=4)
     # The logits of 30 sentences
     monkeypatch.setattr("nmt.translate.allowed_pieces.MAX_BLOCK_LOGITS", 4 * 7 * 30)
@@ -235,7 +183,7 @@ def test_stopping_early_changes_nothing_and_saves_steps() -> None:
             penalty=rng.choice(("gnmt", "length", "none")),
             length_penalty=rng.uniform(0.0, 1.5),
         )
-        given, n_best = sources(rng, 3, 8, 8), rng.randint(1, config.beam)
+        given, n_best = make_sources(rng, 3, 8, 8), rng.randint(1, config.beam)
         steps, results = [], []
         for stopping in ("exact", "never"):
             toy.n_steps = 0
@@ -307,7 +255,7 @@ def test_no_ngram_is_said_twice(sample: bool) -> None:
 def test_translations_begin_with_their_prefixes(sample: bool) -> None:
     config = DecodingConfig(beam=4, max_ratio=0.0, max_extra=4, min_length=2, sample=sample)
     rng = random.Random(2)
-    toy, given = Toy(2, n=8), sources(rng, 9, 5, 8)
+    toy, given = Toy(2, n=8), make_sources(rng, 9, 5, 8)
     prefixes: list[Ids] = [tuple(rng.randrange(4, 8) for _ in range(n)) for n in range(9)]
     for src, prefix, some in zip(
         given, prefixes, search(toy, pack(given), make_rules(config, 4), prefixes), strict=True
@@ -324,7 +272,7 @@ def test_translations_begin_with_their_prefixes(sample: bool) -> None:
 
 @pytest.mark.parametrize("sample", [False, True])
 def test_learned_positions_end_a_translation(sample: bool) -> None:
-    ours = model(4, 8, replace(SHAPE, positions="learned", max_positions=7))
+    ours = model(4, 8, replace(SMALL, positions="learned", max_positions=7))
     config, given = (
         DecodingConfig(beam=2, max_extra=50, min_length=50, sample=sample),
         [(4, 5, EOS), (6, EOS)],
@@ -364,7 +312,7 @@ def exported(seed: int, vocab: Vocab) -> tuple[Transformer, RunConfig, list[Ids]
     norm.bias.fill_(4 / shape.d_model)
     ours.projection.weight[[PAD, BOS]] = -10.0
     ours.projection.weight[EOS] += rng.choice((0.6, 0.9, 1.2))
-    return ours, RunConfig(model=shape), sources(rng, 6, 8, vocab.size)
+    return ours, RunConfig(model=shape), make_sources(rng, 6, 8, vocab.size)
 
 
 def compared(ours: list[list[Hypothesis]], theirs: list[tuple[Ids, float]], where: str) -> int:

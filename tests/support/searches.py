@@ -1,0 +1,197 @@
+"""What every search is asked, and every search: torch's, on plain and on packed matrices, the
+compiled one and the recorded one.
+
+The rules that they share are told by `support/plain_search.py`.
+"""
+
+import functools
+import importlib
+import itertools
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.data.batch import Packed
+from nmt.model.decoding_copy import copy_sharing_weights
+from nmt.model.transformer import Transformer
+from nmt.translate.search import search
+from nmt.translate.search_rules import SearchRules
+from nmt.translate.search_state import Decodable, Hypothesis
+from support.plain_search import EOS, Full, Ids, Ranked, recursion
+from support.prepared_models import prepare_for_torch
+from support.untrained import make_random_model
+
+CPU = torch.device("cpu")
+NEAR = 1e-5  # of scores: other products round otherwise, so either of two hypotheses may be kept
+SMALL = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
+RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
+PLAIN = DecodingConfig(max_ratio=0.5, max_extra=5)
+WAYS = {
+    "greedy": replace(PLAIN, beam=1),
+    "beam": PLAIN,
+    "full": replace(PLAIN, finishing="top", stopping="full", min_length=3, no_repeat_ngram=2),
+    "likely": replace(PLAIN, beam=3, finishing="top", stopping="likely", penalty="length"),
+    "shrink": replace(PLAIN, finishing="shrink", stopping="never", penalty="none"),
+    "sample": replace(PLAIN, sample=True, top_k=20, top_p=0.9, seed=4, no_repeat_ngram=1),
+}
+
+
+def make_sources(rng: random.Random, n: int, longest: int, size: int) -> list[Ids]:
+    """Sentences of different content, eos at their ends."""
+    return [
+        (*(rng.randrange(4, size) for _ in range(rng.randint(1, longest))), EOS) for _ in range(n)
+    ]
+
+
+def make_prefixes(rng: random.Random, n: int, size: int) -> list[Ids]:
+    """Empty ones for most."""
+    lengths = [rng.choice((0, 0, 0, 1, 4, 9)) for _ in range(n)]
+    return [tuple(rng.randrange(4, size) for _ in range(length)) for length in lengths]
+
+
+def make_speaker(shape: ModelConfig, size: int, seed: int = 1) -> Transformer:
+    """Make a model that ends by itself more often than not."""
+    made = make_random_model(shape, size, seed, spread=0.2)
+    made.projection.weight[EOS] += 0.5 * made.projection.weight.std()
+    return made
+
+
+# ---- the searches -------------------------------------------------------------------------------------------------
+
+Search = Callable[..., list[list[Hypothesis]]]  # model, sources, rules, prefixes
+
+
+def search_packed(
+    model: Transformer,
+    src: Packed,
+    rules: SearchRules,
+    prefixes: Sequence[Ids] | None = None,
+) -> list[list[Hypothesis]]:
+    return search(prepare_for_torch(model), src, rules, prefixes)
+
+
+def search_compiled(
+    model: Transformer,
+    src: Packed,
+    rules: SearchRules,
+    prefixes: Sequence[Ids] | None = None,
+    is_bf16: bool = False,
+) -> list[list[Hypothesis]]:
+    compiled = import_engine("nmt.engines.cpu.compiled_search")
+    if compiled.find_unknown_value(rules, compiled.COMPILED_RULES) is not None:
+        pytest.skip("torch searches by these rules")
+    weights = compiled.CompiledWeights(copy_sharing_weights(model), is_bf16)
+    found: list[list[Hypothesis]] = compiled.search_compiled(weights, src, rules, prefixes)
+    return found
+
+
+def search_recorded(
+    model: Decodable,
+    src: Packed,
+    rules: SearchRules,
+    prefixes: Sequence[Ids] | None = None,
+) -> list[list[Hypothesis]]:
+    recorded = import_engine("nmt.engines.cuda.graph_search")
+    found: list[list[Hypothesis]] = recorded.GraphSearch(model, rules, CPU).search(src, prefixes)
+    return found
+
+
+def import_engine(name: str) -> Any:
+    """Import a file of an engine; skip the test where numba or all engines are missing."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+
+
+SEARCHES: dict[str, Search] = {
+    "torch": search,
+    "packed": search_packed,
+    "compiled": search_compiled,
+    "recorded": search_recorded,
+}
+
+
+def make_steps_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded search begins with little room, and moves the living together however few they
+    are, so its shapes change often.
+    """
+    recorded = import_engine("nmt.engines.cuda.graph_search")
+    monkeypatch.setattr(recorded, "FIRST_CAPACITY", 2)
+    monkeypatch.setattr(recorded, "FEWEST_ROWS", 0)
+
+
+# ---- cases of the rules -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RuleCase:
+    """A model, a rule and some sentences, and what is found by it."""
+
+    model: Transformer
+    config: DecodingConfig
+    n_best: int
+    sources: list[Ids]
+    prefixes: list[Ids]
+    expected: list[Ranked]
+
+
+@functools.cache
+def make_rule_case(finishing: Any, stopping: Any, beam: int, seed: int) -> RuleCase:
+    """Make a case whose answers do not depend on rounding."""
+    rng = random.Random(f"{finishing} {stopping} {beam} {seed}")
+    shapes = [
+        SMALL,
+        replace(SMALL, norm="pre", window=2),
+        replace(SMALL, positions="learned", max_positions=11),
+        replace(SMALL, d_k=3, d_v=5, n_layers=2),
+    ]
+    size = 12
+    model = make_random_model(rng.choice(shapes), size, seed)
+    config = DecodingConfig(
+        beam=beam,
+        max_ratio=0.5,
+        max_extra=rng.choice((0, 4, 9)),
+        min_length=rng.choice((0, 0, 3)),
+        penalty=rng.choice(("gnmt", "length", "none")),
+        length_penalty=rng.choice((0.0, 0.6, 1.5)),
+        finishing=finishing,
+        stopping=stopping,
+    )
+    case = RuleCase(model, config, rng.randint(1, beam), [], [], [])
+    given = make_sources(rng, 5, 6, size)
+    for src in given:
+        prefix = rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 9))
+        margins: list[float] = []
+        found = recursion(Full(model), src, config, case.n_best, prefix, margins)
+        if min(margins, default=1.0) > NEAR:
+            case.sources.append(src)
+            case.prefixes.append(prefix)
+            case.expected.append(found)
+    return case
+
+
+# ---- comparing ----------------------------------------------------------------------------------------------------
+
+
+def assert_alike(found: Iterable[list[Hypothesis]], expected: Iterable[list[Hypothesis]]) -> None:
+    """The same hypotheses and scores; two whose scores are near may change places."""
+    for some, others in zip(found, expected, strict=True):
+        assert [a.score for a in some] == pytest.approx([b.score for b in others], abs=NEAR)
+        for a, b in zip(some, others, strict=True):
+            assert a.ids == b.ids or any(
+                a.ids == c.ids and abs(b.score - c.score) < NEAR for c in others
+            ), (a, b)
+
+
+def put_in_order(batches: Iterable[tuple[list[int], list[list[Hypothesis]]]]) -> list[Any]:
+    """The hypotheses of all sentences, in the order of the sentences."""
+    found: dict[int, list[Hypothesis]] = {}
+    for batch, some in batches:
+        found.update(zip(batch, some, strict=True))
+    return [found[i] for i in range(len(found))]

@@ -1,0 +1,93 @@
+"""Every search of real models against the plain recursion: each rule, each kind of model, and what is
+refused.
+"""
+
+import functools
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.plain_search import EOS, Full, Ids, Ranked, assert_same, recursion
+from support.searches import (
+    RULES,
+    SEARCHES,
+    SMALL,
+    Search,
+    make_rule_case,
+    make_sources,
+    make_steps_small,
+)
+from support.soaking import IS_SOAK, counted
+from support.untrained import list_shapes, make_random_model
+
+from nmt.config import DecodingConfig
+from nmt.data.batch import pack
+from nmt.model.transformer import Transformer
+from nmt.system.errors import Failure, UserError
+from nmt.translate.search_rules import make_rules
+
+pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
+SHAPES = {
+    **list_shapes(11, SMALL),
+    "large-heads": replace(SMALL, d_k=40, d_v=37, n_layers=3),
+}
+N_PIECES = 12
+
+
+@pytest.fixture(params=SEARCHES)
+def search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Search:
+    if request.param == "recorded":
+        make_steps_small(monkeypatch)
+    return SEARCHES[request.param]
+
+
+@pytest.mark.parametrize(("finishing", "stopping"), RULES)
+@pytest.mark.parametrize("beam", range(1, 6) if IS_SOAK else (1, 4))
+def test_each_rule_is_the_recursion_it_names(
+    search: Search, finishing: Any, stopping: Any, beam: int
+) -> None:
+    n_models, n_compared = counted(3, 20), 0
+    for seed in range(n_models):
+        case = make_rule_case(finishing, stopping, beam, seed)
+        rules = make_rules(case.config, case.n_best)
+        found = search(case.model, pack(case.sources), rules, case.prefixes)
+        for src, some, expected in zip(case.sources, found, case.expected, strict=True):
+            assert_same(some, expected, f"{seed} {src}")
+            n_compared += 1
+    assert n_compared > 0.98 * 5 * n_models
+
+
+@functools.cache
+def make_kind(name: str, seed: int) -> tuple[Transformer, list[Ids], list[Ranked]]:
+    """A model of a kind, what to translate, and what a beam of 3 finds."""
+    model = make_random_model(SHAPES[name], N_PIECES, seed)
+    given = make_sources(random.Random(seed), 5, 8, N_PIECES)
+    return model, given, [recursion(Full(model), src, WIDE, 2) for src in given]
+
+
+WIDE = DecodingConfig(beam=3, max_ratio=0.0, max_extra=9)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_each_kind_of_model(search: Search, name: str) -> None:
+    for seed in range(counted(2, 10)):
+        model, given, expected = make_kind(name, seed)
+        found = search(model, pack(given), make_rules(WIDE, 2))
+        for src, some, others in zip(given, found, expected, strict=True):
+            assert_same(some, others, f"{seed} {src}")
+
+
+def test_a_prefix_beyond_learned_positions_is_refused(search: Search) -> None:
+    model = make_random_model(SHAPES["learned"], N_PIECES, 4)
+    with pytest.raises(UserError, match=r"a prefix of 11 pieces .*model.max_positions 11"):
+        search(model, pack([(4, EOS)]), make_rules(DecodingConfig()), [(5,) * 11])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_told(search: Search, value: float) -> None:
+    model = make_random_model(replace(SMALL, n_layers=2), N_PIECES, 5)
+    model.decoder[1].feed_forward.inner.weight[3, 4] = value
+    for given in ([(4, EOS)], make_sources(random.Random(5), 9, 5, N_PIECES)):
+        with pytest.raises(Failure, match="NaN or infinite"):
+            search(model, pack(given), make_rules(DecodingConfig()))
