@@ -45,10 +45,6 @@ def find_direction(data: DataConfig) -> str | None:
     return "-".join(names)
 
 
-def turn_round(direction: str | None) -> str | None:
-    return direction and "-".join(reversed(direction.split("-")))
-
-
 def check_sides(src: str | None, tgt: str | None, name: str, direction: str | None) -> None:
     """Refuse a file for a side whose name ends in the other side's language, such as text.de for en-de."""
     if direction is None:

@@ -261,11 +261,6 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         help="number of processes, each with a copy of the model and its share of the cores (default 1)",
     )
     add_on(parser)
-    parser.add_argument(
-        "--plan",
-        action="store_true",
-        help="write nothing: work for half a minute here, and print the hours and bytes that the whole will take",
-    )
 
 
 def add_on(parser: argparse.ArgumentParser) -> None:
@@ -341,9 +336,7 @@ def open_lines_output(
 
     out: IO[bytes]
     n_done = 0
-    if args.plan:
-        out = stack.enter_context(open(os.devnull, "wb"))
-    elif args.output:
+    if args.output:
         out, n_done = stack.enter_context(open_output(args.output, args.resume, inputs, at_a_time))
     else:
         check_not_among(STDOUT, "standard output", inputs)
@@ -361,22 +354,16 @@ def do_chunks(
     start: Callable[[], Callable[[Any], "Done"]],
     here: Callable[[Any], "Done"],
     chunks: Iterator[Any],
-    size: int,
     out: IO[bytes],
     progress: "Progress",
 ) -> "Generator[Done]":
-    """Write and yield, in order, the workers' results for the chunks of an input of `size` bytes; with
-    --plan, print what that would take. `start` makes a worker in another process, `here` works in this one.
+    """Write and yield, in order, the workers' results for the chunks. `start` makes a worker in another
+    process, `here` works in this one.
     """
     from nmt.system.cluster import open_executor
     from nmt.system.pool import map_with_workers
     from nmt.translate.stream import write_uninterrupted
 
-    if args.plan:
-        from nmt.profile.job import estimate_job
-
-        print(estimate_job(map(here, chunks), progress.unit, args.workers, size))
-        return
     uses_gpu = "device=cpu" not in args.overrides
     with (
         open_executor(args.on, args.workers, uses_gpu) as executor,

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   nmt-translate runs/demo/average < text.en > text.de
   nmt-translate runs/demo/average -i text.en -o text.de --resume     continue where it stopped
-  nmt-translate runs/demo/average -i text.en --workers 64 --plan     first estimate hours and bytes
   nmt-translate runs/a/average runs/b/average < text.en              an ensemble: the mean of their probabilities
   nmt-translate runs/demo/average --n-best 4 --json < text.en        the best four of each line, with scores
   nmt-translate runs/demo/average --text < letter.en                 split paragraphs into sentences first
@@ -62,10 +61,9 @@ CONFLICTS = {
     "--attention": "--resume --workers --on --interactive",  # the maps of finished lines are not saved
     "--engine": "--attention --n-best --alignments --sample --prefix",
     "--interactive": "-i -o --prefix --workers --on",
-    "--plan": "--resume --attention --interactive",
     "--text": "--prefix --long-lines",
 }
-NEEDS = {"--resume": "-o", "--seed": "--sample", "--plan": "-i"}
+NEEDS = {"--resume": "-o"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -139,13 +137,7 @@ def add_search_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--sample",
         action="store_true",
-        help="draw at random instead of searching; see decoding.temperature, top_k, top_p",
-    )
-    group.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="seed of --sample; the same seed draws the same translations",
+        help="draw at random instead of searching; see decoding.temperature, top_k, top_p, seed",
     )
     group.add_argument(
         "--prefix",
@@ -213,7 +205,6 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
         "preset": args.preset,
         "beam": args.beam,
         "sample": "true" if args.sample else None,
-        "seed": args.seed,
         "long_lines": args.long_lines,
         "tag": args.tag and json.dumps(args.tag),
     }
@@ -284,9 +275,6 @@ def converse(model: "LoadedModel", layout: "Layout") -> None:
     translator = model.translator
 
     def answer(line: str) -> str:
-        if line == ":attention":
-            say("the prompt shows no attention; nmt-translate -i FILE --attention FILE.html does")
-            return ""
         if re.fullmatch(
             r":[a-z]+", line.strip()
         ):  # like :q and :help of other prompts; not a sentence
@@ -342,7 +330,7 @@ def translate_input(
         n_cut = first_cut = 0
         start = partial(start_translating, load_model, layout, 1 if args.on else args.workers)
         here = partial(translate_chunk, translator, layout)
-        done = do_chunks(args, start, here, chunks, source.size, out, progress)
+        done = do_chunks(args, start, here, chunks, out, progress)
         for result in stack.enter_context(closing(done)):
             if attention is not None:
                 attention.add(translator, result.lines, result.translations)

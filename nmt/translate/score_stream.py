@@ -1,4 +1,4 @@
-"""Scores files of pairs or n-best lists chunk by chunk, one line for each pair, in order.
+"""Scores files of pairs chunk by chunk, one line for each pair, in order.
 
 Each chunk is scored as a whole, so that pairs of similar length share a batch, and written at
 once. An impossible pair gets a line too, -inf, and is counted separately: the NLL and perplexity of the rest
@@ -6,10 +6,8 @@ would be infinite with it.
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from nmt.config import CorpusConfig, DataConfig
@@ -17,7 +15,6 @@ from nmt.corpus.reader import PAIRS_AT_ONCE, Block, read_blocks
 from nmt.score.score import compute_perplexity
 from nmt.system.errors import UserError
 from nmt.system.progress import say
-from nmt.translate.n_best import NBest
 from nmt.translate.pair_scores import PairScore, PairScorer, ScoreKind, open_pair_scorer
 from nmt.translate.stream import DoneChunk, share_cores
 
@@ -80,19 +77,6 @@ def read_pair_chunks(src: str, tgt: str, skip: int = 0) -> Iterator[Block]:
         )
 
 
-def pair_candidates(lists: Iterator[NBest], is_reverse: bool) -> Iterator[Block]:
-    """Pair each candidate with its source; in reverse the candidate is the source. How much of the
-    list has been read is unknown: 0.
-    """
-    first = 1
-    while some := list(islice(lists, PAIRS_AT_ONCE // 4)):
-        sources = [one.source for one in some for _ in one.texts]
-        texts = [text for one in some for text in one.texts]
-        sides = (texts, sources) if is_reverse else (sources, texts)
-        yield Block(first, *sides, bad=[], share=0.0)
-        first += len(texts)
-
-
 @dataclass(frozen=True)
 class ScoredChunk(DoneChunk):
     totals: ScoreTotals = field(default_factory=ScoreTotals)
@@ -100,10 +84,7 @@ class ScoredChunk(DoneChunk):
 
 @dataclass(frozen=True)
 class ChunkScorer:
-    """Scores pairs with a model or, with a reverse one, by how well the two agree."""
-
     scorer: PairScorer
-    reverse: PairScorer | None
     kind: ScoreKind
     is_json: bool
 
@@ -112,35 +93,16 @@ class ChunkScorer:
         scores = self.scorer.score_pairs(chunk.src, chunk.tgt)
         for number, score in enumerate(scores, chunk.first):
             totals.add(score, number)
-        if self.reverse is not None:
-            back = self.reverse.score_pairs(chunk.tgt, chunk.src)
-            rows = [f"{compute_dual_score(*both):.6g}\n" for both in zip(scores, back, strict=True)]
-        else:
-            rows = [
-                _format_score(self.scorer, score, number, self.kind, self.is_json)
-                for number, score in enumerate(scores, chunk.first)
-            ]
+        rows = [
+            _format_score(self.scorer, score, number, self.kind, self.is_json)
+            for number, score in enumerate(scores, chunk.first)
+        ]
         data = "".join(rows).encode()
         return ScoredChunk(data, len(chunk.src), chunk.share, totals=totals)
 
 
-def compute_dual_score(forward: PairScore, reverse: PairScore) -> float:
-    """How well two models of opposite directions agree that a pair is a translation, and both find it
-    likely: dual conditional cross-entropy (Junczys-Dowmunt 2018), by which corpora are filtered.
-
-    With H(y|x) and H(x|y), the negative log-probabilities per piece, it is exp(-(|H(y|x) - H(x|y)| +
-    (H(y|x) + H(x|y)) / 2)): between 0 and 1, higher is better, 0 if impossible in either direction.
-    """
-    if not forward.piece_ids or not reverse.piece_ids:  # impossible, or both sides are empty
-        return 0.0
-    there = -forward.log_prob / len(forward.piece_ids)
-    back = -reverse.log_prob / len(reverse.piece_ids)
-    return math.exp(-(abs(there - back) + (there + back) / 2))
-
-
 def start_scoring(
     checkpoints: Sequence[str],
-    reverse: str | None,
     overrides: Sequence[str],
     kind: ScoreKind,
     is_json: bool,
@@ -148,8 +110,7 @@ def start_scoring(
 ) -> ChunkScorer:
     share_cores(n_here)
     scorer = open_pair_scorer(checkpoints, overrides)
-    back = open_pair_scorer([reverse], overrides) if reverse else None
-    return ChunkScorer(scorer, back, kind, is_json)
+    return ChunkScorer(scorer, kind, is_json)
 
 
 def _format_score(

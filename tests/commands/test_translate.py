@@ -336,10 +336,9 @@ def test_options_are_overrides_and_explicit_overrides_win(
         "--preset",
         "fairseq",
         "--sample",
-        "--seed",
-        "7",
         "--n-best",
         "9",
+        "decoding.seed=7",
         "decoding.top_k=3",
         "decoding.length_penalty=0.5",
     )
@@ -400,18 +399,6 @@ def test_resuming_completes_the_output(
     assert nmt_translate(command) == 0 and out.read_bytes() == whole  # it begins again
     assert nmt_translate([str(place), "-i", str(out), "-o", str(out)]) == 2
     assert "is also input or output" in capsys.readouterr().err and out.read_bytes() == whole
-
-
-def test_a_plan_writes_nothing(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "in").write_text(TEXT)
-    (tmp_path / "out").write_text("kept\n")
-    command = [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
-    assert nmt_translate([*command, "--plan", "--workers", "64", "--on", "ray"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("a worker ") and " x 64 workers = " in printed
-    assert (tmp_path / "out").read_text() == "kept\n"
 
 
 def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
@@ -676,7 +663,6 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
     [
         ("--resume", "--resume needs -o"),
         ("--resume -o x --n-best 2", "--json"),
-        ("--seed 3", "--sample"),
         ("--n-best 0", "--n-best: 0"),
         ("--beam x", "--beam: 'x' is not a whole number"),
         ("training.steps=5", "training.steps=5: was fixed by training"),
@@ -688,8 +674,6 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         ("--interactive --on ray", "--on"),
         ("--html", "LibreTranslate translates documents and subtitles with this model"),
         ("--srt -i x", "nmt-export --to argos"),
-        ("--plan", "--plan needs -i"),
-        ("--plan -i x -o y --resume", "--plan does not support --resume"),
         ("--text --scores", "as JSON only; give --json too"),
         ("--text --long-lines refuse", "--text does not support --long-lines"),
         ("--attention x.svg", "name it .html or .json"),

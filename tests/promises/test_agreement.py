@@ -67,14 +67,6 @@ CELLS = {
         "eval go --src corpus/test.de --ref corpus/test.en": "go en-de test.de rename",
         f"eval back {TEST}": "back de-en test.en rename",
         f"score back {TEXTS}": "back de-en test.en rename",
-        f"score go --dual go {TEXTS}": "go en-de reverse de-en",
-        f"score back --dual go {TEXTS}": "back de-en test.en rename",
-        "score go --n-best list.json --rerank 1,0": "list.json:1 en-de reverse go de-en",
-        "score go --n-best list.json --tune corpus/test.de": "list.json:1 en-de reverse go de-en",
-        "score go --n-best list.json --reverse": "list.json:1 en-de reverse go de-en",
-        "score back --n-best list.json": "list.json:1 en-de back de-en",
-        "score go --n-best list --src corpus/test.en --rerank 1,0": "test.en reverse go rename",
-        "score back --n-best list --src corpus/test.en": "test.en back de-en rename",
         "average run/checkpoints/last run-back/checkpoints/last -o mean": "run run-back data.src",
     },
     "BPE model": {
@@ -154,9 +146,6 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             ["out=run-back", *re.split(" (?=data)", turned)],
         ):
             assert nmt_train([*name_config(folder), *settings]) == 0
-        options = ["-i", "corpus/test.en", "--n-best", "2"]
-        assert nmt_translate(["go", *options, "--json", "-o", "list.json"]) == 0
-        assert nmt_translate(["go", *options, "-o", "list"]) == 0
         yield folder
 
 
