@@ -221,15 +221,13 @@ def evaluate(
     engine: EngineName = "nmt",
     all_metrics: bool = False,
     verdict: bool = False,
-    calibration: bool = False,
 ) -> "Evaluation":
     """Translate a test set and score it: by default that of the config, otherwise `test_set` or the
     files `src`, `ref`; `ref` may be a list, of several references.
 
     Several paths are an ensemble, or with `verdict` runs of one recipe, which are judged by their
-    mean. `calibration` adds NLL, perplexity and calibration error of the reference. The result has
-    a `report` for people, `json_values`, and the scores with their intervals and signatures.
-    Nothing is recorded in the run's folder; nmt-eval does that.
+    mean. The result has a `report` for people, `json_values`, and the scores with their intervals and
+    signatures. Nothing is recorded in the run's folder; nmt-eval does that.
     """
     from functools import partial
 
@@ -244,23 +242,12 @@ def evaluate(
     )
     names = [str(convert_published(path) if engine == "nmt" else path) for path in paths]
     if verdict and len(names) > 1:
-        for name, is_given in {"all_metrics": all_metrics, "calibration": calibration}.items():
-            if is_given:
-                raise UserError(
-                    f"{name} and verdict together accept only one run; leave one of them out"
-                )
+        if all_metrics:
+            raise UserError(
+                "all_metrics and verdict together accept only one run; leave one of them out"
+            )
         return evaluate_runs(request, names)
-    if calibration and engine != "nmt":
-        raise UserError(
-            f"calibration is not available with engine={engine!r}; leave out one of them"
-        )
-    return evaluate_system(
-        request,
-        names,
-        with_all_metrics=all_metrics,
-        with_verdict=verdict,
-        with_calibration=calibration,
-    )
+    return evaluate_system(request, names, with_all_metrics=all_metrics, with_verdict=verdict)
 
 
 def score(

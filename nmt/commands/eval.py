@@ -27,7 +27,6 @@ EXAMPLES = """\
   nmt-eval runs/base/average --ladder                   scored in every way in which results are quoted
   nmt-eval runs/base --verdict                          its average against the paper: reproduced or not, and why
   nmt-eval runs/seed1 runs/seed2 runs/seed3 --verdict      runs that differ only in seed, judged by their mean
-  nmt-eval runs/base/average --calibration              also the NLL, perplexity and calibration error of the reference
   nmt-eval runs/base/average --test-set newstest2013    by name, through sacreBLEU or from files
   nmt-eval runs/base/average --src news.en --ref news.de --output news.hyp --json news.json
   nmt-eval --hypotheses news.hyp --ref news.de --ladder      the output of any system
@@ -75,12 +74,6 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="judge whether this run, or these runs of one recipe, reproduced the paper's result",
     )
-    parser.add_argument(
-        "--calibration",
-        action="store_true",
-        help="also score the reference with the model, piece by piece: NLL, perplexity, and the expected "
-        "calibration error",
-    )
     references = parser.add_mutually_exclusive_group()
     references.add_argument(
         "--test-set",
@@ -125,7 +118,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     # A folder whose name contains "=" is still a checkpoint.
     args.overrides = [word for word in args.words if "=" in word and not os.path.exists(word)]
     args.checkpoints = [word for word in args.words if word not in args.overrides]
-    check_options(parser, args, {"--engine": "--ensemble --verdict --calibration"}, {})
+    check_options(parser, args, {"--engine": "--ensemble --verdict"}, {})
     if misuse := find_misuse(args):
         parser.error(misuse)
     return args
@@ -147,8 +140,6 @@ def find_misuse(args: argparse.Namespace) -> str | None:
         return "give both --src and --ref, or --test-set NAME, or neither for the config's test set"
     if n_checkpoints != 1 and (args.ensemble or args.engine != "nmt" or args.output):
         return "--ensemble, --engine and --output need exactly one CHECKPOINT"
-    if n_checkpoints != 1 and args.calibration:
-        return "--calibration needs exactly one CHECKPOINT, whose probabilities it measures"
     if not n_checkpoints and args.verdict:
         return "--verdict needs a CHECKPOINT, or several, because it judges the training too"
     if args.ladder and (n_checkpoints > 1 or args.compare):
@@ -228,7 +219,6 @@ def evaluate(args: argparse.Namespace) -> int:
             is_text=args.hypotheses is not None,
             with_all_metrics=args.ladder,
             with_verdict=args.verdict,
-            with_calibration=args.calibration,
         )
     try:
         print(evaluation.report, flush=True)

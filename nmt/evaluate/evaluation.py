@@ -7,7 +7,7 @@ results.json and its average's model card.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -53,8 +53,6 @@ from nmt.system.errors import UserError
 from nmt.system.files import check_own_folder
 from nmt.system.progress import say, track
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
-from nmt.translate.calibration import N_BINS, Calibration, measure_calibration
-from nmt.translate.pair_scores import PairScorer
 from nmt.translate.translator import LoadedModel, Translator, open_translator
 
 N_BOOTSTRAP = 1_000
@@ -83,7 +81,6 @@ def evaluate_system(
     is_text: bool = False,
     with_all_metrics: bool = False,
     with_verdict: bool = False,
-    with_calibration: bool = False,
 ) -> Evaluation:
     """Score a file of translations, a checkpoint, or an ensemble of checkpoints."""
     # choose the system and translate
@@ -102,25 +99,18 @@ def evaluate_system(
     elif with_verdict:
         metrics.append(paper_metric)
     system = score_systems([system], metrics)[0]
-    filtered = calibration = verdict = None
+    filtered = verdict = None
     if with_all_metrics and system.test.subset:
         filtered = compute_scores(system, metrics, system.test.subset)
-    calibration_lines: list[str] = []
-    if with_calibration and (measured := _calibrate(system)):
-        calibration_scores = score_calibration(measured, system)
-        system = replace(system, scores=[*system.scores, *calibration_scores])
-        calibration = _describe_calibration(measured)
-        calibration_lines = list(_format_calibration(measured))
     if with_verdict:
         verdict = judge(paper_metric, [system], [examine_training_text(system)])
 
     # report
     return Evaluation(
         [system],
-        Findings(filtered=filtered, calibration=calibration, verdict=verdict),
+        Findings(filtered=filtered, verdict=verdict),
         ladder=metrics if with_all_metrics else (),
         doubt=_doubt_average(system),
-        calibration_lines=calibration_lines,
     )
 
 
@@ -308,73 +298,6 @@ def _compare(a: System, b: System, seed: int) -> Comparison:
     counter = HEADLINE.make_counter()
     references = [a.test.ref, *a.test.more_references]
     return compare_systems(counter, a.texts, b.texts, references, seed=seed)
-
-
-def _calibrate(system: System) -> Calibration | None:
-    assert system.model is not None and isinstance(system.model.translator, Translator)
-    scorer = PairScorer(system.model.translator)
-    calibration = measure_calibration(scorer, system.test.src, system.test.ref)
-    if calibration is None:
-        say(
-            f"warning: {system.test.name}: no line can be scored piece by piece; see nmt-score --json"
-        )
-    return calibration
-
-
-def score_calibration(calibration: Calibration, system: System) -> list[Score]:
-    """Return the figures that a table may compare; all are lower for better models."""
-    assert system.model is not None
-    counted = f"pieces:{calibration.n_pieces}|vocab:{system.model.translator.vocab.digest[:8]}"
-    if calibration.impossible:
-        counted += f"|left_out:{calibration.impossible}"
-    return [
-        Score("NLL", calibration.nll, f"nll|{counted}"),
-        Score("perplexity", calibration.perplexity, f"perplexity|{counted}"),
-        Score("ECE", 100 * calibration.error, f"ece|bins:{N_BINS}|{counted}"),
-    ]
-
-
-# ---- report ---------------------------------------------------------------------------------------------------------
-
-
-def _format_calibration(calibration: Calibration) -> Iterator[str]:
-    yield (
-        f"the reference, piece by piece: NLL {calibration.nll:.4f}, perplexity "
-        f"{calibration.perplexity:.2f}, {calibration.n_pieces:,} pieces"
-    )
-    tendency = "over" if calibration.confidence > calibration.accuracy else "under"
-    yield (
-        f"  expected calibration error {100 * calibration.error:.2f} % ({N_BINS} bins): the most probable "
-        f"piece has a probability of {100 * calibration.confidence:.2f} % and is right in "
-        f"{100 * calibration.accuracy:.2f} %, so the model is {tendency}-confident"
-    )
-    if calibration.impossible:
-        yield f"  {calibration.impossible:,} lines are too long or lack a source and are not counted"
-
-
-def _describe_calibration(calibration: Calibration) -> dict[str, Any]:
-    """Describe the bins, for a diagram of reliability, as JSON values."""
-    sums = zip(
-        calibration.counts, calibration.confidence_sums, calibration.correct_counts, strict=True
-    )
-    bins = []
-    for number, (n_pieces, confidence, n_correct) in enumerate(sums):
-        if n_pieces:
-            bins.append(
-                {
-                    "from": number / N_BINS,
-                    "to": (number + 1) / N_BINS,
-                    "pieces": n_pieces,
-                    "confidence": confidence / n_pieces,
-                    "accuracy": n_correct / n_pieces,
-                }
-            )
-    return {
-        "pieces": calibration.n_pieces,
-        "confidence": calibration.confidence,
-        "accuracy": calibration.accuracy,
-        "bins": bins,
-    }
 
 
 # ---- record ---------------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ class Findings:
     comparisons: list[Comparison] | None = None
     comparison: Comparison | None = None
     spread: Spread | None = None
-    calibration: dict[str, Any] | None = None
     verdict: Verdict | None = None
 
 
@@ -41,7 +40,6 @@ class Evaluation:
     findings: Findings = Findings()
     ladder: Sequence[Metric] = ()  # if all were asked for, with the origins of their readings
     doubt: str | None = None  # about an average that is worse than one of its members
-    calibration_lines: Sequence[str] = ()
 
     @property
     def scores(self) -> list[Sequence[Score]]:
@@ -114,7 +112,6 @@ class Evaluation:
             yield from _indent(
                 [_make_row(score.name, score, score.signature) for score in filtered]
             )
-        yield from self.calibration_lines
 
     def _list_side_by_side(self) -> Iterator[str]:
         yield from _indent([_make_row(system.label, system.scores[0]) for system in self.systems])

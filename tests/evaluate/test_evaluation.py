@@ -5,7 +5,6 @@ files. Resamples are few, except where their number is the point.
 """
 
 import json
-import math
 import os
 import re
 import shutil
@@ -25,7 +24,6 @@ from support.toy_corpus import sentences
 from nmt import known_test_sets
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
-from nmt.commands.score import main as nmt_score
 from nmt.commands.train import main as nmt_train
 from nmt.config import format_config, load_config
 from nmt.corpus import test_sets as testsets
@@ -269,34 +267,6 @@ def test_what_was_scored_of_a_run_stands_in_its_results(
     assert record["versions"]["sacrebleu"] == sacrebleu.__version__
     assert record["when"].endswith("+00:00")
     assert (found["checkpoint"], found["engine"], found["ensemble"]) == (str(checkpoint), "nmt", [])
-
-
-def test_the_reference_is_scored_as_nmt_score_does_and_recorded(
-    run: Path, ground: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    plain = evaluate(tmp_path, run)
-    found = evaluate(tmp_path, run, "--calibration")
-    assert "expected calibration error" in capsys.readouterr().out
-    assert found["scores"][:2] == plain["scores"] and "calibration" not in plain
-    nll, perplexity, error = found["scores"][2:]
-    [record] = read_records(run)
-    recorded = [(score["name"], score["value"]) for score in record["scores"]]
-    assert recorded == [(score["name"], score["value"]) for score in found["scores"]]
-    assert [name for name, _ in recorded[2:]] == ["NLL", "perplexity", "ECE"]
-
-    files = ["--src", str(ground / "test.en"), "--tgt", str(ground / "test.de")]
-    assert nmt_score([str(run), *files, "-o", str(tmp_path / "scores")]) == 0
-    said = re.search(r"([\d,]+) tokens: NLL per token (\S+), perplexity", capsys.readouterr().err)
-    assert said is not None and f"{nll['value']:.4f}" == said[2]
-    assert perplexity["value"] == pytest.approx(math.exp(nll["value"]))
-    n_pieces = int(said[1].replace(",", ""))
-    vocab = digest_file(run / "vocab.model")[:8]
-    assert error["signature"] == f"ece|bins:20|pieces:{n_pieces}|vocab:{vocab}"
-
-    bins = found["calibration"]["bins"]
-    assert sum(each["pieces"] for each in bins) == n_pieces
-    distances = [each["pieces"] * abs(each["confidence"] - each["accuracy"]) for each in bins]
-    assert error["value"] == pytest.approx(100 * sum(distances) / n_pieces)
 
 
 def test_a_rerun_replaces_its_record_and_another_search_adds_one(run: Path) -> None:
@@ -575,9 +545,6 @@ MISUSED: dict[str, str] = {
     "--compare a b --verdict": "--verdict needs a CHECKPOINT",
     "a --engine ctranslate2 --ensemble b": "does not support --ensemble",
     "a --engine ctranslate2 --verdict": "does not support --verdict",
-    "a b --calibration": "--calibration needs exactly one CHECKPOINT",
-    "--hypotheses a --ref b --calibration": "--calibration needs exactly one CHECKPOINT",
-    "a --engine ctranslate2 --calibration": "does not support --calibration",
     "a b --ladder": "--ladder accepts only one system",
     "--compare a b --ladder": "--ladder accepts only one system",
     "--hypotheses a --test-set=": "--test-set: is empty",
