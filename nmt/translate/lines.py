@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from nmt.corpus.text_files import check_encoding, decode_lines
+from nmt.corpus.text_files import decode_lines
 from nmt.system.errors import UserError
 from nmt.system.files import explain_unreadable
 from nmt.system.progress import say
@@ -22,7 +22,7 @@ from nmt.system.progress import say
 # 1,024 gain nothing.
 FIRST_CHUNK, LARGEST_CHUNK = 32, 1_024
 READ_BYTES = 1 << 16
-MAX_CHUNK_BYTES, MAX_LINE_BYTES, MAX_DOCUMENT_BYTES = 2 << 20, 16 << 20, 64 << 20
+MAX_CHUNK_BYTES, MAX_LINE_BYTES = 2 << 20, 16 << 20
 PAUSE_S = 0.05  # a source that is silent for so long has nothing more at the moment
 # how a compressed file begins, which is refused, and the tool for it
 SIGNATURES = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2"}
@@ -71,22 +71,6 @@ class LineReader:
             )
         if self.n_invalid > MAX_WARNINGS:
             say(f"warning: {self.name}: {self.n_invalid:,} lines are not valid UTF-8")
-
-    def read_text(self) -> str:
-        """The whole stream as one document."""
-        data = bytearray()
-        while block := _read(self.handle, self.name):
-            data += block
-            if len(data) > MAX_DOCUMENT_BYTES:
-                raise UserError(
-                    f"{self.name}: is longer than {MAX_DOCUMENT_BYTES:,} bytes; give it in parts"
-                )
-        self._check_is_text(bytes(data[: 1 << 10]))
-        check_encoding(bytes(data[:READ_BYTES]).splitlines(), self.name)
-        text = data.decode(errors="replace")
-        if "\ufffd" in text and "\ufffd".encode() not in data:
-            say(f"warning: {self.name}: is not valid UTF-8; U+FFFD was substituted")
-        return text.removeprefix("\ufeff")
 
     def _check_is_text(self, line: bytes) -> None:
         for signature, tool in SIGNATURES.items():

@@ -164,11 +164,8 @@ class TextToText(ABC):
 
     def encode_source(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the pieces of each line that the model reads, without tags."""
-        return self.vocab.src.encode([self.read_line(line) for line in lines])
-
-    def read_line(self, line: str) -> str:
-        """Return what the model reads of a line."""
-        return lower_capitals(line) if self.is_lowered(line) else line
+        read = [lower_capitals(line) if self.is_lowered(line) else line for line in lines]
+        return self.vocab.src.encode(read)
 
     def make_splitter(self, has_sentences: bool = True) -> Splitter:
         """Make what splits paragraphs into sentences that the model can translate; without, a paragraph is
