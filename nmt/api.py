@@ -125,25 +125,6 @@ def prepare(config: RunConfig, executor: "Executor | None" = None) -> bool:
     return is_new
 
 
-def fit_into(config: RunConfig, budget: str) -> list[str]:
-    """Return the settings with which a run takes a time such as 2h, 90m or 1h30m, by the speed of this
-    machine; those of a run that has begun, if it has.
-    """
-    from nmt.model.size import check_weights_fit
-    from nmt.system.runtime import tune_process
-
-    check_weights_fit(config)
-    tune_process()  # before torch is imported
-
-    from nmt.profile.budget import parse_duration, plan_run
-    from nmt.system.ranks import join_world
-
-    seconds = parse_duration(budget)
-    with join_world(config.device) as world:
-        world.on_main(lambda: prepare(config))
-        return plan_run(config, seconds, world).list_settings()
-
-
 def train(config: RunConfig) -> int:
     """Prepare what is missing, then train or continue the run in `config.folder`.
 

@@ -46,6 +46,7 @@ LEVELS = {
     "profile": 8,
     "evaluate": 9,
     "extras/tracking": 8,
+    "extras/init": 10,
     "export": 10,
     "report": 10,
     "api": 11,

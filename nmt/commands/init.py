@@ -1,7 +1,6 @@
 """nmt-init: a first config for your own text, with a dev and a test set if there are none."""
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
     from nmt.config import DataConfig
-    from nmt.corpus.suggest_config import Start
+    from nmt.extras.init.suggest import Start
 
 EXAMPLES = """\
   nmt-init --src train.en --tgt train.de -o my.yaml
@@ -93,9 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write_config(args: argparse.Namespace) -> int:
     from nmt.config import RANDOM_SEED
-    from nmt.corpus.suggest_config import suggest_config
     from nmt.system.files import make_folder, refuse_run_file
     from nmt.system.progress import say
+    from nmt.system.runtime import tune_process
 
     if not RANDOM_SEED.holds(args.seed):
         raise UserError(f"--seed {args.seed}: must {RANDOM_SEED.words}")
@@ -112,21 +111,13 @@ def write_config(args: argparse.Namespace) -> int:
     make_folder(out.parent)
     data = name_corpora(args, languages, out.parent)
     start = None if args.start is None else open_start(args.start, out, args.force)
-    suggest_config(out, data, args.seed, args.force, start, args.hours)
     if args.hours is not None:
-        plan = measure_plan(config, args.hours)
-        suggest_config(out, data, args.seed, True, start, args.hours, plan)
+        tune_process()  # before torch is imported
+    from nmt.extras.init.suggest import suggest_config
+
+    suggest_config(out, data, args.seed, args.force, start, args.hours)
     say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")
     return 0
-
-
-def measure_plan(config: str, hours: float) -> dict[str, float]:
-    """Return the settings with which training takes these hours, by the speed of this machine."""
-    from nmt import api
-
-    settings = api.fit_into(api.load_config(config), f"{60 * hours:.3f}m")
-    pairs = (setting.split("=") for setting in settings)
-    return {key: json.loads(value) for key, value in pairs}
 
 
 def open_start(name: str, config: Path, is_forced: bool) -> "Start":
@@ -137,14 +128,14 @@ def open_start(name: str, config: Path, is_forced: bool) -> "Start":
 
     from nmt.api import convert_published
     from nmt.checkpoint import open_checkpoint
-    from nmt.corpus.suggest_config import Start
+    from nmt.extras.init.suggest import Start
 
     path = convert_published(name, config.with_name(f"{config.stem}.start"), is_forced)
     return Start(os.path.abspath(path), open_checkpoint(path).config)
 
 
 def choose_languages(args: argparse.Namespace) -> tuple[str, str]:
-    from nmt.corpus.suggest_config import guess_languages
+    from nmt.extras.init.suggest import guess_languages
 
     if args.languages is None:
         names = [args.file] if args.file else [args.src, args.tgt]

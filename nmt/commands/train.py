@@ -28,7 +28,6 @@ EXAMPLES = """\
   nmt-train --src my.en --tgt my.de                     on your own text, with the config that nmt-init writes for it
   nmt-train --config base.yaml                          the paper's base model on WMT14 English-German
   nmt-train --config base.yaml training.steps=1000 out=runs/short
-  nmt-train --config my.yaml budget=2h                  as many updates as fit, at a measured speed
   nmt-train --config base.yaml --print-config           print every setting, then exit
   nmt-train --config base.yaml --explain                compare settings and rules with the paper's; count deviations
   nmt-train --config base.yaml --profile                show where the time of an update goes; takes half a minute
@@ -90,7 +89,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
     check_options(parser, args, CONFLICTS, NEEDS)
-    args.budget = take_budget(args.overrides)
     args.words = sys.argv[1:] if argv is None else None
     if args.src is not None:
         if any(override.startswith("data.train=") for override in args.overrides):
@@ -126,9 +124,6 @@ def train_model(args: argparse.Namespace) -> int:
     config = api.load_config(args.config, args.overrides)
     if not args.print_config and not args.explain:
         use_gpus(args, config.device)
-    if args.budget is not None:
-        settings = api.fit_into(config, args.budget)
-        config = api.load_config(args.config, [*args.overrides, *settings])
     if args.print_config:
         print(format_config(config), end="")
         return 0
@@ -178,13 +173,6 @@ def use_gpus(args: argparse.Namespace, device: str) -> None:
     say(f"using {args.gpus or n_gpus} GPUs through nmt-launch; --gpus 1 uses one")
     os.environ["PATH"] = os.pathsep.join((os.path.dirname(launch), *os.get_exec_path()))
     os.execv(launch, ["nmt-launch", "--", *args.words])
-
-
-def take_budget(overrides: list[str]) -> str | None:
-    """Take `budget=TIME`, which is not a setting, out of the settings."""
-    found = [word for word in overrides if word.startswith("budget=")]
-    overrides[:] = [word for word in overrides if word not in found]
-    return found[-1].removeprefix("budget=") if found else None
 
 
 def note_missing_corpus(config: "RunConfig") -> None:

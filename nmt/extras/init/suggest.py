@@ -1,5 +1,5 @@
-"""A first config for your own text: sizes that fit its amount and this machine, each with its reason,
-and a dev and a test set.
+"""A first config for your own text: sizes that fit its amount, each with its reason, and a dev and a test
+set.
 
 Sets that are not given are drawn from pairs of which neither side occurs twice. They are written as
 files beside the config, and data.clean.held_out: drop-sides keeps them out of training, which costs
@@ -10,23 +10,30 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from nmt.config import CorpusConfig, DataConfig, ModelConfig, RunConfig, to_plain_values
+from nmt.config import (
+    CorpusConfig,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    load_config,
+    to_plain_values,
+)
+from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import describe_corpus, find_local_files, read_blocks
 from nmt.corpus.shards import PAIRS_PER_SHARD
-from nmt.corpus.survey import Survey, survey_corpus
+from nmt.extras.init.hours import estimate_update_seconds, fit_schedule
+from nmt.extras.init.survey import Survey, survey_corpus
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import check_writable, read_bytes, write_text
-from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.progress import say
-from nmt.system.runtime import count_cores, tune_process
 from nmt.system.strict_yaml import format_yaml
 
 MIN_PAIRS = 1_000  # fewer are too few to train from scratch
@@ -43,37 +50,8 @@ MIN_STEPS, MAX_STEPS = 2_000, 100_000
 N_CHECKPOINTS = 40
 N_VALIDATIONS = 20
 
-# Without a GPU, no model is suggested that trains longer or takes more of the memory.
-MAX_DAYS = 3
-MAX_MEMORY_SHARE = 1 / 2
-BYTES_A_WEIGHT = 16  # with its gradient and Adam's two moments, in fp32
-# fp32 operations a second of a core of 2.5 GHz with AVX-512, measured with multi30k.yaml
-CORE_SPEED = 35e9
-BF16_GAIN = 1.6  # how much faster a core is that has instructions for bf16
-
 # A section of a config: each key has a value, or a pair of a value and the reason for it.
 Choices = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The properties of a machine that a suggestion depends on."""
-
-    n_cores: int
-    n_bytes: int  # of memory
-    has_bf16: bool  # whether its cores are fast in bf16
-    has_gpu: bool
-
-    def describe_cores(self) -> str:
-        return "this core" if self.n_cores == 1 else f"these {self.n_cores} cores"
-
-
-def inspect_machine() -> Machine:
-    tune_process()  # before torch is imported
-
-    from nmt.system.device import has_nvidia, is_fast_in_bf16
-
-    return Machine(count_cores(), find_memory_limit().n_bytes, is_fast_in_bf16(), has_nvidia())
 
 
 @dataclass(frozen=True)
@@ -103,27 +81,11 @@ class Size:
         updates = n_words * PIECES_A_WORD * self.passes / self.tokens
         return min(MAX_STEPS, max(MIN_STEPS, updates))
 
-    def estimate_hours(self, n_words: float, machine: Machine) -> float:
-        """Estimate the hours of training on a CPU from a rough count of operations."""
-        # A multiplication and an addition for each weight and token, and twice as much backward.
-        n_operations = 6 * self.n_weights * self.tokens
-        speed = CORE_SPEED * machine.n_cores * (BF16_GAIN if machine.has_bf16 else 1)
-        return self.count_updates(n_words) * n_operations / speed / 3600
-
-    def find_obstacle(self, n_words: float, machine: Machine, max_days: float) -> str | None:
-        """Return why this machine cannot train the model within `max_days`, or None if it can."""
-        if machine.has_gpu:
-            return None
-        hours = self.estimate_hours(n_words, machine)
-        if hours > 24 * max_days:
-            return f"would take about {_describe_hours(hours)} on {machine.describe_cores()}"
-        n_bytes = BYTES_A_WEIGHT * self.n_weights
-        if n_bytes > MAX_MEMORY_SHARE * machine.n_bytes:
-            return (
-                f"needs {format_memory(n_bytes)} for weights, gradients and moments, more than "
-                f"half of this machine's {format_memory(machine.n_bytes)}"
-            )
-        return None
+    def estimate_hours(self, n_words: float) -> float:
+        """Estimate the hours of training on this machine, by a speed that is measured."""
+        model = ModelConfig(d_model=self.d_model, d_ff=self.d_ff)
+        seconds = estimate_update_seconds(model, self.n_weights, self.tokens)
+        return self.count_updates(n_words) * seconds / 3600
 
 
 MULTI30K = "as multi30k.yaml, for 345,000 words"
@@ -214,16 +176,11 @@ def suggest_config(
     is_forced: bool = False,
     start: Start | None = None,
     hours: float | None = None,
-    plan: Mapping[str, float] | None = None,
 ) -> None:
     """Survey the text that `data` names and write a config for it at `path`, with the drawn sets beside
     it. The model is new, or begins as `start`. A file that exists and differs is an error, unless
-    `is_forced`.
-
-    The model is one that a CPU trains in `hours`. `plan` has the settings that fit it into them, by a
-    measured speed.
+    `is_forced`. With `hours`, the model and its schedule are what this machine trains in them.
     """
-    machine = inspect_machine()
     given = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
     inputs = {file.resolve() for each in given for file in find_local_files(each, data)}
     data = replace(data, on_bad_line="skip")
@@ -257,18 +214,28 @@ def suggest_config(
         "data": _choose_data(f"stores/{path.stem}", data, survey, held_out, start is None),
     }
     if start is None:
-        size, size_reason = choose_size(n_words, machine, hours)
+        size, size_reason = choose_size(n_words, hours)
         choices["vocab"] = _choose_vocab(size, size_reason, survey.alphabet)
         choices["model"] = _choose_model(size)
-        choices |= _choose_schedule(size, n_words, machine)
+        choices |= _choose_schedule(size, n_words)
     else:
         choices["vocab"] = {"joint": start.config.vocab.joint}
         choices["model"] = start.choose_model()
         choices |= start.choose_schedule(n_words)
-    if plan is not None:
-        _apply_plan(choices, plan, hours)
-    contents[path] = "\n".join(_format_choices(choices)) + "\n"
+    contents[path] = _format_config(choices)
     _write_files(contents, inputs, is_forced)
+    if hours is not None:
+        # measured with the config as it stands, and written into it
+        reason = (
+            f"what fits into {60 * hours:g} minutes, by a measured speed; so do warm-up, validations and "
+            "checkpoints"
+        )
+        config = load_config(str(path))
+        prepare(config.data, config.vocab, config.seed)
+        for key, value in fit_schedule(config, hours).items():
+            section, name = key.split(".")
+            choices[section][name] = (value, reason) if name == "steps" else value
+        _write_files({path: _format_config(choices)}, inputs, is_forced=True)
 
 
 def _write_files(contents: dict[Path, str], inputs: set[Path], is_forced: bool) -> None:
@@ -405,26 +372,22 @@ def _check_amount(survey: Survey, corpus: CorpusConfig, least: int) -> None:
 # ---- the choices ------------------------------------------------------------------------------------------------
 
 
-def choose_size(n_words: float, machine: Machine, hours: float | None = None) -> tuple[Size, str]:
+def choose_size(n_words: float, hours: float | None = None) -> tuple[Size, str]:
     """Return the size for this many words, or a smaller one that this machine can train in `hours`,
     and the reason.
     """
-    days = MAX_DAYS if hours is None else hours / 24
     place = next(i for i, size in enumerate(SIZES) if n_words <= size.max_words)
     wanted = SIZES[place]
-    obstacle = wanted.find_obstacle(n_words, machine, days)
-    while place > 0 and SIZES[place].find_obstacle(n_words, machine, days):
-        place -= 1
+    if hours is not None:
+        while place > 0 and SIZES[place].estimate_hours(n_words) > hours:
+            place -= 1
     size = SIZES[place]
-    reason = size.reason
-    if size is not wanted:
-        reason += (
-            f"; the text is enough for {wanted.vocab:,} pieces, d_model {wanted.d_model}, d_ff "
-            f"{wanted.d_ff} and updates of {wanted.tokens:,} tokens, which {obstacle}"
-        )
-    elif obstacle is not None:
-        reason += f"; it {obstacle}, and nothing smaller is worth training"
-    return size, reason
+    if size is wanted:
+        return size, size.reason
+    return size, (
+        f"{size.reason}; the text is enough for {wanted.vocab:,} pieces, d_model {wanted.d_model}, d_ff "
+        f"{wanted.d_ff} and updates of {wanted.tokens:,} tokens, which take longer here"
+    )
 
 
 def _choose_model(size: Size) -> Choices:
@@ -493,16 +456,13 @@ def _choose_vocab(size: Size, reason: str, alphabet: int) -> Choices:
     return choices
 
 
-def _choose_schedule(size: Size, n_words: float, machine: Machine) -> Choices:
+def _choose_schedule(size: Size, n_words: float) -> Choices:
     every = _round_up(size.count_updates(n_words) / N_CHECKPOINTS)
     steps = N_CHECKPOINTS * every
     warmup = min(4_000, steps // 4)
     scale = round(size.peak_rate * math.sqrt(size.d_model * warmup), 2)
     n_passes = steps * size.tokens / (n_words * PIECES_A_WORD)
     length = f"about {n_passes:.0f} passes over the text, at {PIECES_A_WORD} pieces a word"
-    if not machine.has_gpu:
-        hours = _describe_hours(size.estimate_hours(n_words, machine))
-        length += f"; very roughly {hours} on {machine.describe_cores()} (--plan measures it)"
     training: Choices = {
         "steps": (steps, length),
         "patience": (N_VALIDATIONS // 4, "a quarter of the run without a better dev BLEU ends it"),
@@ -523,15 +483,6 @@ def _choose_schedule(size: Size, n_words: float, machine: Machine) -> Choices:
     }
 
 
-def _apply_plan(choices: Choices, plan: Mapping[str, float], hours: float | None) -> None:
-    """Replace estimated settings with measured ones."""
-    minutes = 60 * (hours or 0)
-    reason = f"what fits into {minutes:g} minutes, by a measured speed; so do warm-up, validations and checkpoints"
-    for key, value in plan.items():
-        section, name = key.split(".")
-        choices[section][name] = (value, reason) if name == "steps" else value
-
-
 def _count_words(survey: Survey, is_kept: np.ndarray) -> float:
     """Count the words of the side that has more; without spaces between them, estimate their number."""
     n_words = []
@@ -541,12 +492,6 @@ def _count_words(survey: Survey, is_kept: np.ndarray) -> float:
             words = survey.characters[is_kept, side].sum() / CHARACTERS_A_WORD
         n_words.append(float(words))
     return max(n_words)
-
-
-def _describe_hours(hours: float) -> str:
-    if hours < 1:
-        return f"{max(1, round(60 * hours))} minutes"
-    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
 
 
 def _round_up(number: float) -> int:
@@ -571,6 +516,10 @@ def _describe_rule(held_out: HeldOut) -> str:
         f"no pair of these sets is trained on; drop-sides would drop {held_out.n_shared:,} pairs with "
         "one side in common too"
     )
+
+
+def _format_config(choices: Choices) -> str:
+    return "\n".join(_format_choices(choices)) + "\n"
 
 
 def _format_choices(choices: Choices, indent: str = "") -> list[str]:

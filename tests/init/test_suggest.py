@@ -5,7 +5,6 @@ set is trained on, and nothing is overwritten.
 import os
 import random
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,12 @@ from nmt.commands.init import main as nmt_init
 from nmt.commands.train import main as nmt_train
 from nmt.config import load_config
 from nmt.corpus.prepare import prepare
-from nmt.corpus.suggest_config import SIZES, Machine, choose_size, guess_languages
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
+from nmt.extras.init.hours import USED_SHARE
+from nmt.extras.init.suggest import SIZES, choose_size, guess_languages
 from nmt.system.errors import UserError
 
-LAPTOP = Machine(n_cores=2, n_bytes=8 << 30, has_bf16=False, has_gpu=False)
-SERVER = Machine(n_cores=64, n_bytes=256 << 30, has_bf16=True, has_gpu=False)
-GPU = replace(LAPTOP, has_gpu=True)
 TWO_FILES = ["--src", "train.en", "--tgt", "train.de"]
 
 
@@ -46,7 +43,6 @@ def write_lines(path: Path, lines: list[str]) -> str:
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with 1,300 pairs, a hundred of which come twice, and others with one side in common."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nmt.corpus.suggest_config.inspect_machine", lambda: LAPTOP)
     src = make_sentences(1_200, "abcdefghij", 1)
     tgt = make_sentences(1_200, "klmnopqrst", 2)
     src += src[:100]
@@ -188,36 +184,31 @@ def test_languages_are_in_the_names(names: str, languages: tuple[str, str] | Non
     assert guess_languages(names.split()) == languages
 
 
-# ---- the machine ------------------------------------------------------------------------------------------------
+# ---- the size --------------------------------------------------------------------------------------------------
 
 
-def test_a_machine_gets_the_largest_size_that_it_can_train() -> None:
+def test_hours_choose_the_largest_size_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that does 1e12 operations a second in training."""
+    monkeypatch.setattr("nmt.extras.init.hours.measure_ceiling", lambda *_: 1e12 / USED_SHARE)
     for n_words in (1e5, 5e5, 5e6, 3e7, 1e9):
-        by_text, _ = choose_size(n_words, GPU)
+        by_text, reason = choose_size(n_words)
         assert by_text == next(size for size in SIZES if n_words <= size.max_words)
-        small, reason = choose_size(n_words, LAPTOP)
-        large, _ = choose_size(n_words, SERVER)
-        assert small.d_model <= large.d_model <= by_text.d_model
-        if small is not by_text:
-            assert f"d_model {by_text.d_model}" in reason and "these 2 cores" in reason
-    assert choose_size(5e6, LAPTOP)[0].d_model == 256
-    assert choose_size(5e6, SERVER)[0].d_model == 512
+        assert reason == by_text.reason
+        before = 0
+        for hours in (0.01, 1, 30, 1e4):
+            size, reason = choose_size(n_words, hours)
+            assert before <= SIZES.index(size) <= SIZES.index(by_text)
+            before = SIZES.index(size)
+            assert size is SIZES[0] or size.estimate_hours(n_words) <= hours
+            assert (f"d_model {by_text.d_model}" in reason) == (size is not by_text)
+        assert size is by_text
 
 
-def test_the_reason_for_a_smaller_model_is_what_the_machine_lacks() -> None:
-    _, reason = choose_size(5e6, replace(SERVER, n_bytes=1 << 30))
-    assert "which needs 0.5 GiB for weights" in reason and "days" not in reason
-    _, reason = choose_size(5e6, replace(LAPTOP, n_cores=1))
-    assert reason.endswith("days on this core")
-
-
-def test_the_rough_count_is_the_measured_hour_of_multi30k() -> None:
-    size = choose_size(345e3, GPU)[
-        0
-    ]  # multi30k.yaml's, which takes about an hour for 4,000 updates on two cores
-    n_words = 345_000
-    per_update = size.estimate_hours(n_words, LAPTOP) / size.count_updates(n_words)
-    assert 0.75 < 4_000 * per_update < 1.5
+def test_the_hours_are_those_of_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.extras.init.hours.measure_ceiling", lambda *_: 1e12 / USED_SHARE)
+    size, _ = choose_size(345e3)  # multi30k.yaml's
+    n_operations = 6 * size.n_weights * size.tokens * size.count_updates(345e3)
+    assert size.estimate_hours(345e3) == pytest.approx(n_operations / 1e12 / 3600)
 
 
 # ---- nmt-train --src --tgt --------------------------------------------------------------------------------------
@@ -241,7 +232,7 @@ def test_two_files_are_enough_to_train_and_to_continue(
     capsys.readouterr()
 
     # the same command continues, with the choices that were made
-    monkeypatch.setattr("nmt.corpus.suggest_config.inspect_machine", None)
+    monkeypatch.setattr("nmt.extras.init.suggest.suggest_config", None)
     assert nmt_train([*command, "training.steps=3"]) == 0
     shown = capsys.readouterr().err
     assert "using en-de.yaml" in shown and "continuing after update 2" in shown

@@ -7,7 +7,7 @@ import pytest
 from support.needs import REAL_TEXT, needs_text
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus.survey import Survey, survey_corpus
+from nmt.extras.init.survey import Survey, survey_corpus
 from nmt.system.errors import UserError
 
 TEXTS = CorpusConfig(src="a.en", tgt="a.de")

@@ -1,0 +1,65 @@
+"""Hours become numbers of the config before a run begins, and the run takes that time."""
+
+import random
+from pathlib import Path
+
+import pytest
+from support.toy_corpus import write_toy_corpus
+
+from nmt.commands.init import main as nmt_init
+from nmt.config import OptimizerConfig, RunConfig, load_config
+from nmt.extras.init import hours
+from nmt.extras.init.hours import LEAST_UPDATES, plan_schedule
+from nmt.system.errors import UserError
+
+
+def test_a_plan_takes_its_time_and_a_tenth_of_it_for_validations() -> None:
+    rng = random.Random(1)
+    for _ in range(500):
+        seconds = 60 * 10 ** rng.uniform(0, 4)
+        update_s = seconds / 10 ** rng.uniform(2.2, 5)
+        validation_s = seconds * 10 ** rng.uniform(-5, -1.1)
+        plan = plan_schedule(RunConfig(), seconds, update_s, validation_s)
+        steps, every = plan["training.steps"], plan["training.validate_every"]
+        n_validations = -(-steps // every)
+        taken = steps * update_s + n_validations * validation_s
+        assert 0.85 * seconds <= taken <= 0.98 * seconds
+        assert 1 <= n_validations <= 20
+        assert every % plan["training.checkpoint_every"] == 0
+        assert plan["optimizer.warmup_steps"] <= max(1, steps // 4) and steps >= LEAST_UPDATES
+
+
+def test_a_shorter_warm_up_reaches_the_same_rate() -> None:
+    config = RunConfig(optimizer=OptimizerConfig(warmup_steps=4_000, scale=2.0))
+    plan = plan_schedule(config, 1_000, 1.0, 1.0)
+    warmup = plan["optimizer.warmup_steps"]
+    rate = plan["optimizer.scale"] * warmup**-0.5
+    assert warmup < 200 and rate == pytest.approx(2.0 * 4_000**-0.5, rel=1e-3)
+    constant = OptimizerConfig(schedule="constant", peak_lr=1e-4, warmup_steps=4_000)
+    plan = plan_schedule(RunConfig(optimizer=constant), 1_000, 1.0, 1.0)
+    assert "optimizer.scale" not in plan
+
+
+def test_what_is_too_short_is_refused() -> None:
+    with pytest.raises(UserError, match="enough for 52 updates of 1.00 s, too few"):
+        plan_schedule(RunConfig(), 60, 1.0, 0.5)
+
+
+def test_nmt_init_writes_the_plan_into_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_toy_corpus(tmp_path)
+    for language in ("en", "de"):  # enough different pairs
+        lines = [f"{i} word" if language == "en" else f"{i} wort" for i in range(2_000)]
+        (corpus / f"train.{language}").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(hours, "SAMPLE_S", 0.2)
+    monkeypatch.setattr("nmt.profile.cost.MEASURED_S", 0.01)
+    out = tmp_path / "my.yaml"
+    files = [f"--{side}={corpus}/train.{name}" for side, name in (("src", "en"), ("tgt", "de"))]
+    monkeypatch.chdir(tmp_path)
+    assert nmt_init([*files, "--hours", "2", "-o", str(out)]) == 0
+    config = load_config(str(out))
+    every = config.training.checkpoint_every
+    assert every is not None and config.training.steps // every in range(40, 50)
+    assert config.optimizer.warmup_steps <= config.training.steps // 4
+    assert "what fits into 120 minutes, by a measured speed" in out.read_text()
