@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -60,15 +60,6 @@ class PairScore:
         )
 
 
-class PossiblePairs(NamedTuple):
-    """The pairs that a model must look at, without marks, and what is wrong with the impossible ones."""
-
-    places: list[int]  # in the given order
-    sources: list[list[int]]
-    targets: list[list[int]]
-    problems: dict[int, str]  # by place; a pair of two empty sides is in neither
-
-
 class PairScorer:
     """Scores pairs of texts with the models of a translator."""
 
@@ -80,39 +71,32 @@ class PairScorer:
         if translator.longest_table is not None:
             self.longest_target = min(self.longest_target, translator.longest_table)
 
-    @property
-    def batch_tokens(self) -> int:
-        return self.config.batch_tokens or DEFAULT_BATCH_TOKENS
-
     def score_pairs(self, sources: Sequence[str], targets: Sequence[str]) -> list[PairScore]:
-        pairs = self.encode_pairs(sources, targets)
-        results = [PairScore()] * len(sources)
-        for i, problem in pairs.problems.items():
-            results[i] = PairScore(problem=problem)
-        found = compute_log_probs(
-            self.translator.prepared_models,
-            pairs.sources,
-            pairs.targets,
-            self.translator.device,
-            self.batch_tokens,
-        )
-        for place, target, log_probs in zip(pairs.places, pairs.targets, found, strict=True):
-            results[place] = PairScore((*target, EOS), tuple(log_probs))
-        return results
-
-    def encode_pairs(self, sources: Sequence[str], targets: Sequence[str]) -> PossiblePairs:
         vocab = self.translator.vocab
-        source_ids, target_ids = vocab.src.encode(sources), vocab.tgt.encode(targets)
-        pairs = PossiblePairs([], [], [], {})
-        for i, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
+        results = [PairScore()] * len(sources)  # as of a pair of two empty sides
+        places = []
+        own_sources = []
+        own_targets = []
+        pairs = zip(vocab.src.encode(sources), vocab.tgt.encode(targets), strict=True)
+        for place, (source, target) in enumerate(pairs):
             problem = self._find_problem(source, target)
             if problem is not None:
-                pairs.problems[i] = problem
+                results[place] = PairScore(problem=problem)
             elif source:
-                pairs.places.append(i)
-                pairs.sources.append([*self.translator.tag_ids, *source])
-                pairs.targets.append(target)
-        return pairs
+                places.append(place)
+                own_sources.append([*self.translator.tag_ids, *source])
+                own_targets.append(target)
+
+        found = compute_log_probs(
+            self.translator.prepared_models,
+            own_sources,
+            own_targets,
+            self.translator.device,
+            self.config.batch_tokens or DEFAULT_BATCH_TOKENS,
+        )
+        for place, target, log_probs in zip(places, own_targets, found, strict=True):
+            results[place] = PairScore((*target, EOS), tuple(log_probs))
+        return results
 
     def _find_problem(self, source: list[int], target: list[int]) -> str | None:
         if not source:
@@ -134,32 +118,6 @@ def open_pair_scorer(paths: Sequence[str], overrides: Sequence[str] = ()) -> Pai
     return PairScorer(model.translator)
 
 
-class PairBatch(NamedTuple):
-    """Pairs of similar length, as the model reads them."""
-
-    places: list[int]
-    src: Packed
-    tgt: Packed
-    gold: Tensor  # (T,), what follows each piece of tgt
-
-
-def batch_pairs(
-    sources: Sentences, targets: Sentences, device: torch.device, batch_tokens: int
-) -> Iterator[PairBatch]:
-    """Pack pairs without marks, which are added."""
-    src_lengths = np.array([len(ids) + 1 for ids in sources], dtype=np.int64)
-    tgt_lengths = np.array([len(ids) + 1 for ids in targets], dtype=np.int64)
-    # neighbours of similar length share a width in attention
-    order = np.argsort(np.maximum(src_lengths, tgt_lengths), kind="stable")
-    bounds = split_pairs(src_lengths[order], tgt_lengths[order], batch_tokens, batch_tokens)
-    for first, last in pairwise(bounds.tolist()):
-        places = order[first:last].tolist()
-        own_targets = [targets[i] for i in places]
-        src, tgt = pack_pairs([sources[i] for i in places], own_targets, device)
-        gold = pack([[*ids, EOS] for ids in own_targets]).to(device).tokens
-        yield PairBatch(places, src, tgt, gold)
-
-
 @torch.inference_mode()
 def compute_log_probs(
     models: Sequence[Transformer],
@@ -172,35 +130,39 @@ def compute_log_probs(
     Neither side has marks; several models are an ensemble.
     """
     results: list[list[float]] = [[]] * len(sources)
-    for batch in batch_pairs(sources, targets, device, batch_tokens):
-        chunks = []
+    for places in batch_pairs(sources, targets, batch_tokens):
+        own_targets = [targets[i] for i in places]
+        src, tgt = pack_pairs([sources[i] for i in places], own_targets, device)
+        gold = pack([[*ids, EOS] for ids in own_targets]).to(device).tokens
         with explain_memory_error(Failure(SCORING_TOO_LARGE)):
-            for each, gold in iterate_log_probs(models, batch):
-                chunks.append(average_log_probs([one.gather(1, gold) for one in each]))
-        lengths = [len(targets[i]) + 1 for i in batch.places]
-        rows = torch.cat(chunks).squeeze(1).cpu().split(lengths)
-        for place, row in zip(batch.places, rows, strict=True):
+            log_probs = find_log_probs(models, src, tgt, gold)
+        rows = log_probs.cpu().split([len(ids) + 1 for ids in own_targets])
+        for place, row in zip(places, rows, strict=True):
             results[place] = row.tolist()
     return results
 
 
-def iterate_log_probs(
-    models: Sequence[Transformer], batch: PairBatch
-) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """Yield each model's log-probabilities (C, V) at some positions, and the gold pieces (C, 1) there.
-
-    Those of all positions never exist together.
+def batch_pairs(sources: Sentences, targets: Sentences, batch_tokens: int) -> Iterator[list[int]]:
+    """Yield the places of the pairs of each batch: neighbours of similar length share a width in
+    attention. Pairs have no marks, which are added.
     """
-    n_rows = min(count_scored_rows(model) for model in models)
-    hidden = [model(batch.src, batch.tgt).split(n_rows) for model in models]  # (C, d) each
-    for gold, *states in zip(batch.gold.split(n_rows), *hidden, strict=True):
-        each = [
-            model.projection(rows).float().log_softmax(1)
-            for model, rows in zip(models, states, strict=True)
-        ]
-        yield each, gold[:, None]
+    src_lengths = np.array([len(ids) + 1 for ids in sources], dtype=np.int64)
+    tgt_lengths = np.array([len(ids) + 1 for ids in targets], dtype=np.int64)
+    order = np.argsort(np.maximum(src_lengths, tgt_lengths), kind="stable")
+    bounds = split_pairs(src_lengths[order], tgt_lengths[order], batch_tokens, batch_tokens)
+    for first, last in pairwise(bounds.tolist()):
+        yield order[first:last].tolist()
 
 
-def count_scored_rows(model: Transformer) -> int:
-    """How many rows of logits are held at a time."""
-    return max(MIN_SCORED_ROWS, MAX_SCORED_LOGITS // model.n_vocab)
+def find_log_probs(models: Sequence[Transformer], src: Packed, tgt: Packed, gold: Tensor) -> Tensor:
+    """Return the log-probability of each gold piece, (T,). Logits of all positions never exist together."""
+    n_rows = max(MIN_SCORED_ROWS, MAX_SCORED_LOGITS // max(model.n_vocab for model in models))
+    hidden = [model(src, tgt).split(n_rows) for model in models]  # (C, d) each
+    chunks = []
+    for pieces, *states in zip(gold[:, None].split(n_rows), *hidden, strict=True):
+        each = []
+        for model, rows in zip(models, states, strict=True):
+            log_probs = model.projection(rows).float().log_softmax(1)
+            each.append(log_probs.gather(1, pieces))
+        chunks.append(average_log_probs(each))
+    return torch.cat(chunks).squeeze(1)

@@ -91,14 +91,25 @@ class ChunkScorer:
     def __call__(self, chunk: Block) -> ScoredChunk:
         totals = ScoreTotals()
         scores = self.scorer.score_pairs(chunk.src, chunk.tgt)
+        rows = []
         for number, score in enumerate(scores, chunk.first):
             totals.add(score, number)
-        rows = [
-            _format_score(self.scorer, score, number, self.kind, self.is_json)
-            for number, score in enumerate(scores, chunk.first)
-        ]
+            rows.append(self._format(score, number))
         data = "".join(rows).encode()
         return ScoredChunk(data, len(chunk.src), chunk.share, totals=totals)
+
+    def _format(self, score: PairScore, number: int) -> str:
+        value = score.value(self.kind, self.scorer.config)
+        if not self.is_json:
+            return f"{value:.6f}\n"
+        fields: dict[str, Any] = {"line": number, "score": None}  # JSON has no infinity
+        if score.problem is not None:
+            fields["problem"] = score.problem
+        else:
+            fields["score"] = round(value, 6)
+            fields["pieces"] = self.scorer.translator.vocab.tgt.pieces(score.piece_ids)
+            fields["log_probs"] = [round(one, 6) for one in score.log_probs]
+        return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
 def start_scoring(
@@ -106,24 +117,8 @@ def start_scoring(
     overrides: Sequence[str],
     kind: ScoreKind,
     is_json: bool,
-    n_here: int = 1,
+    n_here: int,
 ) -> ChunkScorer:
     share_cores(n_here)
     scorer = open_pair_scorer(checkpoints, overrides)
     return ChunkScorer(scorer, kind, is_json)
-
-
-def _format_score(
-    scorer: PairScorer, score: PairScore, number: int, kind: ScoreKind, is_json: bool
-) -> str:
-    value = score.value(kind, scorer.config)
-    if not is_json:
-        return f"{value:.6f}\n"
-    fields: dict[str, Any] = {"line": number, "score": None}  # JSON has no infinity
-    if score.problem is not None:
-        fields["problem"] = score.problem
-    else:
-        fields["score"] = round(value, 6)
-        fields["pieces"] = scorer.translator.vocab.tgt.pieces(score.piece_ids)
-        fields["log_probs"] = [round(one, 6) for one in score.log_probs]
-    return json.dumps(fields, ensure_ascii=False) + "\n"
