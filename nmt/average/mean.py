@@ -26,7 +26,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import list_differences
 from nmt.system.errors import UserError
-from nmt.system.files import make_workplace, write_folder
+from nmt.system.files import check_exchangeable, write_folder
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import track
 from nmt.system.run_folder import MODEL_FILE, RunFolder
@@ -87,7 +87,7 @@ def average_checkpoints(
     out = out.resolve()
     _check_place(out)
     check_replaceable(out, "an average", is_without_optimizer, is_forced, paths)
-    make_workplace(out)
+    check_exchangeable(out)
     checkpoints = sort_as_one_run(open_all(paths))
     newest, origin = checkpoints[-1], describe_mean(checkpoints)
 

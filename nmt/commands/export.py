@@ -74,7 +74,7 @@ def export_model(args: argparse.Namespace) -> int:
     from nmt.checkpoint import open_checkpoint
     from nmt.corpus.text_files import TextFile, read_lines
     from nmt.export.export import export, make_lines
-    from nmt.system.files import make_workplace
+    from nmt.system.files import check_exchangeable
     from nmt.system.progress import say
 
     checkpoint = open_checkpoint(convert_published(args.checkpoint))
@@ -82,7 +82,7 @@ def export_model(args: argparse.Namespace) -> int:
     lines = make_lines(checkpoint.vocab)
     if args.check_lines is not None:
         lines = list(islice(read_lines(TextFile(Path(args.check_lines))), MAX_LINES))
-    make_workplace(out.resolve())
+    check_exchangeable(out.resolve())
     if args.to == "argos":
         from nmt.export.argos import export_argos
 

@@ -29,15 +29,13 @@ from typing import Any, BinaryIO, Literal
 
 from nmt.system.errors import Failure, UserError
 from nmt.system.progress import clock, say, say_once
-from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, RUN_FILES, RunFolder
+from nmt.system.run_folder import MANIFEST_FILE, RUN_FILES, RunFolder
 from nmt.system.strict_json import parse_json
 
 MAX_JSON_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
-FILLED_FOLDER = ".new"  # in a fixed folder: what its new content is written into
-VOLUME_FOLDER = "lost+found"  # in a volume of ext4, from the start
 LOCK_FILE = ".lock"  # stays in the folder that it locks
 NAMING_S = 0.5  # in which who holds a lock has written its name into the file
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
@@ -307,21 +305,15 @@ def point_link(link: Path, target: str) -> None:
 # ---- sealed folders ---------------------------------------------------------------------------------------------
 
 
-def is_fixed(folder: Path) -> bool:
-    """Whether no other folder can take the place of this one: something is mounted there, such as a
-    Docker volume, or it is the current folder or holds that.
-    """
-    if not _is_folder(folder):
-        return False
-    with contextlib.suppress(FileNotFoundError):  # the current folder was removed
-        if Path.cwd().is_relative_to(folder.resolve()):
-            return True
-    return os.path.ismount(folder)
-
-
-def make_workplace(path: Path) -> None:
-    """Make the folder in which `write_folder` will work, and fail now if it cannot."""
-    make_folder(path if is_fixed(path) else path.parent)
+def check_exchangeable(path: Path) -> None:
+    """Fail now if `write_folder` will not be able to put a new folder in the place of this one."""
+    make_folder(path.parent)
+    is_current = _is_folder(path) and Path.cwd().is_relative_to(path.resolve())
+    if is_current or os.path.ismount(path):
+        what = "the current folder" if is_current else "a mount point"
+        raise UserError(
+            f"{path}: is {what}, which no new folder can replace; name a folder inside it, or mount its parent"
+        )
 
 
 def _is_folder(path: Path) -> bool:
@@ -330,22 +322,16 @@ def _is_folder(path: Path) -> bool:
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Make the folder `path` appear complete: `fill` writes into a hidden one, which is sealed and
-    takes the place of all that is there. A fixed folder stays, and only its files are replaced.
+    takes the place of all that is there.
 
-    Raise FolderInUse if another process is doing the same; for a fixed folder, the caller sees to that.
+    Raise FolderInUse if another process is doing the same.
     """
-    stays = is_fixed(path)
-    hidden = path / FILLED_FOLDER if stays else path.with_name(f".{path.name}.tmp")
+    check_exchangeable(path)
+    hidden = path.with_name(f".{path.name}.tmp")
     try:
-        hidden.parent.mkdir(parents=True, exist_ok=True)
-        held = lock(path, "a command that writes it", f".{path.name}.lock.tmp")
-        with contextlib.nullcontext() if stays else held:
+        with lock(path, "a command that writes it", f".{path.name}.lock.tmp"):
             _fill_folder(hidden, fill)
-            if stays:
-                move_sealed_files(hidden, path)
-                remove_entry(hidden)
-            else:
-                _exchange_folder(hidden, path)
+            _exchange_folder(hidden, path)
     except OSError as error:
         # a write that fails, because the disk is full, does not know of which file
         error.filename = error.filename or str(path)
@@ -387,20 +373,9 @@ def _name_old(path: Path) -> Path:
 
 
 def move_sealed_files(folder: Path, path: Path) -> None:
-    """Move the files of a sealed folder into the folder `path`.
-
-    The old manifest goes first and the new one comes last: a folder without one counts as absent.
-    Files that neither manifest names are not ours and stay.
+    """Move the files of a sealed folder into the folder `path`, which has no manifest yet. The manifest
+    comes last: a folder without one counts as absent.
     """
-    old: Iterable[str] = ()
-    with contextlib.suppress(UserError):  # there is none, or it is damaged
-        old = read_manifest(path)
-    for name in (MANIFEST_FILE, CARD_FILE, *old):
-        remove_entry(path / name)
-    _move_files(folder, path)
-
-
-def _move_files(folder: Path, path: Path) -> None:
     names = {file.name for file in folder.iterdir()} - {MANIFEST_FILE}
     for name in names:
         remove_entry(path / name)
@@ -410,27 +385,9 @@ def _move_files(folder: Path, path: Path) -> None:
     sync_to_disk(path)
 
 
-def finish_move(path: Path) -> None:
-    """Finish the work of a process that was killed or interrupted while it moved files into the
-    folder `path`: all of them are there or still in FILLED_FOLDER, and nothing else is.
-    """
-    filled = path / FILLED_FOLDER
-    if not _is_folder(filled):
-        return
-    with contextlib.suppress(UserError):  # not sealed, so nothing was moved
-        if list_own_names(path) <= read_manifest(filled).keys():
-            _move_files(filled, path)
-            remove_entry(filled)
-
-
 def list_own_names(folder: Path) -> set[str]:
-    """List what is in a folder but for what killed processes leave, the lock, and what a new volume
-    holds.
-    """
-    left_out = {FILLED_FOLDER, LOCK_FILE}
-    if os.path.ismount(folder):
-        left_out.add(VOLUME_FOLDER)
-    names = {path.name for path in folder.iterdir()} - left_out
+    """List what is in a folder but for what killed processes leave, and the lock."""
+    names = {path.name for path in folder.iterdir()} - {LOCK_FILE}
     return {name for name in names if not is_abandoned_name(name)}
 
 

@@ -15,7 +15,6 @@ from nmt.system.errors import UserError
 from nmt.system.files import (
     check_writable,
     digest_file,
-    finish_move,
     list_own_names,
     open_plain_file,
     read_bytes,
@@ -71,7 +70,6 @@ def check_replaceable(
     restore_folder(out)
     if not os.path.lexists(out):
         return
-    finish_move(out)
     refusal = UserError(
         f"{out}: exists and contains something other than {kind}; choose another -o DIR, or replace it "
         "with --force; nothing was changed"
