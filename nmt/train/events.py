@@ -121,7 +121,6 @@ class SampleEvent(Event):
     source: str
     reference: str
     translation: str
-    attention: dict[str, Any] | None = None  # as attention_maps.py writes it; not checked when read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,16 @@
-"""Translations of the same few dev lines at each validation, with what the model attends to.
+"""Translations of the same few dev lines at each validation, and how sharply the model attends.
 
 They are lines that BLEU is computed from, so they cost no search of their own. The attention of a
 translation that is finished comes from one more pass through the model. Each sample becomes a line
-of metrics.jsonl, so texts are cut, and long sentences have no attention there.
+of metrics.jsonl, so texts are cut.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from nmt.train.events import LONGEST_LINE, SampleEvent
+from nmt.train.events import SampleEvent
 from nmt.translate.attention_maps import WeightArray, compute_attention_maps
 from nmt.translate.translator import Translation, Translator
 
@@ -58,9 +57,7 @@ def take_sample(
         assert weights is not None
         for number, layer in enumerate(weights):
             entropies[f"{kind}.{number}"] = _mean_entropy(layer)
-    described = replace(event, attention=found.average_alignment_layer().to_json())
-    is_short = len(json.dumps(described.to_line())) < LONGEST_LINE
-    return Sample(described if is_short else event, entropies)
+    return Sample(event, entropies)
 
 
 def _mean_entropy(weights: WeightArray) -> float:

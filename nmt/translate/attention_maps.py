@@ -8,7 +8,7 @@ has read by then: `<s>`, then the pieces before. All rows sum to one.
 
 import base64
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 from nmt.data.vocab import EOS, Vocabulary
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
-from nmt.translate.alignment import find_alignment_layer, link_pieces
+from nmt.translate.alignment import link_pieces
 from nmt.translate.batching import Sentences, pack_pairs, split_pairs_by_cells
 
 MAX_WEIGHTS = 1 << 24  # of a batch: 64 MB
@@ -34,11 +34,6 @@ class AttentionMap:
     memory: WeightArray  # (layers, heads, target, source)
     encoder: WeightArray | None = None  # (layers, heads, source, source)
     decoder: WeightArray | None = None  # (layers, heads, target, what was read: "<s>" first)
-
-    def average_alignment_layer(self) -> "AttentionMap":
-        """Keep what the alignment is made from: one layer of the memory attention, its heads averaged."""
-        layer = self.memory[find_alignment_layer(len(self.memory))]
-        return replace(self, memory=layer.mean(0)[None, None], encoder=None, decoder=None)
 
     def list_kinds(self) -> dict[str, WeightArray]:
         """The kinds of attention that are there, by name."""

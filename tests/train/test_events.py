@@ -15,8 +15,6 @@ LINES = """\
 "src_tokens_per_s": 10.5, "tgt_tokens_per_s": 11.0, "updates_per_s": 0.5, "waited_s": 0.01, "memory_bytes": 4096, \
 "elapsed_s": 8.1}
 {"kind": "sample", "step": 4, "line": 2, "source": "a", "reference": "b", "translation": "\\u00fc"}
-{"kind": "sample", "step": 4, "line": 3, "source": "a", "reference": "b", "translation": "c", \
-"attention": {"source": ["a"], "attention": {"memory": [["AA=="]]}}}
 {"kind": "valid", "step": 4, "nll": 3.0, "ppl": 20.086, "bleu": null, "signature": null, "chrf": null, \
 "nll/1-10": 3.0, "elapsed_s": 8.1}
 {"kind": "valid", "step": 8, "nll": 3.0, "ppl": 20.086, "bleu": 1.5, "signature": "nrefs:1", "chrf": 12.5, \

@@ -129,13 +129,8 @@ def test_json_round_trip(tmp_path: Path) -> None:
         weights = getattr(one, kind)
         read = np.array([[decode(head, weights.shape[2:]) for head in layer] for layer in layers])
         np.testing.assert_allclose(read, weights, atol=0.5 / 255 + 1e-6)
-
-    mean = one.average_alignment_layer()
-    assert list(mean.to_json()["attention"]) == ["memory"]
-    assert mean.memory.shape == (1, 1, len(one.target), len(one.source))
-    np.testing.assert_allclose(mean.memory[0, 0], one.memory[0].mean(0), atol=1e-6)
-    linked = mean.memory[0, 0, :-1, :-1].argmax(1).tolist()  # without the end marks
-    assert linked == one.alignment
+    # one layer of two, its heads averaged, without the end marks
+    assert one.memory[0].mean(0)[:-1, :-1].argmax(1).tolist() == one.alignment
 
 
 def test_translations_of_lines(tmp_path: Path) -> None:
