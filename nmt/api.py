@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import nmt.config
 from nmt.config import RunConfig
+from nmt.system.extras import check_extra
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +92,8 @@ def open_model(
     from nmt.translate.translator import open_translator
 
     if engine == "ctranslate2":
-        from nmt.export.ctranslate2 import open_ctranslate2
+        check_extra("export", "--engine ctranslate2")
+        from nmt.extras.export.ctranslate2 import open_ctranslate2
 
         return open_ctranslate2(paths, settings)
     checkpoints = [str(convert_published(path)) for path in paths]
@@ -106,7 +108,8 @@ def convert_published(name: str | Path, out: Path | None = None, is_forced: bool
     if not is_on_hub and not os.path.exists(os.path.join(name, "config.json")):
         return Path(name)
 
-    from nmt.export.marian import convert_if_published
+    check_extra("export", f"{name}: a published model")
+    from nmt.extras.export.marian import convert_if_published
 
     return convert_if_published(Path(name), out, is_forced)
 
@@ -171,6 +174,7 @@ def _open_trackers(names: Sequence[str]) -> "Listener":
         from nmt.train.events import Listener
 
         return Listener()
+    check_extra("tracking", "training.track")
     from nmt.extras.tracking.sinks import Trackers
 
     return Trackers(names)
@@ -184,10 +188,11 @@ def _write_page(folder: Path) -> None:
     from nmt.system.progress import say
 
     try:
-        from nmt.report.page import write_report
+        check_extra("report", "the page")
+        from nmt.extras.report.page import write_report
 
         write_report(folder)
-    except (ModuleNotFoundError, OSError, UserError) as error:
+    except (OSError, UserError) as error:
         say(f"warning: no report: {error}")
     except Exception as error:  # a bug, but the training is done and saved
         say(f"warning: no report, because of a bug; please report it: {error!r}")

@@ -141,7 +141,7 @@ class Installation:
 def test_the_wheel_makes_the_journey(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
     names = set(ZipFile(installation.wheel).namelist())
-    assert {"nmt/py.typed", "nmt/configs/base.yaml", "nmt/serve/page/index.html"} <= names
+    assert {"nmt/py.typed", "nmt/configs/base.yaml", "nmt/extras/serve/page/index.html"} <= names
     assert {
         f"nmtkit-{nmt.__version__}.data/scripts/nmt-{name}" for name in ("launch", "slurm")
     } <= names

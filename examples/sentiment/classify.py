@@ -25,7 +25,7 @@ from torch import Tensor
 from nmt.commands.cli import make_parser, start_command
 from nmt.data.batch import pack
 from nmt.data.vocab import Vocab
-from nmt.report.attention_view import render_attention_page
+from nmt.extras.report.attention_view import render_attention_page
 from nmt.system.files import check_writable, write_bytes
 from nmt.translate.attention_maps import AttentionMap
 from nmt.translate.lines import LineReader

@@ -22,6 +22,7 @@ import nmt
 from nmt.foreign_names import REMOVED_OPTIONS, explain_foreign_name
 from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
+from nmt.system.extras import check_extra
 from nmt.system.memory import is_out_of_memory
 from nmt.system.streams import STDOUT, ReaderLeft, secure_standard_streams
 
@@ -67,11 +68,20 @@ def start_command(
     parse: Callable[[Sequence[str] | None], argparse.Namespace],
     work: Callable[[argparse.Namespace], int],
     argv: Sequence[str] | None,
+    extra: str | None = None,
 ) -> int:
-    """Parse the arguments of a command and do its work; this is all of each command's `main`."""
+    """Parse the arguments of a command and do its work; this is all of each command's `main`. `extra` is
+    the folder of nmt/extras/ that has the work.
+    """
     secure_standard_streams()
     args = parse(argv)
-    return run_command(lambda: work(args), program)
+
+    def check_and_work() -> int:
+        if extra is not None:
+            check_extra(extra, program)
+        return work(args)
+
+    return run_command(check_and_work, program)
 
 
 def run_command(work: Callable[[], int], program: str) -> int:

@@ -152,6 +152,7 @@ def check_files(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from nmt.system.errors import UserError
+    from nmt.system.extras import check_extra
     from nmt.system.files import check_writable, refuse_run_file
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
@@ -168,7 +169,8 @@ def check_files(args: argparse.Namespace) -> None:
         taken.add(os.path.realpath(file))
         refuse_run_file(path)
     if args.report is not None:
-        from nmt.report.page import check_report_output
+        check_extra("report", "--report")
+        from nmt.extras.report.page import check_report_output
 
         check_report_output(Path(args.report))
 
@@ -237,8 +239,8 @@ def evaluate(args: argparse.Namespace) -> int:
 def write_evaluation_page(evaluation: "Evaluation", path: "Path") -> None:
     """Write a page of what a report can show of each system, even without a run."""
     from nmt.evaluate.evaluation import collect_texts, make_result
-    from nmt.report.facts import RunFacts
-    from nmt.report.page import write_page
+    from nmt.extras.report.facts import RunFacts
+    from nmt.extras.report.page import write_page
     from nmt.system.escapes import escape_line
 
     facts = []

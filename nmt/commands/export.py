@@ -59,7 +59,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-export", parse_arguments, export_model, argv)
+    return start_command("nmt-export", parse_arguments, export_model, argv, "export")
 
 
 def export_model(args: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def export_model(args: argparse.Namespace) -> int:
     from nmt.api import convert_published
     from nmt.checkpoint import open_checkpoint
     from nmt.corpus.text_files import TextFile, read_lines
-    from nmt.export.export import export, make_lines
+    from nmt.extras.export.export import export, make_lines
     from nmt.system.files import check_exchangeable
     from nmt.system.progress import say
 
@@ -84,7 +84,7 @@ def export_model(args: argparse.Namespace) -> int:
         lines = list(islice(read_lines(TextFile(Path(args.check_lines))), MAX_LINES))
     check_exchangeable(out.resolve())
     if args.to == "argos":
-        from nmt.export.argos import export_argos
+        from nmt.extras.export.argos import export_argos
 
         agreement = export_argos(checkpoint, out, args.quantization, lines, args.force)
     else:

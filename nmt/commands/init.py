@@ -87,7 +87,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-init", parse_arguments, write_config, argv)
+    return start_command("nmt-init", parse_arguments, write_config, argv, "init")
 
 
 def write_config(args: argparse.Namespace) -> int:

@@ -35,14 +35,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-report", parse_arguments, report, argv)
+    return start_command("nmt-report", parse_arguments, report, argv, "report")
 
 
 def report(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from nmt.report.facts import read_run
-    from nmt.report.page import check_report_output, write_page
+    from nmt.extras.report.facts import read_run
+    from nmt.extras.report.page import check_report_output, write_page
     from nmt.system.progress import say
     from nmt.system.run_folder import RunFolder
 

@@ -21,7 +21,7 @@ from nmt.system.errors import UserError
 from nmt.system.extras import import_extra
 
 if TYPE_CHECKING:
-    from nmt.serve.models import ServedModel
+    from nmt.extras.serve.models import ServedModel
 
 KEYS_VARIABLE = "NMT_API_KEYS"
 EXAMPLES = """\
@@ -101,7 +101,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-serve", parse_arguments, serve_models, argv)
+    return start_command("nmt-serve", parse_arguments, serve_models, argv, "serve")
 
 
 def serve_models(args: argparse.Namespace) -> int:
@@ -112,9 +112,9 @@ def serve_models(args: argparse.Namespace) -> int:
         import_extra(package)
     tune_process()  # before torch is imported
 
-    from nmt.serve.app import ServeLimits
-    from nmt.serve.models import ServedModels
-    from nmt.serve.server import make_server, open_socket, run_server
+    from nmt.extras.serve.app import ServeLimits
+    from nmt.extras.serve.models import ServedModels
+    from nmt.extras.serve.server import make_server, open_socket, run_server
 
     limits = ServeLimits(args.max_characters, args.max_waiting, args.timeout)
     with open_socket(args.host, args.port) as listener:
@@ -149,8 +149,7 @@ def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     """Open [NAME=]CHECKPOINT. A folder whose name contains "=" is still a checkpoint."""
     from nmt.api import open_model
     from nmt.config import RUNNING_TEXT
-    from nmt.export.ctranslate2 import open_ctranslate2
-    from nmt.serve.models import ServedModel
+    from nmt.extras.serve.models import ServedModel
     from nmt.translate.translator import warn_if_untagged
 
     name, equals, path = word.partition("=")
@@ -159,6 +158,8 @@ def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     # A client would not see the warning that its line was cut.
     overrides = ["decoding.long_lines=refuse", *RUNNING_TEXT, *args.overrides]
     if args.engine == "ctranslate2":
+        from nmt.extras.export.ctranslate2 import open_ctranslate2
+
         loaded = open_ctranslate2([path], overrides, is_served=True)
     else:
         # a server runs for long, so half a minute of compiling at its first start soon pays off

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nmt.commands.cli import add_overrides, make_parser, parse_positive, start_command
 
 if TYPE_CHECKING:
-    from nmt.sweep.grid import PlannedRun, Sweep
+    from nmt.extras.sweep.grid import PlannedRun, Sweep
 
 EXAMPLES = """\
   nmt-sweep grid.yaml --out sweeps/depth                train, average and score each run, and print a table
@@ -58,12 +58,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-sweep", parse_arguments, sweep_runs, argv)
+    return start_command("nmt-sweep", parse_arguments, sweep_runs, argv, "sweep")
 
 
 def sweep_runs(args: argparse.Namespace) -> int:
-    from nmt.sweep.grid import OUTPUTS, read_grid
-    from nmt.sweep.run_one import run_process
+    from nmt.extras.sweep.grid import OUTPUTS, read_grid
+    from nmt.extras.sweep.run_one import run_process
     from nmt.system.errors import UserError
     from nmt.system.files import lock, make_folder
     from nmt.system.output_folder import check_replaceable_file
@@ -87,8 +87,8 @@ def sweep_runs(args: argparse.Namespace) -> int:
 
 
 def list_runs(sweep: "Sweep") -> None:
+    from nmt.extras.sweep.result import read_result
     from nmt.model.size import count_weights
-    from nmt.sweep.result import read_result
 
     for run in sweep.runs:
         config = run.config
@@ -104,9 +104,9 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
     """Do all runs that are not finished, and print the table."""
     import signal
 
-    from nmt.sweep.jobs import RunQueue
-    from nmt.sweep.result import list_unfinished
-    from nmt.sweep.table import format_text, make_rows, write_tables
+    from nmt.extras.sweep.jobs import RunQueue
+    from nmt.extras.sweep.result import list_unfinished
+    from nmt.extras.sweep.table import format_text, make_rows, write_tables
     from nmt.system.progress import say
 
     todo = list_unfinished(sweep)
@@ -131,7 +131,7 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
 
 
 def describe_end(sweep: "Sweep", run: "PlannedRun", failures: dict[str, str]) -> str:
-    from nmt.sweep.result import read_result
+    from nmt.extras.sweep.result import read_result
 
     result = read_result(sweep, run)
     if run.label in failures or result is None:

@@ -19,6 +19,7 @@ from nmt.commands.cli import (
     start_command,
 )
 from nmt.system.errors import UserError
+from nmt.system.extras import check_extra
 
 if TYPE_CHECKING:
     from nmt.config import RunConfig
@@ -118,6 +119,7 @@ def train_model(args: argparse.Namespace) -> int:
     from nmt.paper import explain
 
     if args.config is None:
+        check_extra("init", "--src and --tgt without --config")
         args.config = find_config_for(args.src, args.tgt)
     elif args.src is not None:
         args.overrides.append(format_train_setting(args.src, args.tgt))
@@ -205,8 +207,10 @@ def profile_or_plan(config: "RunConfig", args: argparse.Namespace) -> None:
     tune_process()  # before torch is imported
 
     from nmt import api
-    from nmt.profile.estimate import estimate_run
-    from nmt.profile.profile import profile_training
+
+    check_extra("profile", "--profile" if args.profile else "--plan")
+    from nmt.extras.profile.estimate import estimate_run
+    from nmt.extras.profile.profile import profile_training
     from nmt.system.ranks import join_world
     from nmt.train.memory_probe import check_training_fits
 

@@ -28,6 +28,7 @@ from nmt.commands.cli import (
     parse_positive,
     start_command,
 )
+from nmt.system.extras import check_extra
 from nmt.system.streams import STDOUT
 
 if TYPE_CHECKING:
@@ -313,7 +314,8 @@ def translate_input(
         out, n_done, progress = open_lines_output(args, handles, stack, "translating", "lines")
         attention = None
         if args.attention:
-            from nmt.report.attention_file import open_attention_file
+            check_extra("report", "--attention")
+            from nmt.extras.report.attention_file import open_attention_file
 
             written = out.fileno() if args.output else STDOUT
             if os.path.exists(args.attention):

@@ -1,4 +1,6 @@
-"""Packages that only some features need. Each comes with an extra of this package: `pip install 'nmtkit[serve]'`."""
+"""What only some features need: packages of others, each with an extra of this one (`pip install
+'nmtkit[serve]'`), and the folders of nmt/extras/, which the core does without.
+"""
 
 import importlib
 from importlib.util import find_spec
@@ -40,6 +42,16 @@ def import_extra(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:  # it is missing, or something that it needs
         raise UserError(f"{package} cannot be imported ({error}); {name_remedy(package)}") from None
+
+
+def check_extra(name: str, asked: str) -> None:
+    """Raise UserError if nmt/extras/NAME, which `asked` needs, is missing."""
+    try:
+        is_there = find_spec(f"nmt.extras.{name}") is not None
+    except ModuleNotFoundError:  # nmt/extras/ itself is missing
+        is_there = False
+    if not is_there:
+        raise UserError(f"{asked}: needs nmt/extras/{name}, which is missing; install nmt again")
 
 
 def warn_uncompiled(error: Exception) -> None:

@@ -65,7 +65,7 @@ def prepare(
     import torch
 
     from nmt.checkpoint import open_checkpoint
-    from nmt.export import ctranslate2
+    from nmt.extras.export import ctranslate2
     from nmt.translate.translator import make_translator
 
     if checkpoint is None:
@@ -130,7 +130,7 @@ def open_ours(folder: Path, precision: str) -> System:
 
     from nmt.checkpoint import open_checkpoint
     from nmt.config import override_config
-    from nmt.export.parity import add_eos
+    from nmt.extras.export.parity import add_eos
     from nmt.translate.batching import Requests
     from nmt.translate.translator import make_translator
 
@@ -160,7 +160,7 @@ def open_ours(folder: Path, precision: str) -> System:
 
 def open_theirs(folder: Path, kind: str, threads: int) -> System:
     """CTranslate2's search, with weights of this kind."""
-    from nmt.export.ctranslate2 import CTranslate2Engine
+    from nmt.extras.export.ctranslate2 import CTranslate2Engine
 
     engine = CTranslate2Engine(folder / kind, threads)
     pieces = engine.vocab.src.list_pieces()

@@ -34,9 +34,9 @@ from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
 from nmt.engines.choice import choose_backend
 from nmt.engines.cuda.recorded_replica import RecordedReplica, is_compiled
+from nmt.extras.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
 from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
-from nmt.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import clock
 from nmt.system.ranks import World, join_world

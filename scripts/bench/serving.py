@@ -31,7 +31,7 @@ from machine import describe_machine
 
 from nmt.checkpoint import Checkpoint, open_checkpoint
 from nmt.commands.cli import run_command
-from nmt.export.export import export
+from nmt.extras.export.export import export
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 from nmt.system.tables import Table

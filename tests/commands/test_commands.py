@@ -20,7 +20,7 @@ from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import load_config
-from nmt.profile.profile import profile_training
+from nmt.extras.profile.profile import profile_training
 
 
 @pytest.fixture(scope="module")
@@ -244,10 +244,10 @@ def test_a_rehearsal_leaves_no_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("nmt.profile.cost.MEASURED_S", 0.05)
-    monkeypatch.setattr("nmt.profile.estimate.TIMED_S", 0.2)
+    monkeypatch.setattr("nmt.extras.profile.cost.MEASURED_S", 0.05)
+    monkeypatch.setattr("nmt.extras.profile.estimate.TIMED_S", 0.2)
     monkeypatch.setattr(
-        "nmt.profile.profile.profile_training", partial(profile_training, seconds=0.2)
+        "nmt.extras.profile.profile.profile_training", partial(profile_training, seconds=0.2)
     )
     assert nmt_train(["--config", str(toy), flag, "training.micro_tokens=auto"]) == 0
     assert "tokens" in capsys.readouterr().out

@@ -27,7 +27,7 @@ def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(folder / "average", make_vocab(folder))
 
 
-# uvicorn heeds SIGTERM, nmt.serve the two others, both alike
+# uvicorn heeds SIGTERM, nmt.extras.serve the two others, both alike
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, *counted([], [signal.SIGUSR1])])
 def test_a_process_answers_until_a_signal_ends_it(
     number: signal.Signals, checkpoint: Path, tmp_path: Path

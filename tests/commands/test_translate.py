@@ -590,7 +590,7 @@ def test_attention_beside_the_output(
 
 @pytest.fixture(scope="module")
 def exported(place: Path) -> Path:
-    from nmt.export.export import export
+    from nmt.extras.export.export import export
 
     export(open_checkpoint(place), "ctranslate2", place.with_name("ct2"), "float32", LINES[:8])
     return place.with_name("ct2")

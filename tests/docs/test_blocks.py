@@ -21,7 +21,7 @@ import pytest
 from test_reference import REFERENCE
 
 from nmt.config import load_config
-from nmt.sweep.grid import read_grid
+from nmt.extras.sweep.grid import read_grid
 from nmt.system.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from support.untrained import make_checkpoint, make_vocab
 from nmt.checkpoint import Checkpoint, open_checkpoint
 from nmt.commands.export import main as nmt_export
 from nmt.commands.translate import main as nmt_translate
-from nmt.export.argos import check_packable
+from nmt.extras.export.argos import check_packable
 from nmt.system.errors import UserError
 
 pytestmark = needs_package("ctranslate2")

@@ -40,9 +40,9 @@ from nmt.config import (
 )
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS, PAD, Vocab
-from nmt.export import ctranslate2, huggingface, tensors
-from nmt.export.export import FORMATS, export, make_lines
-from nmt.export.parity import Agreement, Ids, OwnEngine, compare_engines
+from nmt.extras.export import ctranslate2, huggingface, tensors
+from nmt.extras.export.export import FORMATS, export, make_lines
+from nmt.extras.export.parity import Agreement, Ids, OwnEngine, compare_engines
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, seal, write_text

@@ -53,7 +53,7 @@ def test_nmt_init_writes_the_plan_into_the_config(
         lines = [f"{i} word" if language == "en" else f"{i} wort" for i in range(2_000)]
         (corpus / f"train.{language}").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(hours, "SAMPLE_S", 0.2)
-    monkeypatch.setattr("nmt.profile.cost.MEASURED_S", 0.01)
+    monkeypatch.setattr("nmt.extras.profile.cost.MEASURED_S", 0.01)
     out = tmp_path / "my.yaml"
     files = [f"--{side}={corpus}/train.{name}" for side, name in (("src", "en"), ("tgt", "de"))]
     monkeypatch.chdir(tmp_path)

@@ -6,13 +6,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.config import ModelConfig
 from nmt.data.batch import pack
-from nmt.model.size import count_weights
-from nmt.model.transformer import Transformer
-from nmt.profile.cost import (
+from nmt.extras.profile.cost import (
     CHECKPOINT_BYTES,
     TRAINING_BYTES,
     count_flop,
 )
+from nmt.model.size import count_weights
+from nmt.model.transformer import Transformer
 
 CPU = torch.device("cpu")
 

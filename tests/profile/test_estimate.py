@@ -8,9 +8,9 @@ import torch
 from support.prepared_toy import prepare_toy
 
 from nmt.config import RunConfig
-from nmt.profile import dry_run, estimate
-from nmt.profile.dry_run import DryRun
-from nmt.profile.estimate import describe_network, estimate_run
+from nmt.extras.profile import dry_run, estimate
+from nmt.extras.profile.dry_run import DryRun
+from nmt.extras.profile.estimate import describe_network, estimate_run
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.train.setup import open_setup

@@ -7,11 +7,11 @@ import pytest
 import torch
 from support.prepared_toy import prepare_toy
 
-import nmt.profile.profile
+import nmt.extras.profile.profile
 from nmt.config import RunConfig
 from nmt.data.loader import Loader, Update
-from nmt.profile import cost
-from nmt.profile.profile import profile_training
+from nmt.extras.profile import cost
+from nmt.extras.profile.profile import profile_training
 from nmt.system.ranks import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -25,7 +25,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 @pytest.fixture
 def config(prepared: RunConfig, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     monkeypatch.setattr(cost, "MEASURED_S", 0.05)
-    monkeypatch.setattr(nmt.profile.profile, "PROFILED_MICROS", 1)
+    monkeypatch.setattr(nmt.extras.profile.profile, "PROFILED_MICROS", 1)
     return prepared
 
 

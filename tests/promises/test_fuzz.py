@@ -62,8 +62,8 @@ from nmt.data.bpe_dropout import MergeTable
 from nmt.data.store import Side, SideWriter, open_store
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import read_results
-from nmt.report.facts import RunFacts
-from nmt.report.page import render_page
+from nmt.extras.report.facts import RunFacts
+from nmt.extras.report.page import render_page
 from nmt.system.errors import UserError
 from nmt.system.files import verify
 from nmt.system.run_folder import RunFolder

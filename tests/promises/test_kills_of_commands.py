@@ -36,7 +36,7 @@ class Case:
 
 
 DROPOUT = "vocab.bpe_dropout=0.1"
-EXPORTED = ("nmt.export.export",)
+EXPORTED = ("nmt.extras.export.export",)
 PREPARE = "--config GROUND/toy.yaml data.store=WORK/store"
 CASES = {
     "prepare with BPE-dropout": Case("prepare", f"{PREPARE} {DROPOUT}"),
@@ -53,12 +53,12 @@ CASES = {
     "export to ctranslate2": Case(
         "export",
         "GROUND/run --to ctranslate2 -o WORK/export",
-        imports=(*EXPORTED, "nmt.export.ctranslate2", "ctranslate2"),
+        imports=(*EXPORTED, "nmt.extras.export.ctranslate2", "ctranslate2"),
     ),
     "export to huggingface": Case(
         "export",
         "GROUND/run --to huggingface -o WORK/export",
-        imports=(*EXPORTED, "nmt.export.huggingface", "transformers"),
+        imports=(*EXPORTED, "nmt.extras.export.huggingface", "transformers"),
     ),
     "eval --ladder --json": Case(
         "eval",

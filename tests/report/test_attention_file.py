@@ -8,7 +8,7 @@ import torch
 from support.untrained import DECODING, make_model, make_vocab
 
 from nmt.data.vocab import Vocab
-from nmt.report.attention_file import open_attention_file
+from nmt.extras.report.attention_file import open_attention_file
 from nmt.system.errors import UserError
 from nmt.translate.attention_maps import compute_attention_maps
 from nmt.translate.translator import Translator
@@ -61,13 +61,13 @@ def test_a_page_has_as_many_lines_as_fit(
     assert path.read_text().count("application/json") == 3
     assert capsys.readouterr().err == ""
 
-    monkeypatch.setattr("nmt.report.attention_file.MAX_PAGE_LINES", 4)
+    monkeypatch.setattr("nmt.extras.report.attention_file.MAX_PAGE_LINES", 4)
     write(path, translator, n_chunks=3)
     message = "the first 6 of 12 lines"  # one of four is empty
     assert path.read_text().count("application/json") == 4
     assert message in path.read_text() and message in capsys.readouterr().err
 
-    monkeypatch.setattr("nmt.report.attention_file.MAX_PAGE_WEIGHTS", 10)
+    monkeypatch.setattr("nmt.extras.report.attention_file.MAX_PAGE_WEIGHTS", 10)
     write(path, translator)
     assert "the first 0 of 4 lines" in path.read_text()
 

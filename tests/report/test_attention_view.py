@@ -12,8 +12,8 @@ from support.hostile_text import OBEYED, PAYLOADS
 from support.needs import needs_chromium
 from support.page_elements import Elements
 
-from nmt.report.attention_view import render_attention_page
-from nmt.report.markup import read_page_file
+from nmt.extras.report.attention_view import render_attention_page
+from nmt.extras.report.markup import read_page_file
 from nmt.translate.attention_maps import AttentionMap
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from nmt.report.curves import thin_points
+from nmt.extras.report.curves import thin_points
 
 
 def test_a_thinned_curve_keeps_its_ends_and_its_extremes() -> None:

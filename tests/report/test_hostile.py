@@ -19,8 +19,8 @@ from nmt.config import RunConfig, format_config, override_config
 from nmt.corpus.ledger import BpeAccount, CorpusAccount, Ledger, SourceFile
 from nmt.evaluate.results import DecodingSetting, Result, ScoredTestSet, add_result
 from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
-from nmt.report.facts import read_run
-from nmt.report.page import render_page
+from nmt.extras.report.facts import read_run
+from nmt.extras.report.page import render_page
 from nmt.score.score import Score
 from nmt.system.escapes import escape_line
 from nmt.system.strict_yaml import format_yaml

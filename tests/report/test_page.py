@@ -16,9 +16,9 @@ from support.untrained import make_vocab
 
 from nmt.config import RunConfig, format_config, load_config, override_config
 from nmt.evaluate.scored_texts import ScoredTexts
-from nmt.report.facts import RunFacts, read_run
-from nmt.report.page import render_page, write_page, write_report
-from nmt.report.sentences import rank_lines, score_lines
+from nmt.extras.report.facts import RunFacts, read_run
+from nmt.extras.report.page import render_page, write_page, write_report
+from nmt.extras.report.sentences import rank_lines, score_lines
 from nmt.system.errors import UserError
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nmt.report import vega
-from nmt.report.facts import RunFacts
-from nmt.report.page import write_page
-from nmt.report.vega import read_chart_script
+from nmt.extras.report import vega
+from nmt.extras.report.facts import RunFacts
+from nmt.extras.report.page import write_page
+from nmt.extras.report.vega import read_chart_script
 
 
 @pytest.fixture(name="cache")

@@ -319,7 +319,7 @@ SLOW_FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS | SLOW_FAULTS if IS_DRY_RUN else FAULTS)
 def test_a_fault_is_named(fault: str, bench: Bench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("nmt.profile.cost.MEASURED_S", 0.0)
+    monkeypatch.setattr("nmt.extras.profile.cost.MEASURED_S", 0.0)
     monkeypatch.setattr(gpu_speed, "measure_ceiling", lambda *given: 1e12)
     check, place, make_wrong, named, is_all = (FAULTS | SLOW_FAULTS)[fault]
     right = pkgutil.resolve_name(place)

@@ -15,10 +15,10 @@ from support.running_server import (  # noqa: F401
 )
 from support.waiting import until
 
-from nmt.serve import batcher
-from nmt.serve.app import ServeLimits
-from nmt.serve.batcher import LineOptions
-from nmt.serve.models import ServedModels
+from nmt.extras.serve import batcher
+from nmt.extras.serve.app import ServeLimits
+from nmt.extras.serve.batcher import LineOptions
+from nmt.extras.serve.models import ServedModels
 from nmt.translate.translator import Candidates, Translation
 
 LIMITS = ServeLimits(max_waiting=4, timeout_s=1)
@@ -43,7 +43,7 @@ class Gate:
 def make_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
     monkeypatch.setattr(batcher, "search_lines", gate.translate)
-    monkeypatch.setattr("nmt.serve.server.count_search_threads", lambda models: 1)
+    monkeypatch.setattr("nmt.extras.serve.server.count_search_threads", lambda models: 1)
     yield gate
     gate.is_open.set()
 

@@ -19,13 +19,13 @@ from support.hostile_text import PAYLOADS
 from support.needs import needs_chromium
 from support.waiting import until
 
-import nmt.serve.app
-from nmt.serve.app import PAGE_HEADERS, PAGE_TYPES
+import nmt.extras.serve.app
+from nmt.extras.serve.app import PAGE_HEADERS, PAGE_TYPES
 from nmt.translate.sentences import RunningText, Splitter
 
 pytestmark = needs_chromium()
 
-PAGE = Path(nmt.serve.app.__file__).parent / "page"
+PAGE = Path(nmt.extras.serve.app.__file__).parent / "page"
 LEXICON = {
     "a": "ein", "the": "der", "dog": "Hund", "man": "Mann", "woman": "Frau", "runs": "rennt",
     "sleeps": "schläft", "through": "durch", "snow": "Schnee", "two": "zwei", "and": "und",

@@ -10,11 +10,11 @@ from support.untrained import make_checkpoint, make_vocab
 
 from nmt.api import open_model
 from nmt.checkpoint import open_checkpoint
-from nmt.export.ctranslate2 import open_ctranslate2
-from nmt.export.export import export
-from nmt.serve.batcher import count_search_threads
-from nmt.serve.models import ServedModel, ServedModels
-from nmt.serve.server import open_socket
+from nmt.extras.export.ctranslate2 import open_ctranslate2
+from nmt.extras.export.export import export
+from nmt.extras.serve.batcher import count_search_threads
+from nmt.extras.serve.models import ServedModel, ServedModels
+from nmt.extras.serve.server import open_socket
 
 
 @needs_package("ctranslate2")

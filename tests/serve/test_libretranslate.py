@@ -22,9 +22,9 @@ from support.running_server import (  # noqa: F401
     share_server,
 )
 
-from nmt.serve.app import choose_model
-from nmt.serve.messages import TextsRequest
-from nmt.serve.models import ServedModel, ServedModels
+from nmt.extras.serve.app import choose_model
+from nmt.extras.serve.messages import TextsRequest
+from nmt.extras.serve.models import ServedModel, ServedModels
 
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

@@ -13,8 +13,8 @@ from support.running_server import (  # noqa: F401
 from support.waiting import until
 from test_batcher import Gate, hold_server, make_gate, send, wait_in_queue  # noqa: F401
 
-from nmt.serve.models import ServedModels
-from nmt.serve.server import open_socket
+from nmt.extras.serve.models import ServedModels
+from nmt.extras.serve.server import open_socket
 from nmt.system.errors import UserError
 
 HEAD = b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

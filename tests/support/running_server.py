@@ -19,9 +19,9 @@ from support.waiting import until
 for package in ("fastapi", "uvicorn", "python_multipart"):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
 
-from nmt.serve.app import ServeLimits  # noqa: E402
-from nmt.serve.models import ServedModel, ServedModels  # noqa: E402
-from nmt.serve.server import TranslationServer, make_server, open_socket  # noqa: E402
+from nmt.extras.serve.app import ServeLimits  # noqa: E402
+from nmt.extras.serve.models import ServedModel, ServedModels  # noqa: E402
+from nmt.extras.serve.server import TranslationServer, make_server, open_socket  # noqa: E402
 
 DEFAULTS = ServeLimits()
 LINES = [source for source, _ in sentences(200, seed=5)]

@@ -142,9 +142,9 @@ def _import_all() -> None:
         "sacrebleu",
         "nmt.commands.train",
         "nmt.corpus.prepare",
-        "nmt.profile.profile",
+        "nmt.extras.profile.profile",
         "nmt.train.run_start",
-        "nmt.report.page",
+        "nmt.extras.report.page",
     ):
         importlib.import_module(name)
     import torch

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nmt.config import find_shipped_configs, format_config
-from nmt.sweep.grid import Sweep, read_grid
+from nmt.extras.sweep.grid import Sweep, read_grid
 from nmt.system.errors import UserError
 
 HEAD = "base: demo.yaml\n"

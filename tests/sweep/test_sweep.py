@@ -20,9 +20,9 @@ import nmt.api
 from nmt.commands.average import main as nmt_average
 from nmt.commands.sweep import main as nmt_sweep
 from nmt.evaluate.results import read_results
-from nmt.sweep import jobs, run_one
-from nmt.sweep.grid import PlannedRun, Sweep, read_grid
-from nmt.sweep.jobs import RunQueue
+from nmt.extras.sweep import jobs, run_one
+from nmt.extras.sweep.grid import PlannedRun, Sweep, read_grid
+from nmt.extras.sweep.jobs import RunQueue
 from nmt.system.files import lock
 
 GRID = """

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from nmt.config import format_config
-from nmt.sweep.grid import Sweep, read_grid
-from nmt.sweep.jobs import RunQueue
-from nmt.sweep.result import RunResult, SetScore, write_result
-from nmt.sweep.table import (
+from nmt.extras.sweep.grid import Sweep, read_grid
+from nmt.extras.sweep.jobs import RunQueue
+from nmt.extras.sweep.result import RunResult, SetScore, write_result
+from nmt.extras.sweep.table import (
     compute_mean,
     format_csv,
     format_markdown,

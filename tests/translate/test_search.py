@@ -334,7 +334,7 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
     from transformers import GenerationConfig, MarianMTModel
     from transformers.utils import logging as their_logging
 
-    from nmt.export import huggingface
+    from nmt.extras.export import huggingface
 
     their_logging.set_verbosity(logging.ERROR)
     their_logging.disable_progress_bar()
@@ -392,7 +392,7 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
 
 @needs_package("ctranslate2")
 def test_it_is_the_search_of_ctranslate2(vocab: Vocab, tmp_path: Path) -> None:
-    from nmt.export import ctranslate2
+    from nmt.extras.export import ctranslate2
 
     n = 0
     for seed in range(N_MODELS):

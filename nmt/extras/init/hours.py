@@ -9,8 +9,8 @@ import math
 import torch
 
 from nmt.config import ModelConfig, RunConfig
-from nmt.profile.cost import CHECKPOINT_BYTES, FLOP_PER_MULTIPLY_ADD, measure_ceiling
-from nmt.profile.dry_run import open_dry_run
+from nmt.extras.profile.cost import CHECKPOINT_BYTES, FLOP_PER_MULTIPLY_ADD, measure_ceiling
+from nmt.extras.profile.dry_run import open_dry_run
 from nmt.system.device import choose_device, choose_precision
 from nmt.system.errors import UserError
 from nmt.system.progress import format_duration, say

@@ -1,0 +1,162 @@
+"""Writes a checkpoint in the format of another library, and checks the result before it appears.
+
+The folder is written under a temporary name, loaded by the library that it is for, compared with
+our model on real lines, described by a card, and only then renamed: an export that disagrees with
+its checkpoint never appears.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from nmt.checkpoint import Checkpoint
+from nmt.config import RunConfig, format_config
+from nmt.data.vocab import CONTROL_IDS, UNK, Vocabulary
+from nmt.evaluate.card import render_export_card
+from nmt.extras.export.ctranslate2 import CTranslate2Engine, explain_ctranslate2, write_ctranslate2
+from nmt.extras.export.huggingface import HuggingFaceEngine, explain_huggingface, write_huggingface
+from nmt.extras.export.parity import Agreement, Engine, OwnEngine, compare_engines, describe_bound
+from nmt.extras.export.safetensors import explain_safetensors, load_safetensors, write_safetensors
+from nmt.model.transformer import Transformer
+from nmt.system.errors import Failure, UserError
+from nmt.system.files import write_folder, write_json, write_text
+from nmt.system.output_folder import check_replaceable
+from nmt.system.run_folder import CARD_FILE, CONFIG_FILE, EXPORT_FILE, MODEL_FILE
+from nmt.translate.translator import Translator, make_translator
+
+FLOATS = ("float32", "float16", "bfloat16")
+WITH_INT8 = (*FLOATS, "int8", "int8_float32", "int8_float16", "int8_bfloat16")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model is written for another library, and loaded by that library to be compared."""
+
+    library: str  # what loads it, by its name on the hub
+    quantizations: Sequence[str]
+    write: Callable[[Path, Transformer, Vocabulary, RunConfig, str], None]  # fills the folder
+    # An export that is just being made has no manifest yet, so nothing is verified.
+    load: Callable[[Path], Engine]
+    explain: Callable[[RunConfig], str]  # how to use the export, for its card
+
+
+FORMATS = {
+    "ctranslate2": Format(
+        "ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine, explain_ctranslate2
+    ),
+    "huggingface": Format(
+        "transformers", FLOATS, write_huggingface, HuggingFaceEngine, explain_huggingface
+    ),
+    "safetensors": Format(
+        "safetensors", FLOATS, write_safetensors, load_safetensors, explain_safetensors
+    ),
+}
+MAX_COMPARED = 100  # the first pieces of an output
+
+
+def export(
+    checkpoint: Checkpoint,
+    to: str,
+    out: Path,
+    quantization: str,
+    lines: Sequence[str],
+    is_forced: bool = False,
+) -> Agreement:
+    """Write the folder `out`, or raise and change nothing. Empty lines are not compared."""
+    format = FORMATS[to]
+    if quantization not in format.quantizations:
+        raise UserError(
+            f"--quantization {quantization}: --to {to} does not support it; use one of "
+            f"{', '.join(format.quantizations)}"
+        )
+    out = out.resolve()
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{out}: is a path that is not UTF-8, which engines cannot open; choose another -o DIR"
+        ) from None
+
+    def check_output() -> None:
+        inputs = [checkpoint.path]
+        check_replaceable(out, "an export", lambda names: EXPORT_FILE in names, is_forced, inputs)
+
+    check_output()
+    config, vocab = checkpoint.config, checkpoint.vocab
+    translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
+    src = _encode_lines(translator, vocab, lines, config.data.train_tags)
+    limit = MAX_COMPARED
+    if config.model.positions == "learned":  # their table may end earlier
+        limit = min(limit, config.model.max_positions - 1)
+    agreements: list[Agreement] = []  # of the one comparison, once it has been made
+
+    def fill(folder: Path) -> None:
+        # write, load, compare
+        format.write(folder, translator.model, vocab, config, quantization)
+        write_text(folder / CONFIG_FILE, format_config(config))
+        theirs = format.load(folder)
+        agreement = compare_engines(OwnEngine(translator.model), theirs, src, limit)
+        if isinstance(theirs, HuggingFaceEngine):  # it has a tokenizer of its own
+            tgt_lines = lines if config.vocab.joint else make_lines(vocab.tgt)
+            theirs.check_tokenizer(vocab, lines, tgt_lines)
+        if not agreement.is_within(quantization):
+            raise Failure(
+                f"the exported model disagrees with the checkpoint: {agreement}, but the limit is "
+                f"{describe_bound(quantization)}; nothing was written"
+            )
+        agreements.append(agreement)
+
+        # describe
+        record = {
+            "format": to,
+            "quantization": quantization,
+            "checkpoint": checkpoint.path.name,
+            "step": checkpoint.step,
+            "averaged": checkpoint.averaged,
+            "weights_sha256": checkpoint.sha256[MODEL_FILE],
+            "vocab_sha256": vocab.digest,
+            "check": asdict(agreement),
+        }
+        write_json(folder / EXPORT_FILE, record)
+        usage = format.explain(config)
+        card = render_export_card(
+            checkpoint, to, quantization, format.library, str(agreement), usage
+        )
+        write_text(folder / CARD_FILE, card)
+
+        # once more, because the card may have been edited meanwhile
+        check_output()
+
+    write_folder(out, fill)
+    return agreements[0]
+
+
+def _encode_lines(
+    translator: Translator, vocab: Vocabulary, lines: Sequence[str], tags: Sequence[str]
+) -> list[list[int]]:
+    """Encode the lines that are to be compared, each after one of `tags`; refuse if none has text."""
+    src: list[list[int]] = []
+    if tags:
+        translator.set_tag(tags[0])  # which leaves less room for a line
+    for n, ids in enumerate(vocab.src.encode(lines), 1):
+        if ids:
+            tag = [vocab.src.find_symbol(tags[n % len(tags)])] if tags else []
+            src.append([*tag, *translator.shorten(ids, 0, n)])
+    if not src:
+        raise UserError(
+            "--check-lines: all lines are empty, so there is nothing to compare; give a file with text"
+        )
+    return src
+
+
+def make_lines(vocab: Vocabulary, n: int = 32, seed: int = 1) -> list[str]:
+    """Make lines to compare when no text is given: they make no sense, but use all of the source's
+    vocabulary.
+    """
+    rng = random.Random(seed)
+    pieces = [i for i in range(vocab.src.size) if i not in (*CONTROL_IDS, UNK)]
+    lines = [rng.choices(pieces, k=rng.randint(2, 32)) for _ in range(n)]
+    return vocab.src.decode(lines)

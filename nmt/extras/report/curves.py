@@ -1,0 +1,205 @@
+"""Collects the curves of one or several runs, as charts, independent of how they are drawn.
+
+A curve of many points is thinned to what a screen can show: for each range of updates, the lowest
+and the highest point are kept, so a spike that lasted one update is still there.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+
+from nmt.extras.report.facts import RunFacts
+from nmt.paper import find_dev_reference
+from nmt.system.errors import UserError
+from nmt.system.escapes import escape_line
+from nmt.train.events import Event, ValidEvent
+from nmt.train.on_track import smoothed_loss_floor
+
+MOST_POINTS = 500  # of a curve
+POINTS_OF_CHART = 3_000  # of all its curves together
+MOST_RUNS_BY_LAYER = 4  # more runs would be more charts than a person reads
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart."""
+
+    run: int  # the place of its run in the report
+    name: str
+    points: Points
+
+
+@dataclass(frozen=True)
+class ReferenceLine:
+    """A value that curves are compared with."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    y: str  # what its axis counts; the other one counts updates
+    series: tuple[Series, ...] = ()
+    references: tuple[ReferenceLine, ...] = ()
+    from_zero: bool = False
+
+
+@dataclass(frozen=True)
+class CurveChart:
+    """Which figures of metrics.jsonl a chart shows, and what it compares them with."""
+
+    chart: Chart
+    curves: tuple[tuple[str, str, str], ...]  # the kind of a line, its key, the name of the curve
+    unit: float = 1
+    list_references: Callable[[RunFacts], Sequence[ReferenceLine]] = lambda _: ()
+    needs_reference: bool = False  # without them the chart says no more than another
+
+
+def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
+    """Return the charts that have a point."""
+    charts = []
+    for wanted in CHARTS:
+        series = []
+        references: dict[ReferenceLine, None] = {}  # each once
+        for i, run in enumerate(runs):
+            references |= dict.fromkeys(wanted.list_references(run))
+            for kind, key, name in wanted.curves:
+                points = collect_points(run.events, kind, key)
+                scaled = [(step, value / wanted.unit) for step, value in points]
+                series.append(Series(i, name, scaled))
+        if references or not wanted.needs_reference:
+            chart = replace(wanted.chart, references=tuple(references), series=tuple(series))
+            charts.append(chart)
+    if len(runs) <= MOST_RUNS_BY_LAYER:
+        for i, run in enumerate(runs):
+            charts += _list_families(i, run, is_alone=len(runs) == 1)
+    return [chart for chart in map(_thin_chart, charts) if chart.series]
+
+
+def _list_families(i: int, run: RunFacts, is_alone: bool) -> list[Chart]:
+    validations = [event for event in run.events if isinstance(event, ValidEvent)]
+    charts = []
+    for prefix, title, y in FAMILIES:
+        keys: dict[str, None] = {}  # each once
+        for event in validations:
+            keys |= dict.fromkeys(key for key in event.figures if key.startswith(prefix))
+        series = tuple(
+            Series(
+                i, escape_line(key.removeprefix(prefix)), collect_points(run.events, "valid", key)
+            )
+            for key in keys
+        )
+        charts.append(Chart(title if is_alone else f"{title}: {run.name}", y, series))
+    return charts
+
+
+def collect_points(events: Iterable[Event], kind: str, key: str) -> list[tuple[int, float]]:
+    """Return (update, value) of each event of this kind that has a number under `key`."""
+    return [
+        (event.step, event.figures[key])
+        for event in events
+        if event.kind == kind and key in event.figures
+    ]
+
+
+# ---- what curves are compared with -----------------------------------------------------------------
+
+
+def find_paper_references(run: RunFacts) -> list[ReferenceLine]:
+    """Return the paper's dev loss and dev BLEU where this is the paper's model."""
+    paper = find_dev_reference(run.config) if run.config is not None else None
+    if paper is None:
+        return []
+    where = f"the paper's {paper.model}, dev, update {paper.step:,}"
+    perplexity = f"{where}: perplexity {paper.perplexity} of its own pieces"
+    return [
+        ReferenceLine(perplexity, math.log(paper.perplexity)),
+        ReferenceLine(f"{where}: tokenised BLEU {paper.bleu}", paper.bleu),
+    ]
+
+
+def _list_loss_references(run: RunFacts) -> list[ReferenceLine]:
+    """Return the paper's dev loss, and the unigram entropy of the target text if a warning has it."""
+    points = collect_points(run.events, "warning", "unigram_nll")
+    unigram = [ReferenceLine("frequencies of the pieces alone", nll) for _, nll in points[-1:]]
+    return [*find_paper_references(run)[:1], *unigram]
+
+
+def _list_floor(run: RunFacts) -> list[ReferenceLine]:
+    """Return the lowest smoothed loss that is possible, if the loss is smoothed."""
+    if run.config is None or run.vocab is None:
+        return []
+    try:
+        n_vocab = run.config.model.count_rows(run.vocab.tgt.size)
+    except UserError:  # the vocabulary is not this model's
+        return []
+    floor = smoothed_loss_floor(run.config.training.label_smoothing, n_vocab)
+    return [ReferenceLine(f"no smoothed loss is below {floor:.3f}", floor)] if floor else []
+
+
+CHARTS = (
+    CurveChart(
+        Chart("Loss in nats per target piece, without smoothing", "nats"),
+        (("train", "nll", "training"), ("valid", "nll", "dev")),
+        list_references=_list_loss_references,
+    ),
+    CurveChart(
+        Chart("Dev BLEU", "BLEU", from_zero=True),
+        (("valid", "bleu", "BLEU"),),
+        list_references=lambda run: find_paper_references(run)[1:],
+    ),
+    CurveChart(
+        Chart("Training loss in nats per target piece, as smoothed", "nats"),
+        (("train", "loss", "training"),),
+        list_references=_list_floor,
+        needs_reference=True,
+    ),
+    CurveChart(Chart("Learning rate", "rate", from_zero=True), (("train", "lr", "rate"),)),
+    CurveChart(Chart("Norm of the gradient", "norm"), (("train", "grad_norm", "norm"),)),
+    CurveChart(
+        Chart("Target tokens per second", "tokens/s", from_zero=True),
+        (("train", "tgt_tokens_per_s", "tokens/s"),),
+    ),
+    CurveChart(
+        Chart("Memory", "GiB", from_zero=True),
+        (("train", "memory_bytes", "memory"),),
+        unit=2**30,
+    ),
+)
+# Figures of a validation whose keys end with the name of a layer or of a bucket: each has one line in its chart.
+FAMILIES = (
+    ("nll/", "Dev loss by length of the target, in pieces", "nats"),
+    ("entropy/", "Entropy of attention by layer", "nats"),
+)
+
+
+# ---- fewer points ----------------------------------------------------------------------------------
+
+
+def _thin_chart(chart: Chart) -> Chart:
+    """Return the chart without empty series and with as many points as a screen can show."""
+    series = [one for one in chart.series if one.points]
+    most = max(20, min(MOST_POINTS, POINTS_OF_CHART // max(1, len(series))))
+    thinned = [replace(one, points=thin_points(one.points, most)) for one in series]
+    return replace(chart, series=tuple(thinned))
+
+
+def thin_points(points: Points, most: int) -> Points:
+    """Keep at most `most` points: the first, the last, and of each stretch the lowest and the highest."""
+    if len(points) <= most:
+        return points
+    n_stretches = (most - 2) // 2
+    inner = points[1:-1]
+    kept = [points[0]]
+    for i in range(n_stretches):
+        first = i * len(inner) // n_stretches
+        end = (i + 1) * len(inner) // n_stretches
+        lowest = min(inner[first:end], key=itemgetter(1))
+        highest = max(inner[first:end], key=itemgetter(1))
+        kept += sorted({lowest, highest})
+    return [*kept, points[-1]]
