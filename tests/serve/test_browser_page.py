@@ -187,7 +187,7 @@ def expect_text(page: Any, selector: str, pattern: str) -> None:
 
 def until_page(page: Any, holds: Callable[[], bool], show: Callable[[], object]) -> None:
     """Wait as playwright does, so that its events are heard meanwhile."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 100  # for hangs, not for speed
     while not holds():
         assert time.monotonic() < end, show()
         page.wait_for_timeout(20)
