@@ -1,5 +1,5 @@
 """nmt-translate: one line in, one line out, from a stream of any length or from a person at a
-terminal; or a document of running text or markup.
+terminal; a line is a sentence or, with --text, a paragraph.
 
 The command parses, opens the model, and gives it the lines of a file, a pipe or a prompt. Mistakes
 in the options are reported before torch is imported.
