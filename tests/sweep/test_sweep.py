@@ -77,8 +77,8 @@ def test_scores_are_those_of_other_commands(
     assert [row["run"] for row in table] == ["base", "N = 1"]
     for run, row in zip(whole.runs, table, strict=True):
         dev, test = read_results(run.folder.path)
-        assert float(row["dev_bleu"]) == dev.scores[0].value
-        assert float(row["test_bleu"]) == test.scores[0].value
+        assert row["dev BLEU"] == f"{dev.scores[0].value:.2f}"
+        assert row["test BLEU"] == f"{test.scores[0].value:.2f}"
         assert dev.averaged == test.averaged == ["step-0000006", "step-0000008"]
         assert dev.checkpoint == "average"
 
@@ -87,7 +87,7 @@ def test_scores_are_those_of_other_commands(
         scores = nmt.api.score_pairs(zip(*texts, strict=True), run.folder.average)
         n_pieces = sum(len(score.log_probs) for score in scores)
         nll = -sum(score.log_prob for score in scores) / n_pieces
-        assert float(row["dev_nll"]) == pytest.approx(nll, abs=1e-4)
+        assert float(row["dev NLL"]) == pytest.approx(nll, abs=1e-4)
 
     capsys.readouterr()
     assert nmt_sweep(argv(place, "whole")) == 0  # nothing is left to do

@@ -4,6 +4,7 @@ import csv
 import io
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from nmt.extras.sweep.jobs import RunQueue
 from nmt.extras.sweep.result import RunResult, SetScore, write_result
 from nmt.extras.sweep.table import (
     compute_mean,
-    format_csv,
     format_markdown,
     format_mean,
     format_text,
     make_rows,
+    make_table,
+    read_bleu,
 )
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, write_folder, write_text
@@ -51,7 +53,7 @@ def make_sweep(tmp_path: Path) -> Sweep:
 def test_an_interval_is_that_of_students_t() -> None:
     mean = compute_mean([1.0, 2.0, 3.0])
     assert mean is not None and mean.plus_minus is not None
-    assert (mean.value, mean.deviation) == (2.0, 1.0)
+    assert mean.value == 2.0
     assert mean.plus_minus == pytest.approx(4.302653 / 3**0.5)  # any table of t, 2 degrees
     assert format_mean(mean, 2) == "2.00 ± 2.48"
     assert format_mean(compute_mean([5.0]), 1) == "5.0"
@@ -70,7 +72,8 @@ def test_rows_have_means_differences_and_what_is_missing(sweep: Sweep) -> None:
     rows = make_rows(sweep, {"deep-wide-seed3": "boom (exit code 1)"})
     assert rows[0].settings == ""
     assert rows[1].settings == "model.d_ff=900 model.n_layers=4"
-    score, difference = rows[1].average("dev_bleu"), rows[1].difference(rows[0], "dev_bleu")
+    read = partial(read_bleu, "dev")
+    score, difference = rows[1].average(read), rows[1].difference(rows[0], read)
     assert score is not None and score.value == 32.0
     assert difference is not None and difference.value == 1.5  # of seeds 1 and 2: 1 and 2
     text = format_text(sweep, rows)
@@ -84,10 +87,14 @@ def test_markdown_and_csv_have_the_same_rows(sweep: Sweep) -> None:
     assert "| deep \\| wide | model.d_ff=900 model.n_layers=4 | 2/3 | 1.50M | 600 |" in (
         format_markdown(sweep, rows)
     )
-    first, second = csv.DictReader(io.StringIO(format_csv(sweep, rows)))
-    assert (first["run"], first["dev_bleu"], first["dev_nll"]) == ("base", "31.0", "2.0")
-    assert (second["seeds"], second["finished"]) == ("3", "2")
-    assert (first["dev_difference"], second["dev_difference"]) == ("", "1.5")
+    first, second = csv.DictReader(io.StringIO(make_table(sweep, rows).to_csv()))
+    assert (first["run"], first["dev BLEU"], first["dev NLL"]) == (
+        "base",
+        "31.00 ± 2.48",
+        "2.0000 ± 0.0000",
+    )
+    assert second["seeds"] == "2/3"
+    assert (first["difference"], second["difference"]) == ("", "+1.50 ± 6.35")
 
 
 def test_other_vocabularies_are_mentioned(sweep: Sweep) -> None:

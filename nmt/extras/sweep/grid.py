@@ -40,7 +40,7 @@ LONGEST_FOLDER_NAME = 150
 # What nmt-sweep writes into its folder, and what each of these files begins with.
 OUTPUTS = {
     "table.md": "| run | settings | seeds | parameters |",
-    "table.csv": "run,settings,seeds,finished,",
+    "table.csv": "run,settings,seeds,parameters,",
 }
 # Settings that a grid may not have, and why.
 REFUSED_KEYS = {

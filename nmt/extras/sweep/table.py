@@ -2,13 +2,16 @@
 
 ± is the half-width of the 95 % confidence interval of the mean (Student's t), as in nmt-eval: the
 mean over very many seeds is expected to be inside it. Differences from the first row are taken seed
-by seed. All numbers are read from RUN/sweep.json, so the table can be made at any time.
+by seed. All numbers are read from RUN/sweep.json, so the table can be made at any time. The screen,
+table.md and table.csv have the same cells.
 """
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 
 from nmt.config import load_recorded_config, tabulate_differences
 from nmt.extras.sweep.grid import PlannedRun, Sweep, format_setting_value
@@ -17,10 +20,9 @@ from nmt.score.score import compute_perplexity
 from nmt.score.significance import student_t
 from nmt.system.escapes import escape_line, escape_markdown
 from nmt.system.files import write_text
-from nmt.system.tables import Cell, Table
+from nmt.system.tables import Table
 
-CERTAIN_FIGURES = ("parameters", "updates", "minutes")  # without an interval in table.csv
-COMMON_FIGURES = (*CERTAIN_FIGURES, "dev_nll")  # of every row, whatever it was scored on
+ReadFigure = Callable[[RunResult], float | None]
 NOT_SETTINGS = ("name", "out", "seed", "data.store", "data.workers")
 
 
@@ -30,7 +32,6 @@ class Mean:
 
     value: float
     plus_minus: float | None = None  # half-width of the 95 % confidence interval
-    deviation: float | None = None  # sample standard deviation
 
 
 @dataclass(frozen=True)
@@ -41,39 +42,22 @@ class Row:
     finished: list[tuple[PlannedRun, RunResult]]
     problems: list[str]  # why the other seeds have no result
 
-    def list_values(self, figure: str) -> dict[int, float]:
-        """Return a figure (`list_figures`) of the finished seeds, where it is known."""
-        values = {}
-        for run, result in self.finished:
-            value = list_figures(result).get(figure)
-            if value is not None:
-                values[run.config.seed] = value
-        return values
+    def list_values(self, read: ReadFigure) -> dict[int, float]:
+        """Return a figure of the finished seeds, where it is known."""
+        found = {run.config.seed: read(result) for run, result in self.finished}
+        return {seed: value for seed, value in found.items() if value is not None}
 
-    def average(self, figure: str) -> Mean | None:
-        return compute_mean(list(self.list_values(figure).values()))
+    def average(self, read: ReadFigure) -> Mean | None:
+        return compute_mean(list(self.list_values(read).values()))
 
-    def difference(self, first: "Row", figure: str) -> Mean | None:
+    def difference(self, first: "Row", read: ReadFigure) -> Mean | None:
         """Return how much a figure differs from the first row's, over the seeds that both have; None
         for the first row itself.
         """
         if self is first:
             return None
-        ours, theirs = self.list_values(figure), first.list_values(figure)
+        ours, theirs = self.list_values(read), first.list_values(read)
         return compute_mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-
-
-def list_figures(result: RunResult) -> dict[str, float | None]:
-    """Name the figures of a run as the columns of table.csv."""
-    figures: dict[str, float | None] = {
-        "parameters": result.parameters,
-        "updates": result.updates,
-        "minutes": result.minutes,
-        "dev_nll": result.nll,
-    }
-    for score in result.scores:
-        figures[f"{score.set}_bleu"] = score.bleu
-    return figures
 
 
 def compute_mean(values: Sequence[float]) -> Mean | None:
@@ -83,8 +67,7 @@ def compute_mean(values: Sequence[float]) -> Mean | None:
     if len(values) == 1:
         return Mean(mean)
     deviation = statistics.stdev(values)
-    half_width = student_t(len(values) - 1) * deviation / math.sqrt(len(values))
-    return Mean(mean, half_width, deviation)
+    return Mean(mean, student_t(len(values) - 1) * deviation / math.sqrt(len(values)))
 
 
 def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
@@ -123,46 +106,41 @@ def describe_settings(runs: Sequence[PlannedRun]) -> list[str]:
 # ---- as text -------------------------------------------------------------------------------------
 
 
-def list_means(sweep: Sweep, row: Row, first: Row) -> dict[str, Mean | None]:
-    """Return all figures of a row, by the names of their columns in table.csv."""
-    means = {figure: row.average(figure) for figure in COMMON_FIGURES}
-    for name in sweep.score:
-        means[f"{name}_bleu"] = row.average(f"{name}_bleu")
-        means[f"{name}_difference"] = row.difference(first, f"{name}_bleu")
-    return means
-
-
 def make_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
-    """Make the table for people."""
     head = ["run", "settings", "seeds", "parameters", "updates", "minutes", "dev NLL", "ppl"]
     for name in sweep.score:
         head += [f"{name} BLEU", "difference"]
     lines = []
     for row in rows:
-        means = list_means(sweep, row, rows[0])
-        parameters, updates, minutes, nll = (means[figure] for figure in COMMON_FIGURES)
+        parameters = row.average(attrgetter("parameters"))
+        nll = row.average(attrgetter("nll"))
         line = [
             row.name,
             row.settings,
             f"{len(row.finished)}/{row.n_seeds}" if row.problems else f"{row.n_seeds}",
             "" if parameters is None else f"{parameters.value / 1e6:.2f}M",
-            "" if updates is None else f"{updates.value:,.0f}",
-            "" if minutes is None else f"{minutes.value:,.1f}",
+            format_mean(row.average(attrgetter("updates")), 0, has_interval=False),
+            format_mean(row.average(attrgetter("minutes")), 1, has_interval=False),
             format_mean(nll, 4),
             "" if nll is None else f"{compute_perplexity(nll.value):.3f}",
         ]
         for name in sweep.score:
-            line.append(format_mean(means[f"{name}_bleu"], 2))
-            line.append(format_mean(means[f"{name}_difference"], 2, "+"))
+            read = partial(read_bleu, name)
+            line.append(format_mean(row.average(read), 2))
+            line.append(format_mean(row.difference(rows[0], read), 2, "+"))
         lines.append(line)
     return Table(head, lines)
 
 
-def format_mean(mean: Mean | None, digits: int, sign: str = "") -> str:
+def read_bleu(name: str, result: RunResult) -> float | None:
+    return next((score.bleu for score in result.scores if score.set == name), None)
+
+
+def format_mean(mean: Mean | None, digits: int, sign: str = "", has_interval: bool = True) -> str:
     if mean is None:
         return ""
-    text = f"{mean.value:{sign}.{digits}f}"
-    if mean.plus_minus is not None:
+    text = f"{mean.value:{sign},.{digits}f}"
+    if has_interval and mean.plus_minus is not None:
         text += f" ± {mean.plus_minus:.{digits}f}"
     return text
 
@@ -212,21 +190,6 @@ def format_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
     return "\n".join([make_table(sweep, rows).to_markdown(), "", *notes, ""])
 
 
-def format_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
-    """Return the table for programs: all digits, and an empty cell for what is not known."""
-    lines = []
-    for row in rows:
-        line: dict[str, Cell] = {"run": row.name, "settings": row.settings}
-        line |= {"seeds": row.n_seeds, "finished": len(row.finished)}
-        for figure, mean in list_means(sweep, row, rows[0]).items():
-            line[figure] = None if mean is None else mean.value
-            if figure not in CERTAIN_FIGURES:
-                line[f"{figure}_plus_minus"] = None if mean is None else mean.plus_minus
-                line[f"{figure}_deviation"] = None if mean is None else mean.deviation
-        lines.append(line)
-    return Table(list(lines[0]), [list(line.values()) for line in lines]).to_csv()
-
-
 def write_tables(sweep: Sweep, rows: Sequence[Row]) -> None:
     write_text(sweep.folder / "table.md", format_markdown(sweep, rows))
-    write_text(sweep.folder / "table.csv", format_csv(sweep, rows))
+    write_text(sweep.folder / "table.csv", make_table(sweep, rows).to_csv())
