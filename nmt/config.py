@@ -791,6 +791,7 @@ REMOVED_SETTINGS: dict[str, tuple[Any, str]] = {
         "teach the model what must survive (docs/decoding.md#what-must-survive)",
     ),
     "engine": ("keep", "on a CPU training always attends with torch; leave it out"),
+    "shard": (False, "several ranks always share the moments of Adam; leave it out"),
 }
 # Settings that may change when a run is resumed; changing any other would make it a different run.
 CHANGEABLE_KEYS = (

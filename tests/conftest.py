@@ -14,6 +14,7 @@ from support.soaking import IS_SOAK
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
 from nmt.system.caches import find_cache_folder
+from nmt.system.device import choose_device
 
 # Where commands keep compiled code too: it is compiled once, and that of other versions is never read.
 caches = find_cache_folder()
@@ -21,6 +22,7 @@ if caches is not None:
     os.environ.setdefault("NUMBA_CACHE_DIR", str(caches / "numba"))
 # A shell's background jobs ignore Ctrl-C, and processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+choose_device("cpu")  # with it comes the library of fp32 products, which rounds in its own way
 torch.set_num_threads(1)  # toy sizes: a second thread only costs
 
 if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do without it
