@@ -101,7 +101,7 @@ def _translate_lines(translator: TextToText, layout: Layout, task: Chunk) -> Tra
 def _translate_paragraphs(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
     splitter = translator.make_splitter()
     paragraphs = [RunningText(line, splitter) for line in task.lines]
-    translated = translator.translate_texts(paragraphs, layout.request)
+    translated = translator.translate_texts(paragraphs, layout.request, task.first)
     rows = []
     for number, (line, one) in enumerate(zip(task.lines, translated, strict=True), task.first):
         rows.append(layout.paragraph(number, line, one, translator))

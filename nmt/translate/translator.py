@@ -179,15 +179,20 @@ class TextToText(ABC):
         return translated
 
     def translate_texts(
-        self, texts: Sequence[RunningText], request: Request = Request()
+        self, texts: Sequence[RunningText], request: Request = Request(), first: int = 1
     ) -> list[TranslatedText]:
-        """Translate texts sentence by sentence."""
+        """Translate texts sentence by sentence. In messages a sentence has the number of its text, and
+        the first text the number `first`.
+        """
         sentences = [sentence for text in texts for sentence in text.sentences]
+        numbers = [number for number, text in enumerate(texts, first) for _ in text.sentences]
         report_parts(sentences)
         candidates: list[Candidates] = []
-        for first in range(0, len(sentences), self.chunk_lines):
-            chunk = sentences[first : first + self.chunk_lines]
-            candidates += self.find_candidates([one.text for one in chunk], request)
+        for start in range(0, len(sentences), self.chunk_lines):
+            end = start + self.chunk_lines
+            lines = [one.text for one in sentences[start:end]]
+            prefixes = [""] * len(lines)
+            candidates += self._collect(lines, prefixes, request, numbers[start:end])
 
         remaining = iter(candidates)
         results = []
@@ -207,7 +212,8 @@ class TextToText(ABC):
 
     def translate_into(self, results: list[Translation], lines: Sequence[str]) -> Generator[int]:
         """Fill `results` batch by batch; yields how many lines each batch completed."""
-        for found in self._search_lines(lines, [""] * len(lines), Request(), 1):
+        n = len(lines)
+        for found in self._search_lines(lines, [""] * n, Request(), range(1, n + 1)):
             for place, candidates in found.items():
                 results[place] = candidates[0]
             yield len(found)
@@ -224,26 +230,41 @@ class TextToText(ABC):
         `first` is the number of the first line in messages.
         """
         n = len(lines)
-        results = [[NO_TRANSLATION]] * n
-        for found in self._search_lines(lines, prefixes or [""] * n, request, first):
+        return self._collect(lines, prefixes or [""] * n, request, range(first, first + n))
+
+    def _collect(
+        self,
+        lines: Sequence[str],
+        prefixes: Sequence[str],
+        request: Request,
+        numbers: Sequence[int],
+    ) -> list[Candidates]:
+        results = [[NO_TRANSLATION]] * len(lines)
+        for found in self._search_lines(lines, prefixes, request, numbers):
             for place, candidates in found.items():
                 results[place] = candidates
         return results
 
     def _search_lines(
-        self, lines: Sequence[str], prefixes: Sequence[str], request: Request, first: int
+        self,
+        lines: Sequence[str],
+        prefixes: Sequence[str],
+        request: Request,
+        numbers: Sequence[int],
     ) -> Iterator[dict[int, Candidates]]:
-        """Search lines that are not empty; yields the candidates of those that each batch completes."""
+        """Search lines that are not empty; yields the candidates of those that each batch completes.
+        `numbers` are those of the lines in messages.
+        """
         encoded = self.encode_source(lines)
-        self._warn_of_unknown(encoded, first)
+        self._warn_of_unknown(encoded, numbers)
         encoded_prefixes = self.vocab.tgt.encode(prefixes)
         places = []  # of the lines that are not empty
         sources = []
         for place, ids in enumerate(encoded):
-            self._check_prefix(encoded_prefixes[place], place, first)
+            self._check_prefix(encoded_prefixes[place], place, numbers[place])
             if ids:
                 places.append(place)
-                sources.append([*self.tag_ids, *self.shorten(ids, place, first)])
+                sources.append([*self.tag_ids, *self.shorten(ids, place, numbers[place])])
 
         own_prefixes = [encoded_prefixes[place] for place in places]
         requests = Requests(sources, own_prefixes if any(own_prefixes) else None)
@@ -257,22 +278,22 @@ class TextToText(ABC):
                 found[place] = candidates
             yield found
 
-    def _check_prefix(self, prefix: list[int], index: int, first: int) -> None:
+    def _check_prefix(self, prefix: list[int], index: int, number: int) -> None:
         if len(prefix) > self.longest:
             raise LineTooLong(
                 index,
-                f"line {first + index}: its prefix has {len(prefix):,} pieces, more than "
+                f"line {number}: its prefix has {len(prefix):,} pieces, more than "
                 f"{self.longest:,}; shorten it, or raise decoding.max_source",
             )
 
-    def _warn_of_unknown(self, sources: Sequence[list[int]], first: int) -> None:
+    def _warn_of_unknown(self, sources: Sequence[list[int]], numbers: Sequence[int]) -> None:
         """Say once that the model cannot read a text."""
         n_unknown = sum(ids.count(UNK) for ids in sources)
         is_readable = n_unknown <= MOSTLY_UNKNOWN * sum(map(len, sources))
         if not is_readable and not self.is_unknown_said:
             self.is_unknown_said = True
             say(
-                f"warning: lines {first} to {first + len(sources) - 1} are mostly <unk>: the vocabulary lacks "
+                f"warning: lines {numbers[0]} to {numbers[-1]} are mostly <unk>: the vocabulary lacks "
                 "their letters, so their translations mean little; is it the right language?"
             )
 
@@ -305,12 +326,12 @@ class TextToText(ABC):
         )
         return [list(islice(remaining, len(some))) for some in hypotheses]
 
-    def shorten(self, ids: list[int], index: int, first: int) -> list[int]:
-        """Return what the model reads of line `index` of those that begin with number `first`."""
+    def shorten(self, ids: list[int], index: int, number: int) -> list[int]:
+        """Return what the model reads of the line at `index`, which has this number in messages."""
         n = len(ids)
         if n <= self.longest:
             return ids
-        line = f"line {first + index} has {n:,} pieces"
+        line = f"line {number} has {n:,} pieces"
         if self.config.long_lines == "refuse":
             raise LineTooLong(
                 index,

@@ -34,6 +34,7 @@ from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS, Vocab
 from nmt.translate.formats import Layout
+from nmt.translate.lines import FIRST_CHUNK
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
 from nmt.translate.search_state import Hypothesis
@@ -200,6 +201,24 @@ def test_long_lines_are_cut_with_a_warning(
     best = search(translator.model, pack([[*ids[:40], EOS]]), make_rules(DECODING))[0][0]
     assert cut == translator.vocab.tgt.decode([best.ids])[0]
     assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
+
+
+def test_lines_have_their_numbers_in_later_chunks(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["red"] * 2 * FIRST_CHUNK + [". ".join(LINES[:12])]
+    run_translate(tmp_path, "".join(line + "\n" for line in lines), place, *BOUNDS, "cut")
+    assert f"warning: line {len(lines)} has " in capsys.readouterr().err
+
+
+def test_paragraphs_have_their_numbers_in_later_chunks(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has two sentences; those of the last chunk are in letters that the vocabulary lacks."""
+    paragraphs = ["A red dog. Two cats!"] * FIRST_CHUNK + ["\u017b\u0179. \u017b\u0179."] * 3
+    run_translate(tmp_path, "".join(one + "\n" for one in paragraphs), place, "--text")
+    first, last = FIRST_CHUNK + 1, FIRST_CHUNK + 3
+    assert f"warning: lines {first} to {last} are mostly <unk>" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("workers", [1, 2])
