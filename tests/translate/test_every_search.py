@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from support.plain_search import EOS, Full, Ids, Ranked, assert_same, recursion
 from support.searches import (
     RULES,
@@ -91,3 +92,18 @@ def test_numbers_that_are_none_are_told(search: Search, value: float) -> None:
     for given in ([(4, EOS)], make_sources(random.Random(5), 9, 5, N_PIECES)):
         with pytest.raises(Failure, match="NaN or infinite"):
             search(model, pack(given), make_rules(DecodingConfig()))
+
+
+def test_a_hypothesis_of_nan_is_told_even_if_others_are_sound(search: Search) -> None:
+    """Otherwise it would be dropped as if it were improbable, and another translation win in silence."""
+    rules = make_rules(DecodingConfig(beam=4, min_length=3), 4)
+    for seed in range(9):
+        model = make_random_model(replace(SMALL, tied=False), N_PIECES, seed)
+        (found,) = search(model, pack([(4, 7, EOS)]), rules)
+        others = {piece for hypothesis in found[1:] for piece in hypothesis.ids[:-1]}
+        if worse := others - set(found[0].ids):
+            model.tgt_embedding.weight[min(worse)] = torch.nan
+            with pytest.raises(Failure, match="NaN or infinite"):
+                search(model, pack([(4, 7, EOS)]), rules)
+            return
+    raise AssertionError("no other hypothesis had a piece of its own")

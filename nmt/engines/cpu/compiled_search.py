@@ -225,7 +225,8 @@ def find_continuations(
         maxima = find_group_maxima(own_logits)
         # The score of a continuation is this plus its logit.
         start = scores[parent] - compute_log_sum(own_logits, maxima.max())
-        if not math.isfinite(start):
+        # Not isfinite: numba asks whether x - x is a number, which reordered sums take to be 0.
+        if not NEG_INF < start < math.inf:
             return best, False
         if required != ANY_PIECE:
             score = start + own_logits[required]
