@@ -45,6 +45,7 @@ from nmt.model.weightless import without_weights
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     check_own_folder,
+    explain_missing,
     has_plain_file,
     open_plain_file,
     point_link,
@@ -258,9 +259,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             )
         return found
     if not path.is_dir():
-        raise UserError(
-            f"{path}: no such checkpoint folder; give RUN, RUN/average or RUN/checkpoints/step-..."
-        )
+        raise explain_missing(path, "give RUN, RUN/average or RUN/checkpoints/step-...")
     if path.is_symlink():
         path = path.resolve()  # `best` and `last` may move before the weights are read
     checkpoint = open_unverified(path)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import UserError
-from nmt.system.files import explain_unreadable, read_bytes
+from nmt.system.files import explain_missing, explain_unreadable, read_bytes
 from nmt.system.progress import say_once
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
@@ -839,10 +839,10 @@ def find_config(name: str, folder: Path | None = None) -> Path:
         if os.path.isfile(place):  # Path.is_file would raise if the name is too long
             return place
     names = ", ".join(shown for shown in list_config_names() if "/" not in shown)
-    what = "is a folder" if os.path.isdir(path) else "not found"
-    raise UserError(
-        f"{path}: {what}; give a path to a YAML file or one of the shipped configs: {names}, "
-        "or a row of Table 3 such as table3/heads-1.yaml"
+    raise explain_missing(
+        path,
+        f"give a path to a YAML file or one of the shipped configs: {names}, or a row of Table 3 such as "
+        "table3/heads-1.yaml",
     )
 
 

@@ -57,7 +57,7 @@ def test_what_cannot_be_scored_is_refused_like_on_the_command_line() -> None:
 
 
 def test_a_missing_checkpoint_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such checkpoint folder"):
+    with pytest.raises(UserError, match="not found; give RUN"):
         nmt.api.load(tmp_path / "nowhere")
 
 

@@ -131,13 +131,13 @@ def average_run(args: argparse.Namespace) -> int:
     from nmt.average.select import choose_checkpoints, find_doubts
     from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import find_run, read_results
-    from nmt.system.files import check_own_folder
+    from nmt.system.files import check_own_folder, explain_missing
     from nmt.system.progress import say
 
     paths = [convert_published(path) for path in args.paths]
     for path in paths:
         if not path.is_dir():
-            raise UserError(f"{path}: no such folder; give a run folder or checkpoint folders")
+            raise explain_missing(path, "give a run folder or checkpoint folders")
     run = RunFolder(paths[0])
     is_run = len(paths) == 1 and run.checkpoints.is_dir()
     if not is_run:

@@ -153,10 +153,10 @@ def check_files(args: argparse.Namespace) -> None:
 
     from nmt.system.errors import UserError
     from nmt.system.extras import check_extra
-    from nmt.system.files import check_writable, refuse_run_file
+    from nmt.system.files import check_writable, explain_missing, refuse_run_file
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
-        raise UserError(f"{args.hypotheses}: not found; give a file of translations")
+        raise explain_missing(args.hypotheses, "give a file of translations")
     inputs = [args.src, *args.ref, args.hypotheses, *(args.compare or ())]
     taken = {os.path.realpath(name) for name in inputs if name}
     for file in (args.output, args.json, args.report):

@@ -33,6 +33,7 @@ from nmt.corpus.file_formats import (
 from nmt.corpus.text_files import COMPRESSED, TextFile, decode_lines, read_line_blocks
 from nmt.corpus.tmx import read_tmx_pairs
 from nmt.system.errors import UserError
+from nmt.system.files import explain_missing
 
 if TYPE_CHECKING:
     import numpy
@@ -128,12 +129,7 @@ def fetch_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
 def check_is_file(path: Path, data: DataConfig) -> None:
     if os.path.isfile(path):  # Path.is_file would raise if the name is too long
         return
-    what = "not found"
-    if os.path.exists(path):
-        what = "is a folder" if os.path.isdir(path) else "is a pipe or a device"
-    raise UserError(
-        f"{path}: {what}; give a file (relative paths start from data.root={data.root})"
-    )
+    raise explain_missing(path, f"give a file (relative paths start from data.root={data.root})")
 
 
 # ---- sources ----------------------------------------------------------------------------------------------------

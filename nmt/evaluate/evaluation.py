@@ -50,7 +50,7 @@ from nmt.score.metrics import (
 from nmt.score.score import Score
 from nmt.score.significance import Comparison, compare_systems, estimate_spread, read_seed
 from nmt.system.errors import UserError
-from nmt.system.files import check_own_folder
+from nmt.system.files import check_own_folder, explain_missing
 from nmt.system.progress import say, track
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.translate.translator import LoadedModel, Translator, open_translator
@@ -236,10 +236,7 @@ def _check_folders(names: Sequence[str]) -> None:
         if path.is_file():
             raise UserError(f"{name}: is a file; give translations with --hypotheses FILE")
         if not path.is_dir():
-            raise UserError(
-                f"{name}: no such checkpoint folder or file; give RUN, RUN/average or "
-                "RUN/checkpoints/step-..."
-            )
+            raise explain_missing(name, "give RUN, RUN/average or RUN/checkpoints/step-...")
 
 
 def make_comparable_systems(request: EvaluationRequest, names: Sequence[str]) -> list[System]:

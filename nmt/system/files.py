@@ -106,6 +106,16 @@ def check_own_folder(path: Path, inside: Path) -> None:
         )
 
 
+def explain_missing(path: str | Path, remedy: str) -> UserError:
+    """The one message for a file or a folder that the user named and that is not there, or is no such."""
+    what = "not found"
+    if os.path.exists(path):  # Path.exists would raise if the name is too long
+        what = "is a folder" if os.path.isdir(path) else "is a file"
+        if what == "is a file" and not os.path.isfile(path):
+            what = "is a pipe or a device"
+    return UserError(f"{path}: {what}; {remedy}")
+
+
 @contextlib.contextmanager
 def explain_unreadable(path: str | Path, remedy: str = "") -> Iterator[None]:
     """Turn the error of a file that cannot be read into one line that names it."""

@@ -738,7 +738,7 @@ def test_attention_does_not_replace_what_is_read(
         ("-o {place}/config.yaml", "belongs to a run"),
         ("-o {place}/new", "belongs to a run"),
         ("decoding.baem=3", "did you mean beam"),
-        ("--beam 2 x", "x: no such"),
+        ("--beam 2 x", "x: not found"),
         ("--prefix nowhere", "nowhere: cannot be read"),
         ("--attention nowhere/x.html", "nowhere/x.html: its folder does not exist"),
         ("--attention {place}/x.html", "belongs to a run"),

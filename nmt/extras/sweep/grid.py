@@ -28,7 +28,7 @@ from nmt.config import (
 )
 from nmt.corpus.ledger import list_settings
 from nmt.system.errors import UserError
-from nmt.system.files import digest_values, has_plain_file
+from nmt.system.files import digest_values, explain_missing, has_plain_file
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import YamlTree, parse_yaml
@@ -168,9 +168,9 @@ def find_grid(name: str) -> Path:
     shipped = {path.name: path for path in find_shipped_configs().glob("sweeps/*.yaml")}
     if name in shipped and not Path(name).exists():
         return shipped[name]
-    raise UserError(
-        f"{name}: not found; give a grid file (docs/sweeps.md), or one of the shipped grids: "
-        f"{', '.join(sorted(shipped))}"
+    names = ", ".join(sorted(shipped))
+    raise explain_missing(
+        name, f"give a grid file (docs/sweeps.md), or one of the shipped grids: {names}"
     )
 
 
