@@ -13,13 +13,22 @@ tests/test_paper.py lists them, and checks that every other setting has one.
 import functools
 import operator
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from nmt.config import CorpusConfig, DataConfig, ModelConfig, RunConfig, find_shipped_configs
+from nmt.config import (
+    CorpusConfig,
+    DataConfig,
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    VocabConfig,
+    find_shipped_configs,
+)
 from nmt.known_test_sets import PAPER_DEV_SET, PAPER_TEST_SET, WMT14, KnownSet
 from nmt.system.strict_yaml import parse_yaml
 
@@ -233,7 +242,7 @@ def choose_text(row: dict[str, Any], model: Model, pair: str) -> RowText:
 
 def compare(text: RowText, config: RunConfig, pair: str) -> PaperRow:
     """Compare the settings of a row, which all must have the paper's value."""
-    reading = READERS[text.special](config, pair) if text.special else Reading()
+    reading = read_special(text.special, config, pair) if text.special else Reading()
     deviating = []
     for key, value in text.settings.items():
         ours: Any = reading.values.get(key, read_setting(config, key))
@@ -288,8 +297,35 @@ def format_value(value: object) -> str:
 # ---- what one value does not say -----------------------------------------------------------------
 
 
-def read_vocabulary(config: RunConfig, pair: str) -> Reading:
-    vocab = config.vocab
+def read_special(name: str, config: RunConfig, pair: str) -> Reading:
+    """Read what the config has in a row with this `special`; each reader gets its section."""
+    model, data, vocab = config.model, config.data, config.vocab
+    match name:
+        case "corpora":
+            return read_corpora(data, pair)
+        case "dev set":
+            return read_test_set("data.valid", data.valid, PAPER_DEV_SET, data, pair)
+        case "test set":
+            return read_test_set("data.test", data.test, PAPER_TEST_SET, data, pair)
+        case "vocabulary":
+            return read_vocabulary(vocab)
+        case "pieces":
+            return read_pieces(vocab)
+        case "layers":
+            return read_layers(model)
+        case "d_k":
+            return read_head_size("model.d_k", model.key_size, model)
+        case "d_v":
+            return read_head_size("model.d_v", model.value_size, model)
+        case "tying":
+            return read_tying(model, vocab)
+        case "early end":
+            return read_early_end(config.training)
+        case _:
+            raise ValueError(f"configs/paper.yaml: {name!r} is not known to read_special")
+
+
+def read_vocabulary(vocab: VocabConfig) -> Reading:
     if vocab.model is not None:
         # The deviation is the given model itself.
         models = " and ".join(filter(None, (vocab.model, vocab.tgt_model)))
@@ -300,8 +336,7 @@ def read_vocabulary(config: RunConfig, pair: str) -> Reading:
     return Reading()
 
 
-def read_pieces(config: RunConfig, pair: str) -> Reading:
-    vocab = config.vocab
+def read_pieces(vocab: VocabConfig) -> Reading:
     pieces = ["BPE"]
     if vocab.character_coverage != 1:
         pieces.append(f"{vocab.character_coverage:.6g} of characters")
@@ -312,8 +347,7 @@ def read_pieces(config: RunConfig, pair: str) -> Reading:
     return Reading(", ".join(pieces))
 
 
-def read_layers(config: RunConfig, pair: str) -> Reading:
-    ours = config.model
+def read_layers(ours: ModelConfig) -> Reading:
     depths = ours.encoder_depth, ours.decoder_depth
     values = {
         "model.encoder_layers": ours.encoder_layers or SAME,
@@ -325,23 +359,20 @@ def read_layers(config: RunConfig, pair: str) -> Reading:
     return Reading(shown, values)
 
 
-def read_head_size(name: Literal["d_k", "d_v"], config: RunConfig, pair: str) -> Reading:
+def read_head_size(key: str, size: int, model: ModelConfig) -> Reading:
     """d_k or d_v deviates only where it is not d_model / h; those two have rows of their own."""
-    model = config.model
-    size = model.key_size if name == "d_k" else model.value_size
     if size == model.d_model / model.n_heads:
-        return Reading(f"{format_value(size)}, d_model / h", {f"model.{name}": SAME})
-    return Reading(format_value(size), {f"model.{name}": size})
+        return Reading(f"{format_value(size)}, d_model / h", {key: SAME})
+    return Reading(format_value(size), {key: size})
 
 
-def read_tying(config: RunConfig, pair: str) -> Reading:
+def read_tying(model: ModelConfig, vocab: VocabConfig) -> Reading:
     # Two vocabularies cannot share more than the decoder's matrices.
-    shares_all = config.model.tied == "decoder" and not config.vocab.joint
+    shares_all = model.tied == "decoder" and not vocab.joint
     return Reading(values={"model.tied": SAME} if shares_all else {})
 
 
-def read_early_end(config: RunConfig, pair: str) -> Reading:
-    training = config.training
+def read_early_end(training: TrainingConfig) -> Reading:
     limits = []
     if training.patience is not None:
         limits.append(f"{training.patience:,} validations without a best")
@@ -352,9 +383,9 @@ def read_early_end(config: RunConfig, pair: str) -> Reading:
     return Reading(", ".join(limits) or "never")
 
 
-def read_corpora(config: RunConfig, pair: str) -> Reading:
+def read_corpora(data: DataConfig, pair: str) -> Reading:
     """Corpora are recognised by their names."""
-    names = [name_corpus(corpus, config.data) for corpus in config.data.train]
+    names = [name_corpus(corpus, data) for corpus in data.train]
     wanted = PAPER_CORPORA[pair]
     whole = f"wmt14 {HUB_NAMES[pair]} train"  # all of them at once, from the hub
     if names == [whole]:
@@ -385,10 +416,8 @@ def _explain_corpora(names: Sequence[str], wanted: Sequence[str], whole: str) ->
 
 
 def read_test_set(
-    name: Literal["valid", "test"], paper: KnownSet, config: RunConfig, pair: str
+    key: str, corpus: CorpusConfig | None, paper: KnownSet, data: DataConfig, pair: str
 ) -> Reading:
-    data = config.data
-    corpus = data.valid if name == "valid" else data.test
     ours = name_corpus(corpus, data) if corpus else "none"
     why = None
     if paper.subset is not None:
@@ -400,7 +429,7 @@ def read_test_set(
         elif ours == paper.name:
             why = f"files, recognised by their names alone: {paper.name} in full has {paper.lines:,} lines"
     is_the_papers = ours in paper.list_names(HUB_NAMES[pair])
-    return Reading(ours, {f"data.{name}": SAME if is_the_papers else ours}, why)
+    return Reading(ours, {key: SAME if is_the_papers else ours}, why)
 
 
 def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
@@ -442,20 +471,6 @@ def _strip_packing(path: str) -> str:
     return name
 
 
-READERS: dict[str, Callable[[RunConfig, str], Reading]] = {
-    "corpora": read_corpora,
-    "dev set": functools.partial(read_test_set, "valid", PAPER_DEV_SET),
-    "test set": functools.partial(read_test_set, "test", PAPER_TEST_SET),
-    "vocabulary": read_vocabulary,
-    "pieces": read_pieces,
-    "layers": read_layers,
-    "d_k": functools.partial(read_head_size, "d_k"),
-    "d_v": functools.partial(read_head_size, "d_v"),
-    "tying": read_tying,
-    "early end": read_early_end,
-}
-
-
 # ---- the table -----------------------------------------------------------------------------------
 
 
@@ -489,7 +504,7 @@ def explain(config: RunConfig) -> str:
         lines += _wrap(_describe_deviation(row))
     # notes
     lines.append("")
-    for note in _list_notes(config, found):
+    for note in _list_notes(found, config.training, config.decoding):
         lines += _wrap(f"- {note}")
     return "\n".join(lines) + "\n"
 
@@ -513,20 +528,22 @@ def _describe_deviation(row: PaperRow) -> str:
     return f"* {row.key}: {row.ours}; {source}: {value}{why}"
 
 
-def _list_notes(config: RunConfig, found: Conformance) -> list[str]:
-    place = "Table 2"
+def _list_notes(
+    found: Conformance, training: TrainingConfig, decoding: DecodingConfig
+) -> list[str]:
+    table = "Table 2"
     if (found.model, found.pair) == ("big", "en-fr"):
-        place = "Table 2; 41.0 in the text of section 6.1"
+        table = "Table 2; 41.0 in the text of section 6.1"
     notes = [f"{row.name}: {row.why}." for row in found.rows if row.why and not row.deviates]
     return [
         *notes,
-        f"The paper's figure is {found.bleu} BLEU ({place}).",
+        f"The paper's figure is {found.bleu} BLEU ({table}).",
         f"Where the paper is {SILENT}, the measure is the code of June 2017, or the usual reading. "
         f"The code is tensor2tensor's: {COMMIT_2017} of 15 June 2017 with the fixes of that month, "
         f"and its last commit, {COMMIT_2023}; sources in docs/recipe.md.",
         "Corpora are recognised by their names; nmt-eval --verdict counts the pairs of the store.",
         "What only concerns the machine is not counted: precision is "
-        f"{config.training.precision} in training and {config.decoding.precision} in search, "
+        f"{training.precision} in training and {decoding.precision} in search, "
         "where the paper's P100s and the authors' code computed in fp32.",
     ]
 
