@@ -138,7 +138,7 @@ def train(config: RunConfig) -> int:
     from nmt.system.files import check_free, make_folder
     from nmt.system.runtime import tune_process
 
-    check_weights_fit(config)
+    check_weights_fit(config.model, config.vocab)
     listener = _open_trackers(config.training.track)
     tune_process()  # before torch is imported
 
@@ -151,11 +151,11 @@ def train(config: RunConfig) -> int:
     def prepare_run() -> None:
         # A mistake in the settings must leave neither a folder nor an unwanted store, and another
         # training in the same folder must not be discovered after hours of preparation.
-        check_training_fits(config, world)
+        check_training_fits(config.model, config.vocab, config.training, world)
         check_free(config.folder)
         run_start.check_same_run(config)
         if config.training.mirror is not None:
-            fetch_run(config)
+            fetch_run(config.training.mirror, config)
         check_initial_model(config)
         # Fail now, not after an hour of preparation, if the folder cannot be written.
         make_folder(config.folder)

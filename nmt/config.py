@@ -984,7 +984,10 @@ def load_config(
         source = _put(source, setting)
     config = _build_config(source, overrides)
     check_sinks(config.training.track)
-    return _use_vocab_of_init_from(config)
+    start = config.training.init_from
+    if start is None:
+        return config
+    return dataclasses.replace(config, vocab=_use_vocab_of(start, config.vocab))
 
 
 def check_sinks(names: Sequence[str]) -> None:
@@ -1004,9 +1007,8 @@ def check_sinks(names: Sequence[str]) -> None:
             )
 
 
-def _fill_in_languages(config: RunConfig) -> RunConfig:
+def _fill_in_languages(data: DataConfig) -> DataConfig:
     """Replace {src} and {tgt} in the names of corpora, so that they follow data.src and data.tgt."""
-    data = config.data
 
     def fill_corpus(corpus: CorpusConfig) -> CorpusConfig:
         filled = {}
@@ -1015,37 +1017,32 @@ def _fill_in_languages(config: RunConfig) -> RunConfig:
             filled[key] = name and name.replace("{src}", data.src).replace("{tgt}", data.tgt)
         return dataclasses.replace(corpus, **filled)
 
-    filled = dataclasses.replace(
+    return dataclasses.replace(
         data,
         train=tuple(map(fill_corpus, data.train)),
         valid=data.valid and fill_corpus(data.valid),
         test=data.test and fill_corpus(data.test),
     )
-    return dataclasses.replace(config, data=filled)
 
 
-def _use_vocab_of_init_from(config: RunConfig) -> RunConfig:
+def _use_vocab_of(start: str, vocab: VocabConfig) -> VocabConfig:
     """Use the vocabulary of the model that training starts from, unless one is given."""
-    start = config.training.init_from
-    if start is None:
-        return config
     if start.startswith("hf:") or os.path.exists(os.path.join(start, "config.json")):
         raise UserError(
             f"training.init_from={start}: is a model of another toolkit; nmt-init --from {start} writes "
             "a config that continues it"
         )
-    if config.vocab.model is not None:
-        return config
+    if vocab.model is not None:
+        return vocab
     joint, *sides = (os.path.join(os.path.abspath(start), name) for name in VOCAB_FILES)
     found = [path for path in (joint, *sides) if os.path.exists(path)]
-    if found and (joint in found) != config.vocab.joint:
-        other = "false" if config.vocab.joint else "true"
+    if found and (joint in found) != vocab.joint:
+        other = "false" if vocab.joint else "true"
         raise UserError(
             f"training.init_from={start}: was trained with vocab.joint={other}; set the same here"
         )
-    model, tgt_model = (joint, None) if config.vocab.joint else sides
-    vocab = dataclasses.replace(config.vocab, model=model, tgt_model=tgt_model)
-    return dataclasses.replace(config, vocab=vocab)
+    model, tgt_model = (joint, None) if vocab.joint else sides
+    return dataclasses.replace(vocab, model=model, tgt_model=tgt_model)
 
 
 def load_recorded_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -1117,7 +1114,8 @@ def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
     values = copy.deepcopy(source.values)
     _fill_in_presets(values)
     reader = RecordReader(source.name_place, explain_key=_explain_unknown_key)
-    return _fill_in_languages(reader.read(RunConfig, values))
+    config = reader.read(RunConfig, values)
+    return dataclasses.replace(config, data=_fill_in_languages(config.data))
 
 
 def _fill_in_presets(values: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ def measure_curve(
     (newest,) = open_all(paths[-1:])
     config = replace(newest.config, evaluation=replace(newest.config.evaluation, bleu=True))
     store = Path(config.data.store)
-    dev = open_dev_of_run(config, newest.vocab)
+    dev = open_dev_of_run(config.data, newest.vocab)
     n_lines = len(choose_dev_lines(len(dev.sources), config.evaluation.sentences))
     if n_lines < len(dev.sources):
         part = f"{n_lines:,} of the {len(dev.sources):,} dev lines"

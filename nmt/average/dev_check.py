@@ -9,7 +9,7 @@ import torch
 
 from nmt.average.select import read_validations
 from nmt.checkpoint import Checkpoint, parse_step
-from nmt.config import RunConfig
+from nmt.config import DataConfig
 from nmt.data.vocab import Vocabulary
 from nmt.system.errors import UserError
 from nmt.system.files import verify
@@ -32,7 +32,7 @@ def find_better_member(checkpoint: Checkpoint, device: torch.device, run: RunFol
         steps = [step for name in checkpoint.averaged if (step := parse_step(name)) in validations]
         if not steps:
             return None
-        dev = open_dev_of_run(checkpoint.config, checkpoint.vocab)
+        dev = open_dev_of_run(checkpoint.config.data, checkpoint.vocab)
     except (UserError, OSError):
         return None
     mean = compute_nll(checkpoint, dev, device)
@@ -58,14 +58,14 @@ def compute_nll(checkpoint: Checkpoint, dev: DevSet, device: torch.device) -> fl
     return nll.value
 
 
-def open_dev_of_run(config: RunConfig, vocab: Vocabulary) -> DevSet:
+def open_dev_of_run(data: DataConfig, vocab: Vocabulary) -> DevSet:
     """Open the dev set that training had, after verifying its files."""
-    if config.data.valid is None:
+    if data.valid is None:
         raise UserError(
             "data.valid: not set in the config of this run, but --curve needs a dev set; "
             "use --last instead"
         )
-    store = Path(config.data.store)
+    store = Path(data.store)
     names = []
     for side in ("src", "tgt"):
         names += [dev_text_file(side), ids_file("valid", side), offsets_file("valid", side)]

@@ -22,7 +22,7 @@ from nmt.system.errors import UserError
 from nmt.system.extras import check_extra
 
 if TYPE_CHECKING:
-    from nmt.config import RunConfig
+    from nmt.config import DataConfig, RunConfig
 
 EXAMPLES = """\
   nmt-train --config demo.yaml                          train on the embedded corpus; takes minutes on two cores
@@ -131,7 +131,7 @@ def train_model(args: argparse.Namespace) -> int:
         return 0
     if args.explain:
         print(explain(config), end="")
-        note_missing_corpus(config)
+        note_missing_corpus(config.data)
         return 0
     if args.profile or args.plan:
         profile_or_plan(config, args)
@@ -177,7 +177,7 @@ def use_gpus(args: argparse.Namespace, device: str) -> None:
     os.execv(launch, ["nmt-launch", "--", *args.words])
 
 
-def note_missing_corpus(config: "RunConfig") -> None:
+def note_missing_corpus(data: "DataConfig") -> None:
     """Mention a corpus file that is missing, for example because a language is misspelt: --explain
     itself works without data.
     """
@@ -185,14 +185,14 @@ def note_missing_corpus(config: "RunConfig") -> None:
     from nmt.system.errors import UserError
     from nmt.system.progress import say
 
-    if os.path.isdir(config.data.store):  # prepared: no other file is needed
+    if os.path.isdir(data.store):  # prepared: no other file is needed
         return
-    corpora = [*config.data.train, config.data.valid, config.data.test]
+    corpora = [*data.train, data.valid, data.test]
     for corpus in corpora:
         if corpus is None or corpus.dataset is not None:
             continue
         try:
-            find_local_files(corpus, config.data)
+            find_local_files(corpus, data)
         except UserError as error:
             say(f"note: training could not start here: {error}")
             return
@@ -203,24 +203,27 @@ def profile_or_plan(config: "RunConfig", args: argparse.Namespace) -> None:
     from nmt.model.size import check_weights_fit
     from nmt.system.runtime import tune_process
 
-    check_weights_fit(config)
+    check_weights_fit(config.model, config.vocab)
     tune_process()  # before torch is imported
 
     from nmt import api
 
     check_extra("profile", "--profile" if args.profile else "--plan")
+    from nmt.extras.profile.dry_run import open_dry_run
     from nmt.extras.profile.estimate import estimate_run
     from nmt.extras.profile.profile import profile_training
     from nmt.system.ranks import join_world
     from nmt.train.memory_probe import check_training_fits
 
     with join_world(config.device) as world:
-        world.on_main(lambda: check_training_fits(config, world))
+        world.on_main(
+            lambda: check_training_fits(config.model, config.vocab, config.training, world)
+        )
         world.on_main(lambda: api.prepare(config))
         if args.profile:
-            profile_training(config, world)
+            profile_training(open_dry_run(config, world))
         else:
-            estimate_run(config, world, price=args.price)
+            estimate_run(open_dry_run(config, world), price=args.price)
 
 
 if __name__ == "__main__":

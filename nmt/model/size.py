@@ -8,7 +8,7 @@ programs need is not counted.
 
 from dataclasses import asdict
 
-from nmt.config import ModelConfig, RunConfig
+from nmt.config import ModelConfig, VocabConfig
 from nmt.system.errors import UserError
 from nmt.system.memory import MemoryLimit, find_memory_limit, format_memory
 
@@ -55,28 +55,30 @@ def count_model_bytes(config: ModelConfig, vocab_sizes: tuple[int, int], weight_
     return n_bytes
 
 
-def check_weights_fit(config: RunConfig) -> None:
+def check_weights_fit(model: ModelConfig, vocab: VocabConfig) -> None:
     """Raise UserError if the model of a run could never be made in the memory of this process."""
-    n_bytes = count_model_bytes(config.model, _bound_vocab_sizes(config), WEIGHT_BYTES)
-    n_bytes += LAYER_BYTES * (config.model.encoder_depth + config.model.decoder_depth)
-    _check_limit(config.model, "weights alone", n_bytes, find_memory_limit())
+    n_bytes = count_model_bytes(model, _bound_vocab_sizes(vocab), WEIGHT_BYTES)
+    n_bytes += LAYER_BYTES * (model.encoder_depth + model.decoder_depth)
+    _check_limit(model, "weights alone", n_bytes, find_memory_limit())
 
 
-def check_moments_fit(config: RunConfig, limit: MemoryLimit, n_ranks: int) -> None:
-    """Raise UserError if the weights of a run's model and a rank's share of Adam's moments exceed
-    the limit.
+def check_moments_fit(
+    model: ModelConfig, vocab: VocabConfig, has_average: bool, limit: MemoryLimit, n_ranks: int
+) -> None:
+    """Raise UserError if the weights of a run's model and a rank's share of Adam's moments, and of the
+    moving average if it has one, exceed the limit.
     """
     shared_bytes = MOMENT_BYTES
-    if config.training.ema is not None:
+    if has_average:
         shared_bytes += WEIGHT_BYTES
     weight_bytes = WEIGHT_BYTES + shared_bytes // n_ranks
-    n_bytes = count_model_bytes(config.model, _bound_vocab_sizes(config), weight_bytes)
-    _check_limit(config.model, "weights and Adam's moments", n_bytes, limit)
+    n_bytes = count_model_bytes(model, _bound_vocab_sizes(vocab), weight_bytes)
+    _check_limit(model, "weights and Adam's moments", n_bytes, limit)
 
 
-def _bound_vocab_sizes(config: RunConfig) -> tuple[int, int]:
+def _bound_vocab_sizes(vocab: VocabConfig) -> tuple[int, int]:
     """Return the sizes of the vocabulary, or the smallest where they are not known yet."""
-    return config.vocab.sizes if config.vocab.model is None else (1, 1)
+    return vocab.sizes if vocab.model is None else (1, 1)
 
 
 def _check_limit(model: ModelConfig, what: str, n_bytes: int, limit: MemoryLimit) -> None:

@@ -9,6 +9,7 @@ successor is complete.
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -144,12 +145,13 @@ class CheckpointWriter:
 
     def _start_copy(self) -> None:
         """Have the thread copy the run to its mirror, after what it is writing."""
-        if self.config.training.mirror is not None:
-            self._thread.submit(self._copy_to_mirror)
+        mirror = self.config.training.mirror
+        if mirror is not None:
+            self._thread.submit(self._copy_to_mirror, mirror)
 
-    def _copy_to_mirror(self) -> None:
+    def _copy_to_mirror(self, url: str) -> None:
         try:
-            copy_run(self.config)
+            copy_run(url, self.run, Path(self.config.data.store))
         except (Failure, UserError, OSError) as error:
             say(f"warning: {error}; training goes on, and with the next checkpoint copies again")
 

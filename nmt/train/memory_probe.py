@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from nmt.checkpoint import load_run_config
-from nmt.config import RunConfig, TrainingConfig
+from nmt.config import ModelConfig, RunConfig, TrainingConfig, VocabConfig
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.loader import make_batch
 from nmt.data.store import TokenStore
@@ -35,14 +35,16 @@ from nmt.train.setup import Setup
 MIN_USEFUL_SHARE = 0.9
 
 
-def check_training_fits(config: RunConfig, world: World) -> None:
+def check_training_fits(
+    model: ModelConfig, vocab: VocabConfig, training: TrainingConfig, world: World
+) -> None:
     """Refuse what this device could never train, before its data is prepared."""
-    check_precision(config.training.precision, world.device)
+    check_precision(training.precision, world.device)
     limit = find_memory_limit()
     if world.device.type == "cuda":
         n_bytes = torch.cuda.get_device_properties(world.device).total_memory
         limit = MemoryLimit(n_bytes, "all memory of this GPU")
-    check_moments_fit(config, limit, world.size)
+    check_moments_fit(model, vocab, training.ema is not None, limit, world.size)
 
 
 # ---- the worst micro-batches -------------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
         return config.training.micro_tokens
 
     def find_micro_tokens() -> int:
-        recorded = _read_micro_tokens(config, world)
+        recorded = _read_micro_tokens(RunFolder(config.folder), config.training, world.size)
         if recorded is not None:
             return recorded
         micro_tokens = choose_training_engine(world.device).choose_micro_tokens(config, world)
@@ -113,19 +115,19 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
     return int(world.broadcast(world.on_main(find_micro_tokens) or 0))
 
 
-def _read_micro_tokens(config: RunConfig, world: World) -> int | None:
+def _read_micro_tokens(run: RunFolder, training: TrainingConfig, n_ranks: int) -> int | None:
     """Read the number that an earlier session wrote into the run folder; return None if there is
     none or it would leave ranks idle."""
-    recorded = load_run_config(RunFolder(config.folder))
+    recorded = load_run_config(run)
     if recorded is None or recorded.training.micro_tokens == "auto":
         return None
     micro_tokens = recorded.training.micro_tokens
-    share = useful_share(config.training, micro_tokens, world.size)
+    share = useful_share(training, micro_tokens, n_ranks)
     if share >= MIN_USEFUL_SHARE:
         return micro_tokens
     say(
         f"the run began with micro-batches of {micro_tokens} tokens, which would leave "
-        f"{world.size} ranks idle for {1 - share:.0%} of their time; choosing another size"
+        f"{n_ranks} ranks idle for {1 - share:.0%} of their time; choosing another size"
     )
     return None
 

@@ -24,12 +24,11 @@ FOLDER_NAMES = "store|average|checkpoints/step-[0-9]+"  # all of them sealed
 
 
 @contextlib.contextmanager
-def open_mirror(config: RunConfig) -> Iterator[Any]:
+def open_mirror(url: str) -> Iterator[Any]:
     """Open the mirror as a file system of its own. Each service has its own kinds of errors."""
     import fsspec
     from fsspec.implementations.dirfs import DirFileSystem
 
-    url = config.training.mirror
     try:
         # Other machines may write there too, so a list of files is never taken from a cache.
         service, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
@@ -54,13 +53,12 @@ def list_mirrored(mirror: Any) -> list[str]:
 # ---- after a checkpoint -----------------------------------------------------------------------------------
 
 
-def copy_run(config: RunConfig) -> None:
+def copy_run(url: str, run: RunFolder, store: Path) -> None:
     """Make the mirror like the run folder."""
-    run = RunFolder(config.folder)
     paths = [run.average, *map(run.checkpoint, list_steps(run))]
     folders = {str(path.relative_to(run.path)): path for path in paths}
-    folders["store"] = Path(config.data.store)
-    with open_mirror(config) as mirror:
+    folders["store"] = store
+    with open_mirror(url) as mirror:
         for path in run.path.glob("[!.]*.*"):
             if path.is_file():
                 put_file(mirror, path, path.name)
@@ -97,16 +95,18 @@ def put_file(mirror: Any, path: Path, name: str) -> None:
 # ---- at the start -------------------------------------------------------------------------------------
 
 
-def fetch_run(config: RunConfig) -> None:
-    """Fetch the run if its newest checkpoint is not here, and the store if there is none here."""
+def fetch_run(url: str, config: RunConfig) -> None:
+    """Fetch the run of this config if its newest checkpoint is not here, and the store if there is none
+    here.
+    """
     run = RunFolder(config.folder)
     newest = max(list_steps(run), default=0)
-    with open_mirror(config) as mirror:
-        check_place(mirror, config)
+    with open_mirror(url) as mirror:
+        check_same_run(mirror, config)
         names = list_mirrored(mirror)
         is_behind = any((parse_step(Path(name).name) or 0) > newest for name in names)
         if is_behind:
-            say(f"fetching {run.path} from {config.training.mirror}")
+            say(f"fetching {run.path} from {url}")
             run.path.mkdir(parents=True, exist_ok=True)
             for name in (CONFIG_FILE, METRICS_FILE):
                 write_bytes(run.path / name, mirror.cat_file(name))
@@ -124,7 +124,7 @@ def fetch_folder(mirror: Any, name: str, folder: Path) -> None:
     verify(folder)
 
 
-def check_place(mirror: Any, config: RunConfig) -> None:
+def check_same_run(mirror: Any, config: RunConfig) -> None:
     """Refuse a place that holds something other than this run, because it would be overwritten."""
     changes = []
     if mirror.exists(CONFIG_FILE):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from nmt.checkpoint import load_run_config
-from nmt.config import RunConfig
+from nmt.config import TrainingConfig
 from nmt.system.device import Precision, choose_precision
 from nmt.system.errors import UserError
 from nmt.system.progress import say
@@ -26,23 +26,22 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise UserError(f"training.precision=bf16: {reason}; give training.precision=fp32")
 
 
-def resolve_precision(config: RunConfig, world: World) -> RunConfig:
-    """Return the config with `auto` replaced by a precision."""
-    check_precision(config.training.precision, world.device)
-    if config.training.precision != "auto":
-        return config
+def resolve_precision(training: TrainingConfig, run: RunFolder, world: World) -> TrainingConfig:
+    """Return the settings with `auto` replaced by a precision."""
+    check_precision(training.precision, world.device)
+    if training.precision != "auto":
+        return training
     # The main rank decides, as for micro_tokens: it later writes the file that is read here.
-    choice = world.on_main(lambda: _choose_precision(config, world))
+    choice = world.on_main(lambda: _choose_precision(run, world.device))
     is_bf16 = bool(world.broadcast(float(choice == "bf16")))
-    training = replace(config.training, precision="bf16" if is_bf16 else "fp32")
-    return replace(config, training=training)
+    return replace(training, precision="bf16" if is_bf16 else "fp32")
 
 
-def _choose_precision(config: RunConfig, world: World) -> Precision:
-    recorded = load_run_config(RunFolder(config.folder))
+def _choose_precision(run: RunFolder, device: torch.device) -> Precision:
+    recorded = load_run_config(run)
     if recorded is not None and recorded.training.precision != "auto":
-        check_precision(recorded.training.precision, world.device)
+        check_precision(recorded.training.precision, device)
         return recorded.training.precision
-    choice, reason = choose_precision(world.device)
+    choice, reason = choose_precision(device)
     say(f"training.precision: auto has chosen {choice}, because {reason}")
     return choice

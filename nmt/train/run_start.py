@@ -39,10 +39,10 @@ from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
 
 def train(config: RunConfig, world: World, listener: Listener) -> int:
     """Start or continue the run in `config.folder`; return its exit code."""
-    config = resolve_precision(config, world)
+    run, stop = RunFolder(config.folder), StopRequest()
+    config = replace(config, training=resolve_precision(config.training, run, world))
     micro_tokens = resolve_micro_tokens(config, world)
     config = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
-    run, stop = RunFolder(config.folder), StopRequest()
     machine = name_machine(world.device, world.size)
     status = StatusFile(run, config.training.steps, machine)
     with contextlib.ExitStack() as stack:
@@ -88,8 +88,8 @@ def _claim_folder(
 def _record_config(config: RunConfig, run: RunFolder) -> None:
     if checkpoint.load_run_config(run) != config:
         write_text(run.config, format_config(config))
-    if config.training.mirror is not None:
-        copy_run(config)  # fails now if nothing can be written there
+    if config.training.mirror is not None:  # fails now if nothing can be written there
+        copy_run(config.training.mirror, run, Path(config.data.store))
 
 
 def check_same_run(config: RunConfig) -> None:

@@ -12,6 +12,7 @@ import json
 import resource
 import statistics
 import sys
+from dataclasses import replace
 
 from machine import measure_products
 
@@ -31,6 +32,7 @@ def work(args: argparse.Namespace) -> int:
     from nmt.corpus.prepare import prepare
     from nmt.system.progress import clock
     from nmt.system.ranks import join_world
+    from nmt.system.run_folder import RunFolder
     from nmt.train.memory_probe import resolve_micro_tokens
     from nmt.train.precision import resolve_precision
     from nmt.train.setup import open_setup
@@ -39,7 +41,8 @@ def work(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides)
     prepare(config.data, config.vocab, config.seed)
     with join_world() as world:
-        config = resolve_precision(config, world)
+        training = resolve_precision(config.training, RunFolder(config.folder), world)
+        config = replace(config, training=training)
         micro_tokens = resolve_micro_tokens(config, world)
         setup = open_setup(config, micro_tokens, world)
         tokens, seconds, products = [], [], []

@@ -19,7 +19,7 @@ def test_a_plan_takes_its_time_and_a_tenth_of_it_for_validations() -> None:
         seconds = 60 * 10 ** rng.uniform(0, 4)
         update_s = seconds / 10 ** rng.uniform(2.2, 5)
         validation_s = seconds * 10 ** rng.uniform(-5, -1.1)
-        plan = plan_schedule(RunConfig(), seconds, update_s, validation_s)
+        plan = plan_schedule(RunConfig().optimizer, seconds, update_s, validation_s)
         steps, every = plan["training.steps"], plan["training.validate_every"]
         n_validations = -(-steps // every)
         taken = steps * update_s + n_validations * validation_s
@@ -31,18 +31,18 @@ def test_a_plan_takes_its_time_and_a_tenth_of_it_for_validations() -> None:
 
 def test_a_shorter_warm_up_reaches_the_same_rate() -> None:
     config = RunConfig(optimizer=OptimizerConfig(warmup_steps=4_000, scale=2.0))
-    plan = plan_schedule(config, 1_000, 1.0, 1.0)
+    plan = plan_schedule(config.optimizer, 1_000, 1.0, 1.0)
     warmup = plan["optimizer.warmup_steps"]
     rate = plan["optimizer.scale"] * warmup**-0.5
     assert warmup < 200 and rate == pytest.approx(2.0 * 4_000**-0.5, rel=1e-3)
     constant = OptimizerConfig(schedule="constant", peak_lr=1e-4, warmup_steps=4_000)
-    plan = plan_schedule(RunConfig(optimizer=constant), 1_000, 1.0, 1.0)
+    plan = plan_schedule(constant, 1_000, 1.0, 1.0)
     assert "optimizer.scale" not in plan
 
 
 def test_what_is_too_short_is_refused() -> None:
     with pytest.raises(UserError, match="enough for 52 updates of 1.00 s, too few"):
-        plan_schedule(RunConfig(), 60, 1.0, 0.5)
+        plan_schedule(RunConfig().optimizer, 60, 1.0, 0.5)
 
 
 def test_nmt_init_writes_the_plan_into_the_config(

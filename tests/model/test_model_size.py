@@ -58,7 +58,7 @@ def test_what_no_memory_can_hold_is_refused_at_once(sizes: list[str]) -> None:
     with pytest.raises(
         UserError, match=r"model: its weights alone would take .+ GiB, and"
     ) as caught:
-        check_weights_fit(config)
+        check_weights_fit(config.model, config.vocab)
     assert time.perf_counter() - started_at < 1.0
     key, _, value = sizes[0].partition("=")
     assert f"{key} ({int(value):,})" in str(caught.value) and len(str(caught.value)) < 400
@@ -67,22 +67,27 @@ def test_what_no_memory_can_hold_is_refused_at_once(sizes: list[str]) -> None:
 @pytest.mark.parametrize("name", ["base.yaml", "big.yaml", "demo.yaml"])
 def test_a_model_that_fits_is_not_refused(name: str) -> None:
     config = load_config(name)
-    check_weights_fit(config)
-    n_bytes = count_model_bytes(config.model, config.vocab.sizes, 12)
-    check_moments_fit(config, MemoryLimit(n_bytes, "a limit"), 1)
+    check_weights_fit(config.model, config.vocab)
+    n_bytes, has_average = count_model_bytes(config.model, config.vocab.sizes, 12), False
+    check_moments_fit(config.model, config.vocab, has_average, MemoryLimit(n_bytes, "a limit"), 1)
     with pytest.raises(UserError, match="weights and Adam's moments would take .+ \\(a limit\\)"):
-        check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"), 1)
+        check_moments_fit(
+            config.model, config.vocab, has_average, MemoryLimit(n_bytes - 1, "a limit"), 1
+        )
 
 
 def test_a_moving_average_takes_as_much_as_the_weights() -> None:
     config = load_config("base.yaml", ["training.ema=0.999"])
-    n_bytes = count_model_bytes(config.model, config.vocab.sizes, 16)
-    check_moments_fit(config, MemoryLimit(n_bytes, "a limit"), 1)
+    n_bytes, has_average = count_model_bytes(config.model, config.vocab.sizes, 16), True
+    check_moments_fit(config.model, config.vocab, has_average, MemoryLimit(n_bytes, "a limit"), 1)
     with pytest.raises(UserError, match="weights and Adam's moments"):
-        check_moments_fit(config, MemoryLimit(n_bytes - 1, "a limit"), 1)
+        check_moments_fit(
+            config.model, config.vocab, has_average, MemoryLimit(n_bytes - 1, "a limit"), 1
+        )
 
 
 def test_a_given_vocabulary_is_not_counted() -> None:
     config = RunConfig()
     given = replace(config, vocab=replace(config.vocab, model="x.model"))
-    check_moments_fit(given, MemoryLimit(count_model_bytes(config.model, (1, 1), 12), "a limit"), 1)
+    limit = MemoryLimit(count_model_bytes(config.model, (1, 1), 12), "a limit")
+    check_moments_fit(given.model, given.vocab, False, limit, 1)

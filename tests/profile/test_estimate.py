@@ -9,7 +9,7 @@ from support.prepared_toy import prepare_toy
 
 from nmt.config import RunConfig
 from nmt.extras.profile import dry_run, estimate
-from nmt.extras.profile.dry_run import DryRun
+from nmt.extras.profile.dry_run import DryRun, open_dry_run
 from nmt.extras.profile.estimate import describe_network, estimate_run
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
@@ -34,7 +34,7 @@ def test_it_adds_up_and_leaves_nothing(
 ) -> None:
     before = set(Path(config.data.root).rglob("*"))
     config = replace(config, training=replace(config.training, steps=5000))
-    result = estimate_run(config, ALONE, price=4.5)
+    result = estimate_run(open_dry_run(config, ALONE), price=4.5)
     assert set(Path(config.data.root).rglob("*")) == before
     assert f"{4.5 * result.hours:,.2f} at 4.50" in capsys.readouterr().out
     assert result.n_validations == 50 and result.validation_s > 0
@@ -69,7 +69,7 @@ def test_a_micro_batch_that_does_not_fit(
 
     monkeypatch.setattr(dry_run, "run_update", fail)
     with pytest.raises(UserError if is_memory else RuntimeError) as raised:
-        estimate_run(config, ALONE)
+        estimate_run(open_dry_run(config, ALONE))
     assert ("training.micro_tokens=75" in str(raised.value)) == is_memory
 
 

@@ -11,6 +11,7 @@ import nmt.extras.profile.profile
 from nmt.config import RunConfig
 from nmt.data.loader import Loader, Update
 from nmt.extras.profile import cost
+from nmt.extras.profile.dry_run import open_dry_run
 from nmt.extras.profile.profile import profile_training
 from nmt.system.ranks import World
 
@@ -33,7 +34,7 @@ def test_it_times_updates_and_leaves_nothing(
     config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = set(Path(config.data.root).rglob("*"))
-    result = profile_training(config, ALONE, seconds=0.2)
+    result = profile_training(open_dry_run(config, ALONE), seconds=0.2)
     assert set(Path(config.data.root).rglob("*")) == before
     assert not list(tmp_path.iterdir())
 
@@ -58,6 +59,6 @@ def test_waiting_for_data_is_shown(config: RunConfig, monkeypatch: pytest.Monkey
         return ready(self)
 
     monkeypatch.setattr(Loader, "__next__", wait)
-    result = profile_training(config, ALONE, seconds=0.0)
+    result = profile_training(open_dry_run(config, ALONE), seconds=0.0)
     timing = result.timing
     assert 0.1 * timing.n_updates <= timing.waited_s < sum(timing.seconds)

@@ -57,6 +57,14 @@ def start_run(config: RunConfig) -> RunFolder:
     return run
 
 
+def mirror_run(config: RunConfig) -> None:
+    copy_run(str(config.training.mirror), RunFolder(config.folder), Path(config.data.store))
+
+
+def fetch(config: RunConfig) -> None:
+    fetch_run(str(config.training.mirror), config)
+
+
 def add_checkpoint(run: RunFolder, step: int, text: str = "weights") -> None:
     """A folder that is sealed as a checkpoint is, without tensors."""
 
@@ -71,7 +79,7 @@ def add_checkpoint(run: RunFolder, step: int, text: str = "weights") -> None:
 
 
 def list_complete(config: RunConfig) -> list[str]:
-    with open_mirror(config) as mirror:
+    with open_mirror(str(config.training.mirror)) as mirror:
         return list_mirrored(mirror)
 
 
@@ -82,7 +90,7 @@ def test_the_mirror_follows_the_run_folder(url: str, tmp_path: Path) -> None:
     for step in (1, 2, 3):
         add_checkpoint(run, step)
     (run.checkpoints / "last").symlink_to("step-0000003")
-    copy_run(config)
+    mirror_run(config)
     far = fsspec.filesystem(url.partition(":")[0])
     steps = [f"checkpoints/step-000000{step}" for step in (1, 2, 3)]
     assert list_complete(config) == ["average", *steps, "store"]
@@ -94,7 +102,7 @@ def test_the_mirror_follows_the_run_folder(url: str, tmp_path: Path) -> None:
     write_folder(run.average, lambda folder: write_text(folder / MODEL_FILE, "MEAN"))
     add_checkpoint(run, 3, "others")
     remove_folder(run.checkpoint(1))
-    copy_run(config)
+    mirror_run(config)
     assert list_complete(config) == ["average", *steps[1:], "store"]
     assert far.cat_file(f"{url}/average/{MODEL_FILE}") == b"MEAN"
     assert far.cat_file(f"{url}/{steps[2]}/{MODEL_FILE}") == b"others of 3"
@@ -107,15 +115,15 @@ def test_what_is_cut_off_counts_as_absent(
     config = make_config(tmp_path / "one", url)
     run = start_run(config)
     add_checkpoint(run, 1)
-    copy_run(config)
+    mirror_run(config)
     add_checkpoint(run, 1, "other weights")
     add_checkpoint(run, 2)
     service = type(fsspec.filesystem(url.partition(":")[0]))
     with monkeypatch.context() as patched, pytest.raises(Failure, match="no space"):
         patched.setattr(service, "put_file", refuse(OPTIMIZER_FILE))
-        copy_run(config)
+        mirror_run(config)
     assert list_complete(config) == ["store"]
-    copy_run(config)
+    mirror_run(config)
     assert len(list_complete(config)) == 3
 
 
@@ -137,15 +145,15 @@ def test_a_machine_that_has_nothing_or_less_fetches_the_run(url: str, tmp_path: 
     one = make_config(tmp_path / "one", url)
     run = start_run(one)
     add_checkpoint(run, 1)
-    copy_run(one)
+    mirror_run(one)
     stale = make_config(tmp_path / "stale", url)
-    fetch_run(stale)
+    fetch(stale)
     for step in (2, 3):
         add_checkpoint(run, step)
-    copy_run(one)
+    mirror_run(one)
 
     for machine in (make_config(tmp_path / "two", url, log_every=7), stale):  # which may change
-        fetch_run(machine)
+        fetch(machine)
         fetched = RunFolder(machine.folder)
         assert list_steps(fetched) == [1, 2, 3]
         for folder in (*map(fetched.checkpoint, (1, 2, 3)), Path(machine.data.store)):
@@ -155,7 +163,7 @@ def test_a_machine_that_has_nothing_or_less_fetches_the_run(url: str, tmp_path: 
 
     # what is here and as new is left alone
     write_text(fetched.metrics, "mine")
-    fetch_run(stale)
+    fetch(stale)
     assert fetched.metrics.read_text() == "mine"
 
 
@@ -164,17 +172,17 @@ def test_a_damaged_file_is_refused(file: str, tmp_path: Path) -> None:
     one = make_config(tmp_path / "one", f"file://{tmp_path}/mirror")
     run = start_run(one)
     add_checkpoint(run, 1)
-    copy_run(one)
+    mirror_run(one)
     damaged = tmp_path / "mirror" / "checkpoints" / "step-0000001" / file
     damaged.write_text(damaged.read_text().replace("1", "2", 1))
     two = make_config(tmp_path / "two", f"file://{tmp_path}/mirror")
     with pytest.raises(UserError, match=f"training.mirror=file://.*{MODEL_FILE}|{file}.*damaged"):
-        fetch_run(two)
+        fetch(two)
     assert list_steps(RunFolder(two.folder)) == []
     # the machine that has it makes it good
     shutil.rmtree(damaged.parent)
-    copy_run(one)
-    fetch_run(two)
+    mirror_run(one)
+    fetch(two)
     assert list_steps(RunFolder(two.folder)) == [1]
 
 
@@ -214,15 +222,15 @@ def test_another_run_and_files_of_the_user_are_refused(tmp_path: Path) -> None:
     far.mkdir()
     (far / "manifest.json").write_text("mine")
     with pytest.raises(UserError, match=r"holds something .*manifest.json"):
-        fetch_run(one)
+        fetch(one)
     assert (far / "manifest.json").read_text() == "mine"
     # what a machine left that was killed when it began the mirror
     (far / "manifest.json").rename(far / "config.yaml.part")
-    fetch_run(one)
-    copy_run(one)
-    fetch_run(replace(one, training=replace(one.training, steps=7)))
+    fetch(one)
+    mirror_run(one)
+    fetch(replace(one, training=replace(one.training, steps=7)))
     with pytest.raises(UserError, match="holds something .*seed: 1 -> 2"):
-        fetch_run(replace(one, seed=2))
+        fetch(replace(one, seed=2))
 
 
 def test_what_is_no_place_is_one_line(tmp_path: Path) -> None:
@@ -230,13 +238,13 @@ def test_what_is_no_place_is_one_line(tmp_path: Path) -> None:
     one = make_config(tmp_path / "one", f"file://{tmp_path}/file/mirror")
     start_run(one)
     with pytest.raises(Failure, match="training.mirror=file://.*; try again"):
-        copy_run(one)
+        mirror_run(one)
     with pytest.raises(Failure, match="training.mirror=nothing://place: .*nothing"):
-        fetch_run(make_config(tmp_path / "two", "nothing://place"))
+        fetch(make_config(tmp_path / "two", "nothing://place"))
     with pytest.raises(
         UserError, match=r"training.mirror=s3://.*s3fs.*pip install 'nmtkit\[mirror\]'"
     ):
-        fetch_run(make_config(tmp_path / "two", "s3://bucket/run"))
+        fetch(make_config(tmp_path / "two", "s3://bucket/run"))
     for url in ("bucket/prefix", "s3://", "ftp://me:secret@host/x"):
         with pytest.raises(UserError, match=r"mirror is .*; give a URL"):
             load_config("demo.yaml", [f"training.mirror='{url}'"])
@@ -246,16 +254,16 @@ def test_nothing_is_fetched_through_a_link(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/mirror"
     one, two = make_config(tmp_path / "one", url), make_config(tmp_path / "two", url)
     add_checkpoint(start_run(one), 1)
-    copy_run(one)
+    mirror_run(one)
     theirs = tmp_path / "theirs"
     theirs.write_text("precious")
     RunFolder(two.folder).path.mkdir(parents=True)
     RunFolder(two.folder).checkpoints.symlink_to(tmp_path)
     with pytest.raises(UserError, match="outside"):
-        fetch_run(two)
+        fetch(two)
     RunFolder(two.folder).checkpoints.unlink()
     RunFolder(two.folder).metrics.symlink_to(theirs)
-    fetch_run(two)
+    fetch(two)
     assert theirs.read_text() == "precious"
 
 

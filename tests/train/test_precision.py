@@ -13,6 +13,7 @@ from nmt.system import device
 from nmt.system.device import choose_precision
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
+from nmt.system.run_folder import RunFolder
 from nmt.train.memory_probe import check_training_fits
 from nmt.train.precision import resolve_precision
 
@@ -56,7 +57,8 @@ def test_a_gpu_computes_in_bf16_from_ampere_on(
     config = load_recorded_config(toy)
     config = replace(config, training=replace(config.training, precision="auto"))
     gpu = World(0, 1, torch.device("cuda"))
-    assert resolve_precision(config, gpu).training.precision == chosen
+    run = RunFolder(config.folder)
+    assert resolve_precision(config.training, run, gpu).precision == chosen
 
 
 def test_bf16_is_refused_where_a_gpu_would_emulate_it(
@@ -66,11 +68,13 @@ def test_bf16_is_refused_where_a_gpu_would_emulate_it(
     config = replace(config, training=replace(config.training, precision="bf16"))
     gpu = World(0, 1, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    for refuses in (resolve_precision, check_training_fits):  # the second before data is prepared
-        with pytest.raises(UserError, match="capability 7.5 .*; give training.precision=fp32"):
-            refuses(config, gpu)
+    run, refusal = RunFolder(config.folder), "capability 7.5 .*; give training.precision=fp32"
+    with pytest.raises(UserError, match=refusal):
+        resolve_precision(config.training, run, gpu)
+    with pytest.raises(UserError, match=refusal):  # before data is prepared
+        check_training_fits(config.model, config.vocab, config.training, gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert resolve_precision(config, gpu) == config
+    assert resolve_precision(config.training, run, gpu) == config.training
 
 
 @pytest.mark.parametrize(

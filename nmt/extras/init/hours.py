@@ -8,9 +8,9 @@ import math
 
 import torch
 
-from nmt.config import ModelConfig, RunConfig
+from nmt.config import ModelConfig, OptimizerConfig, RunConfig
 from nmt.extras.profile.cost import CHECKPOINT_BYTES, FLOP_PER_MULTIPLY_ADD, measure_ceiling
-from nmt.extras.profile.dry_run import open_dry_run
+from nmt.extras.profile.dry_run import DryRun, open_dry_run
 from nmt.system.device import choose_device, choose_precision
 from nmt.system.errors import UserError
 from nmt.system.progress import format_duration, say
@@ -39,8 +39,8 @@ def fit_schedule(config: RunConfig, hours: float) -> dict[str, int | float]:
     """Return the settings with which the run of this config takes these hours here."""
     seconds = 3600 * hours
     world = World(0, 1, choose_device(config.device))
-    update_s, validation_s = _measure(config, world)
-    settings = plan_schedule(config, seconds, update_s, validation_s)
+    update_s, validation_s = _measure(open_dry_run(config, world))
+    settings = plan_schedule(config.optimizer, seconds, update_s, validation_s)
     n_validations = math.ceil(settings["training.steps"] / settings["training.validate_every"])
     say(
         f"--hours {hours:g}: {settings['training.steps']:,} updates of {update_s:.3f} s and "
@@ -50,7 +50,7 @@ def fit_schedule(config: RunConfig, hours: float) -> dict[str, int | float]:
 
 
 def plan_schedule(
-    config: RunConfig, seconds: float, update_s: float, validation_s: float
+    optimizer: OptimizerConfig, seconds: float, update_s: float, validation_s: float
 ) -> dict[str, int | float]:
     """Return how many updates of these costs fit, and what follows from their number."""
     useful_s = (1 - RESERVE) * seconds
@@ -63,7 +63,7 @@ def plan_schedule(
             f"{update_s:.2f} s, too few to learn anything; give at least "
             f"{format_duration(LEAST_UPDATES * update_s + validation_s)}"
         )
-    warmup = min(config.optimizer.warmup_steps, int(WARMUP_SHARE * steps))
+    warmup = min(optimizer.warmup_steps, int(WARMUP_SHARE * steps))
     every = max(1, steps // PLANNED_CHECKPOINTS)
     settings: dict[str, int | float] = {
         "training.steps": steps,
@@ -72,15 +72,14 @@ def plan_schedule(
         "training.checkpoint_every": every,
         "optimizer.warmup_steps": warmup,
     }
-    if config.optimizer.schedule == "paper":  # the same highest rate, reached earlier
-        factor = math.sqrt(warmup / config.optimizer.warmup_steps)
-        settings["optimizer.scale"] = float(f"{config.optimizer.scale * factor:.4g}")
+    if optimizer.schedule == "paper":  # the same highest rate, reached earlier
+        factor = math.sqrt(warmup / optimizer.warmup_steps)
+        settings["optimizer.scale"] = float(f"{optimizer.scale * factor:.4g}")
     return settings
 
 
-def _measure(config: RunConfig, world: World) -> tuple[float, float]:
+def _measure(dry_run: DryRun) -> tuple[float, float]:
     """Time an update, and a validation with its checkpoint."""
-    dry_run = open_dry_run(config, world)
     with dry_run.updates() as updates:
         update_s = dry_run.run_for(updates, SAMPLE_S, "timing updates").mean_s
     checkpoint_s = CHECKPOINT_BYTES * dry_run.setup.n_weights / DISK_BYTES_PER_S

@@ -19,6 +19,7 @@ from nmt.extras.profile.cost import DeviceTimer, reset_peak_memory
 from nmt.system.device import name_machine, read_peak_memory
 from nmt.system.progress import Progress, clock
 from nmt.system.ranks import World
+from nmt.system.run_folder import RunFolder
 from nmt.train.memory_probe import explain_out_of_memory, make_full_batch, resolve_micro_tokens
 from nmt.train.precision import resolve_precision
 from nmt.train.setup import Setup, open_setup
@@ -136,7 +137,8 @@ class DryRun:
 
 def open_dry_run(config: RunConfig, world: World) -> DryRun:
     """Open what the run of a config would train with, at its update 0."""
-    config = resolve_precision(config, world)
+    training = resolve_precision(config.training, RunFolder(config.folder), world)
+    config = replace(config, training=training)
     return DryRun(open_setup(config, resolve_micro_tokens(config, world), world))
 
 

@@ -8,7 +8,6 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from nmt.config import RunConfig
 from nmt.data.loader import MicroBatch, Update
 from nmt.data.plan import Cursor
 from nmt.extras.profile.cost import AVERAGE_BYTES, CHECKPOINT_BYTES
@@ -18,10 +17,8 @@ from nmt.extras.profile.dry_run import (
     describe_machine,
     format_bytes,
     format_rows,
-    open_dry_run,
 )
 from nmt.system.progress import format_duration
-from nmt.system.ranks import World
 from nmt.train.memory_probe import make_full_batch, order_by_memory
 from nmt.train.setup import Setup
 
@@ -101,11 +98,11 @@ def describe_network(n_bytes: float) -> str:
     )
 
 
-def estimate_run(config: RunConfig, world: World, price: float | None = None) -> Estimate:
+def estimate_run(dry_run: DryRun, price: float | None = None) -> Estimate:
     """Run the largest micro-batches, time typical updates, and print what the whole run takes from its
     first update on.
     """
-    dry_run = open_dry_run(config, world)
+    world = dry_run.world
     largest = _measure_peaks(dry_run)
     with dry_run.updates() as updates:
         timing = dry_run.run_for(updates, TIMED_S, "typical updates")

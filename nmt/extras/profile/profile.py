@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity
 
-from nmt.config import RunConfig
 from nmt.data.loader import Loader
 from nmt.extras.profile.cost import TRAINING_BYTES, count_flop, measure_ceiling
 from nmt.extras.profile.dry_run import (
@@ -19,9 +18,7 @@ from nmt.extras.profile.dry_run import (
     describe_machine,
     format_bytes,
     format_rows,
-    open_dry_run,
 )
-from nmt.system.ranks import World
 from nmt.train.setup import Setup
 
 PROFILED_MICROS = 12  # micro-batches of some 10,000 events, each of which must be read
@@ -55,19 +52,18 @@ class Profile:
         return f"{format_rows(rows)}\n\n{self.operations}"
 
 
-def profile_training(config: RunConfig, world: World, seconds: float = 30.0) -> Profile:
+def profile_training(dry_run: DryRun, seconds: float = 30.0) -> Profile:
     """Time updates for about that long and print where the time went."""
-    dry_run = open_dry_run(config, world)
-    setup = dry_run.setup
+    setup, world = dry_run.setup, dry_run.world
     with dry_run.updates() as updates:
         timing = dry_run.run_for(updates, seconds, "timing")
         operations = _list_operations(dry_run, updates)
 
     mean_lengths = [float(side.lengths.mean()) for side in (setup.store.src, setup.store.tgt)]
-    flop = count_flop(config.model, setup.model.n_vocab, *mean_lengths)
+    flop = count_flop(setup.config.model, setup.model.n_vocab, *mean_lengths)
     rows = min(setup.micro_tokens, timing.n_tgt // timing.n_updates)
     dtype = torch.bfloat16 if setup.config.training.precision == "bf16" else torch.float32
-    ceiling = measure_ceiling(config.model, rows, dtype, world.device)
+    ceiling = measure_ceiling(setup.config.model, rows, dtype, world.device)
     result = Profile(
         setup=setup,
         timing=timing,

@@ -17,8 +17,11 @@ from typing import Any, Literal
 
 from nmt.config import (
     MACHINE_KEYS,
+    DataConfig,
     PlacedSetting,
     RunConfig,
+    TrainingConfig,
+    VocabConfig,
     find_shipped_configs,
     list_differences,
     load_config,
@@ -269,14 +272,14 @@ def place_run(name: str, config: RunConfig, folder: Path, has_store: bool) -> Ru
     label = f"{make_folder_name(name)}-seed{config.seed}"
     data = config.data
     if not has_store:
-        data = replace(data, store=str(folder / "stores" / digest_data(config)))
+        data = replace(data, store=str(folder / "stores" / digest_data(data, config.vocab)))
     return replace(config, name=label, out=str(folder / label), data=data)
 
 
-def digest_data(config: RunConfig) -> str:
+def digest_data(data: DataConfig, vocab: VocabConfig) -> str:
     """Return a short name for the data and vocabulary that a config prepares."""
-    settings = list_settings(config.data, config.vocab)
-    return digest_values([settings, str(Path(config.data.root).absolute())])[:10]
+    settings = list_settings(data, vocab)
+    return digest_values([settings, str(Path(data.root).absolute())])[:10]
 
 
 # ---- checks of one run ---------------------------------------------------------------------------
@@ -293,15 +296,14 @@ def check_run(run: PlannedRun, grid: GridFile) -> None:
             raise UserError(f"score has {name}, but {key} is not set; set it, or change score")
     if config.training.mirror is not None:  # of the base
         raise UserError(f"training.mirror: {REFUSED_KEYS['training.mirror']}; leave it out")
-    check_average(config, grid.average)
+    check_average(config.training, grid.average)
     check_unchanged(run)
 
 
-def check_average(config: RunConfig, n: int | None) -> None:
+def check_average(training: TrainingConfig, n: int | None) -> None:
     """Refuse an average of more checkpoints than a run will have."""
     if n is None:
         return
-    training = config.training
     every = training.checkpoint_every  # None: only at the end
     n_planned = math.ceil(training.steps / (every or training.steps))
     if n_planned < n:
