@@ -102,7 +102,7 @@ def fetch_run(url: str, config: RunConfig) -> None:
     run = RunFolder(config.folder)
     newest = max(list_steps(run), default=0)
     with open_mirror(url) as mirror:
-        check_same_run(mirror, config)
+        check_mirrored_run(mirror, config)
         names = list_mirrored(mirror)
         is_behind = any((parse_step(Path(name).name) or 0) > newest for name in names)
         if is_behind:
@@ -124,7 +124,7 @@ def fetch_folder(mirror: Any, name: str, folder: Path) -> None:
     verify(folder)
 
 
-def check_same_run(mirror: Any, config: RunConfig) -> None:
+def check_mirrored_run(mirror: Any, config: RunConfig) -> None:
     """Refuse a place that holds something other than this run, because it would be overwritten."""
     changes = []
     if mirror.exists(CONFIG_FILE):
