@@ -46,7 +46,7 @@ def test_it_times_updates_and_leaves_nothing(
     # which is larger depends on what else the machine does
     assert result.flop_per_s > 0 and result.ceiling > 0
     out = capsys.readouterr().out
-    for operation in ("Self CPU", "aten::bmm", "Optimizer.step", "waiting for data"):
+    for operation in ("Self CPU", "aten::", "waiting for data"):
         assert operation in out
     assert f"{timing.n_tgt / sum(timing.seconds):,.0f}" in out and "fp32" in out
 
