@@ -19,7 +19,7 @@ from nmt.system.tables import Cell, Table, format_interval
 
 @dataclass(frozen=True)
 class Findings:
-    """What is told beside the scores. The names are keys of the JSON, which has those that are not
+    """What is reported besides the scores. The names are keys of the JSON, which has those that are not
     None.
     """
 

@@ -365,6 +365,7 @@ def check_decoding(bench: Bench, sheet: Sheet) -> None:
         precision="bf16",
     )
     engine = choose_engine([model], config, bench.device)
+    use_backend(model, engine.backend)
     ready = engine.prepare(model, is_bf16=True)
     decode(engine, ready, sources[:100], config, bench)  # warms up
     if bench.is_cuda:

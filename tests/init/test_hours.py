@@ -63,3 +63,9 @@ def test_nmt_init_writes_the_plan_into_the_config(
     assert every is not None and config.training.steps // every in range(40, 50)
     assert config.optimizer.warmup_steps <= config.training.steps // 4
     assert "what fits into 120 minutes, by a measured speed" in out.read_text()
+
+    # too little fits: no config, which would train for longer
+    monkeypatch.setattr(hours, "_measure", lambda *_: (10.0, 1.0))
+    short = tmp_path / "short.yaml"
+    assert nmt_init([*files, "--hours", "0.1", "-o", str(short)]) == 2
+    assert not short.exists() and not list(tmp_path.glob(".*.yaml"))

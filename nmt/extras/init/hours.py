@@ -1,7 +1,7 @@
 """Fits a training into some hours of this machine: `nmt-init --hours`.
 
 Updates, a validation and a checkpoint are timed before the config is written, and the numbers that follow
-stand in it. So the run itself does not depend on a clock: the same config gives the same weights.
+are part of it. So the run itself does not depend on a clock: the same config gives the same weights.
 """
 
 import math

@@ -223,32 +223,47 @@ def suggest_config(
         choices["model"] = start.choose_model()
         choices |= start.choose_schedule(n_words)
     contents[path] = _format_config(choices)
-    _write_files(contents, inputs, is_forced)
+    _check_files(contents, inputs, is_forced)
+    for file, content in contents.items():
+        if file != path:
+            _write_file(file, content)
     if hours is not None:
-        # measured with the config as it stands, and written into it
-        reason = (
-            f"what fits into {60 * hours:g} minutes, by a measured speed; so do warm-up, validations and "
-            "checkpoints"
-        )
-        config = load_config(str(path))
+        _fit_into(hours, choices, path)
+    _write_file(path, _format_config(choices))
+
+
+def _fit_into(hours: float, choices: Choices, path: Path) -> None:
+    """Replace the schedule by one that takes these hours here, measured with the config as it is so far."""
+    reason = (
+        f"what fits into {60 * hours:g} minutes, by a measured speed; so do warm-up, validations and "
+        "checkpoints"
+    )
+    trial = path.with_name(f".{path.name}")  # so that nothing is left if too little fits
+    write_text(trial, _format_config(choices))
+    try:
+        config = load_config(str(trial))
         prepare(config.data, config.vocab, config.seed)
-        for key, value in fit_schedule(config, hours).items():
-            section, name = key.split(".")
-            choices[section][name] = (value, reason) if name == "steps" else value
-        _write_files({path: _format_config(choices)}, inputs, is_forced=True)
+        settings = fit_schedule(config, hours)
+    finally:
+        trial.unlink()
+    for key, value in settings.items():
+        section, name = key.split(".")
+        choices[section][name] = (value, reason) if name == "steps" else value
 
 
-def _write_files(contents: dict[Path, str], inputs: set[Path], is_forced: bool) -> None:
-    """Write the files, after checking that none of them replaces a file of the user's."""
+def _check_files(contents: dict[Path, str], inputs: set[Path], is_forced: bool) -> None:
+    """Refuse to replace a file of the user's."""
     for file, content in contents.items():
         if file.resolve() in inputs:
             raise UserError(f"{file}: is your own text; give another -o FILE")
         check_writable(file)
         if file.exists() and not is_forced and read_bytes(file) != content.encode():
             raise UserError(f"{file}: exists; give another -o FILE, or replace it with --force")
-    for file, content in contents.items():
-        write_text(file, content)
-        say(f"wrote {file}")
+
+
+def _write_file(file: Path, content: str) -> None:
+    write_text(file, content)
+    say(f"wrote {file}")
 
 
 def guess_languages(names: Sequence[str]) -> tuple[str, str] | None:
