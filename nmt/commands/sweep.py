@@ -80,8 +80,7 @@ def sweep_runs(args: argparse.Namespace) -> int:
     for name, mark in OUTPUTS.items():
         check_replaceable_file(sweep.folder / name, "nmt-sweep's own", [mark])
     if args.only is not None:
-        run = sweep.runs[args.only - 1]
-        return run_process(sweep, run)
+        return run_process(sweep, sweep.runs[args.only - 1])
     with lock(sweep.folder, "nmt-sweep"):
         return finish_sweep(sweep, args.jobs)
 
@@ -90,14 +89,14 @@ def list_runs(sweep: "Sweep") -> None:
     from nmt.extras.sweep.result import read_result
     from nmt.model.size import count_weights
 
-    for run in sweep.runs:
+    for number, run in enumerate(sweep.runs, 1):
         config = run.config
         size = "? parameters (they depend on its vocabulary)"
         if config.vocab.model is None:
             n_weights = count_weights(config.model, config.vocab.sizes)
             size = f"{n_weights / 1e6:.2f}M parameters"
         state = ", finished" if read_result(sweep, run) else ""
-        print(f"{run.index}  {run.label}  {size}, {config.training.steps:,} updates{state}")
+        print(f"{number}  {run.label}  {size}, {config.training.steps:,} updates{state}")
 
 
 def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
@@ -105,19 +104,16 @@ def finish_sweep(sweep: "Sweep", n_jobs: int) -> int:
     import signal
 
     from nmt.extras.sweep.jobs import RunQueue
-    from nmt.extras.sweep.result import list_unfinished
+    from nmt.extras.sweep.result import read_result
     from nmt.extras.sweep.table import format_text, make_rows, write_tables
     from nmt.system.progress import say
 
-    todo = list_unfinished(sweep)
-    n_done = len(sweep.runs) - len(todo)
-    say(f"{sweep.folder}: {len(sweep.runs)} runs, of which {n_done} are finished")
+    todo = [run for run in sweep.runs if read_result(sweep, run) is None]
+    say(f"{sweep.folder}: {len(sweep.runs)} runs, of which {len(todo)} are to do")
     queue = RunQueue(sweep, todo, n_jobs)
 
     def report_end(run: "PlannedRun") -> None:
-        nonlocal n_done
-        n_done += 1
-        say(f"[{n_done}/{len(sweep.runs)}] {run.label}: {describe_end(sweep, run, queue.failures)}")
+        say(f"{run.label}: {describe_end(sweep, run, queue.failures)}")
         write_tables(sweep, make_rows(sweep, queue.failures))
 
     stop_signal = queue.finish_runs(report_end)
@@ -136,9 +132,8 @@ def describe_end(sweep: "Sweep", run: "PlannedRun", failures: dict[str, str]) ->
     result = read_result(sweep, run)
     if run.label in failures or result is None:
         return f"failed: {failures.get(run.label, 'no result')}"
-    scores = [f"{score.set} BLEU {score.bleu:.2f}" for score in result.scores]
-    nll = [] if result.nll is None else [f"dev NLL {result.nll:.4f}"]
-    return f"{result.updates:,} updates in {result.minutes:.1f} min, {', '.join(nll + scores)}"
+    scores = [f"{name} BLEU {score.bleu:.2f}" for name, score in result.scores.items()]
+    return ", ".join([f"{result.updates:,} updates in {result.minutes:.1f} min", *scores])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from nmt.system.errors import UserError
 
 HEAD = "base: demo.yaml\n"
 TWO = "runs:\n  base: {}\n  N = 2: {model.n_layers: 2}\n"
-MANY = "grid:\n" + "".join(f"  {key}: {list(range(100))}\n" for key in "abcdef")
 
 
 def read(folder: Path, text: str, *overrides: str) -> Sweep:
@@ -75,12 +74,10 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
         (TWO, (), "base: is missing"),
         (HEAD, (), "needs either runs or grid"),
         (f"{HEAD}grid: {{seed: [1]}}\n", (), "grid.yaml:2: grid.seed[0]: the grid's key seeds"),
-        (f"{HEAD}grid: {{model.dropout: []}}\n", (), "at least one value"),
-        (
-            f"{HEAD}seeds: [1, 1]\n{TWO}",
-            (),
-            "seeds is [1, 1]; give at least one value, and none twice",
-        ),
+        (f"{HEAD}runs: {{}}\n", (), "needs either runs or grid"),
+        (f"{HEAD}grid: {{model.dropout: []}}\n", (), "one value of each setting"),
+        (f"{HEAD}seeds: []\n{TWO}", (), "has no runs; give at least one seed"),
+        (f"{HEAD}seeds: [1, 1]\n{TWO}", (), "base-seed1; give each a name and a seed of its own"),
         (f"{HEAD}seeds: [-1]\n{TWO}", (), "grid.yaml:2: seed is -1; it must"),
         (f"{HEAD}score: [train]\n{TWO}", (), "grid.yaml:2: score[0]: 'train' is not one of"),
         (
@@ -98,17 +95,10 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
             (),
             "demo.yaml:17: model: d_model 128 is not divisible",
         ),
-        (f"{HEAD}{TWO}  N @ 2: {{}}\n", (), "runs 'N = 2' and 'N @ 2' would share the folder N-"),
-        (f"{HEAD}{TWO}  ---: {{}}\n", (), "run '---' has no usable folder name"),
+        (f"{HEAD}{TWO}  N @ 2: {{}}\n", (), "runs 'N = 2' and 'N @ 2' would share the folder"),
         (f"{HEAD}{TWO}  x: {{out: y}}\n", (), "grid.yaml:5: runs.x.out: the folder of a run"),
         (f"{HEAD}average: 0\n{TWO}", (), "grid.yaml:2: average is 0; it must be at least 1"),
         (f"{HEAD}average: 7\n{TWO}", (), "run 'base': average is 7, but training.keep_ch"),
-        (f"{HEAD}average: 13\n{TWO}", (), "write 12 planned checkpoints (training.steps 600, "),
-        (
-            f"{HEAD}average: 2\n{TWO}",
-            ("training.checkpoint_every=null",),
-            "training.checkpoint_every null); lower average, or set a smaller training.checkp",
-        ),
         (f"{HEAD}score: [test]\n{TWO}", ("data.test=null",), "score has test, but data.test is"),
         (f"{HEAD}{TWO}", ("model.n_layers=4",), "model.n_layers=4: the runs of"),
         (
@@ -116,13 +106,15 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
             ("model.n_layers=4",),
             "model.n_layers=4: the runs of",
         ),
-        (f"{HEAD}{TWO}", ("model={n_layers: 4}",), "differ in model; leave it out"),
+        (f"{HEAD}{TWO}", ("model={n_layers: 4}",), "differ in model.n_layers; leave it out"),
         (f"{HEAD}{TWO}", ("seed=4",), "seed=4: the grid's key seeds"),
-        (f"{HEAD}{TWO}", ("training={mirror: /m}",), "training={mirror: /m}: one place cannot"),
-        (f"{HEAD}settings: {{training: {{mirror: /m}}}}\n{TWO}", (), "training: one place cannot"),
+        (f"{HEAD}{TWO}", ("training={mirror: s3://b}",), "training.mirror: one place cannot"),
+        (
+            f"{HEAD}settings: {{training: {{mirror: s3://b}}}}\n{TWO}",
+            (),
+            "training.mirror: one place cannot",
+        ),
         (TWO, (), "{grid}: base: is missing"),
-        (HEAD + MANY, (), "has 1,000,000,000,000 runs; a sweep may have 1,000"),
-        (f"{HEAD}seeds: {list(range(501))}\n{TWO}", (), "has 1,002 runs; a sweep may have 1,000"),
     ],
 )
 def test_mistakes_are_refused(

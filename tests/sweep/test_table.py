@@ -4,7 +4,6 @@ import csv
 import io
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,11 @@ from nmt.extras.sweep.grid import Sweep, read_grid
 from nmt.extras.sweep.jobs import RunQueue
 from nmt.extras.sweep.result import RunResult, SetScore, write_result
 from nmt.extras.sweep.table import (
-    compute_mean,
+    format_estimate,
     format_markdown,
-    format_mean,
     format_text,
     make_rows,
     make_table,
-    read_bleu,
 )
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, write_folder, write_text
@@ -34,9 +31,9 @@ runs: {base: {}, "deep | wide": {model.n_layers: 4, model.d_ff: 900}}
 """
 
 
-def make_result(bleu: float, vocab: str = "v") -> RunResult:
-    score = SetScore("dev", bleu, "signature")
-    return RunResult(None, "w", vocab, 1_500_000, 600, 2.0, 2.0, [score])
+def make_result(bleu: float) -> RunResult:
+    score = SetScore(bleu, "signature")
+    return RunResult(None, "w", 1_500_000, 600, 2.0, 2.0, {"dev": score})
 
 
 @pytest.fixture(name="sweep")
@@ -51,40 +48,28 @@ def make_sweep(tmp_path: Path) -> Sweep:
 
 
 def test_an_interval_is_that_of_students_t() -> None:
-    mean = compute_mean([1.0, 2.0, 3.0])
-    assert mean is not None and mean.plus_minus is not None
-    assert mean.value == 2.0
-    assert mean.plus_minus == pytest.approx(4.302653 / 3**0.5)  # any table of t, 2 degrees
-    assert format_mean(mean, 2) == "2.00 ± 2.48"
-    assert format_mean(compute_mean([5.0]), 1) == "5.0"
-    assert compute_mean([]) is None
-
-
-def test_runs_of_different_precisions_are_named(sweep: Sweep) -> None:
-    assert "different precisions" not in format_text(sweep, make_rows(sweep, {}))
-    config = sweep.runs[3].folder.config
-    config.write_text(config.read_text().replace("precision: fp32", "precision: bf16", 1))
-    text = format_text(sweep, make_rows(sweep, {}))
-    assert "different precisions (base: fp32; deep | wide: bf16, fp32)" in text
+    # any table of t, 2 degrees: 4.302653 / 3 ** 0.5
+    assert format_estimate([1.0, 2.0, 3.0], ".6f") == "2.000000 ± 2.484138"
+    assert format_estimate([1.0, 2.0, 3.0], "+.2f") == "+2.00 ± 2.48"
+    assert format_estimate([5.0], ".1f") == "5.0"
+    assert format_estimate([], ".1f") == ""
 
 
 def test_rows_have_means_differences_and_what_is_missing(sweep: Sweep) -> None:
     rows = make_rows(sweep, {"deep-wide-seed3": "boom (exit code 1)"})
     assert rows[0].settings == ""
     assert rows[1].settings == "model.d_ff=900 model.n_layers=4"
-    read = partial(read_bleu, "dev")
-    score, difference = rows[1].average(read), rows[1].difference(rows[0], read)
-    assert score is not None and score.value == 32.0
-    assert difference is not None and difference.value == 1.5  # of seeds 1 and 2: 1 and 2
+    assert rows[1].list_bleu("dev") == {1: 31.0, 2: 33.0}
     text = format_text(sweep, rows)
-    assert "2/3" in text and "deep | wide, seed 3: boom (exit code 1)" in text
-    assert "30.00" not in text and "31.00 ± 2.48" in text and "+1.50 ± 6.35" in text
-    assert "not compare" not in text
+    assert "deep | wide, seed 3: boom (exit code 1)" in text
+    assert (
+        "30.00" not in text and "31.00 ± 2.48" in text and "+1.50 ± 6.35" in text
+    )  # of seeds 1 and 2: 1 and 2
 
 
 def test_markdown_and_csv_have_the_same_rows(sweep: Sweep) -> None:
     rows = make_rows(sweep, {})
-    assert "| deep \\| wide | model.d_ff=900 model.n_layers=4 | 2/3 | 1.50M | 600 |" in (
+    assert "| deep \\| wide | model.d_ff=900 model.n_layers=4 | 2 | 1.50M | 600 |" in (
         format_markdown(sweep, rows)
     )
     first, second = csv.DictReader(io.StringIO(make_table(sweep, rows).to_csv()))
@@ -93,18 +78,13 @@ def test_markdown_and_csv_have_the_same_rows(sweep: Sweep) -> None:
         "31.00 ± 2.48",
         "2.0000 ± 0.0000",
     )
-    assert second["seeds"] == "2/3"
+    assert second["seeds"] == "2"
     assert (first["difference"], second["difference"]) == ("", "+1.50 ± 6.35")
-
-
-def test_other_vocabularies_are_mentioned(sweep: Sweep) -> None:
-    write_result(sweep.runs[0], make_result(30.0, "another"))
-    assert "do not compare" in format_text(sweep, make_rows(sweep, {}))
 
 
 def test_results_of_another_average_do_not_count(sweep: Sweep) -> None:
     other = Sweep(sweep.folder, 5, sweep.score, sweep.runs)
-    assert [len(row.finished) for row in make_rows(other, {})] == [0, 0]
+    assert [len(row.results) for row in make_rows(other, {})] == [0, 0]
     assert "not finished" in format_text(other, make_rows(other, {}))
 
 
@@ -113,7 +93,7 @@ def test_exchanged_weights_are_scored_again(
 ) -> None:
     def count_finished() -> int:
         say_once.cache_clear()
-        return len(make_rows(sweep, {})[0].finished)
+        return len(make_rows(sweep, {})[0].results)
 
     assert count_finished() == 3
     weights = sweep.runs[1].folder.checkpoint(600)
@@ -128,8 +108,8 @@ def test_exchanged_weights_are_scored_again(
 
 def test_names_of_strangers_only_appear(sweep: Sweep) -> None:
     result = make_result(30.0)
-    score = replace(result.scores[0], signature="<script>\x1b[31m\n# x")
-    write_result(sweep.runs[0], replace(result, scores=[score]))
+    score = replace(result.scores["dev"], signature="<script>\x1b[31m\n# x")
+    write_result(sweep.runs[0], replace(result, scores={"dev": score}))
     for show in (format_text, format_markdown):
         text = show(sweep, make_rows(sweep, {}))
         assert "\x1b" not in text and "\n# x" not in text

@@ -18,14 +18,12 @@ from types import FrameType
 from nmt.config import format_config
 from nmt.extras.sweep.grid import PlannedRun, Sweep
 from nmt.system.files import make_folder, open_plain_file, read_bytes, write_text
-from nmt.system.progress import Progress, clock, say
+from nmt.system.progress import Progress, say
 from nmt.system.runtime import count_cores, end_with_parent
-from nmt.train.events import read_events
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 PREEMPTED_CODE = 75
 CHECK_S = 0.2
-LOOK_S = 60.0  # between two looks at how far all runs are
 LONGEST_REASON = 300  # characters
 
 
@@ -38,10 +36,7 @@ class RunQueue:
         self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         self.failures: dict[str, str] = {}  # by label
         self.stop_signal = 0  # the first that came
-        self.steps = {run.label: read_step(run) for run in runs}
-        n_updates = sum(run.config.training.steps for run in runs)
-        self.progress = Progress("sweep", n_updates, "updates", sum(self.steps.values()))
-        self.looked_at = clock()
+        self.progress = Progress("sweep", len(runs), "runs")
 
     def finish_runs(self, on_end: Callable[[PlannedRun], None]) -> int:
         """Finish all runs; `on_end` is called after each. Return the signal that stopped them, or 0."""
@@ -58,9 +53,11 @@ class RunQueue:
                     break
                 for run, process in ended:
                     self.running.remove((run, process))
-                    self.record_end(run, process.returncode)
+                    if process.returncode:
+                        log = self.sweep.log_path(run)
+                        self.failures[run.label] = find_reason(log, process.returncode)
+                    self.progress.advance()
                     on_end(run)
-                self.update_progress()
         return self.stop_signal
 
     @contextmanager
@@ -112,19 +109,6 @@ class RunQueue:
         if self.stop_signal:  # it came while the process was started
             process.terminate()
 
-    def record_end(self, run: PlannedRun, code: int) -> None:
-        if code:
-            self.failures[run.label] = find_reason(self.sweep.log_path(run), code)
-        else:
-            self.steps[run.label] = run.config.training.steps
-
-    def update_progress(self) -> None:
-        """Once a minute, read how far the runs in progress are."""
-        if clock() - self.looked_at >= LOOK_S:
-            self.looked_at = clock()
-            self.steps |= {run.label: read_step(run) for run, _ in self.running}
-            self.progress.advance(sum(self.steps.values()) - self.progress.done)
-
 
 def write_run_config(sweep: Sweep, run: PlannedRun) -> None:
     """Write the config that the process of a run reads: the grid may be edited meanwhile."""
@@ -142,12 +126,6 @@ def make_command(sweep: Sweep, run: PlannedRun) -> list[str]:
         "score": sweep.score,
     }
     return [sys.executable, "-m", "nmt.extras.sweep.run_one", json.dumps(task)]
-
-
-def read_step(run: PlannedRun) -> int:
-    """Return the last update that a run has logged."""
-    events, _ = read_events(run.folder.metrics)
-    return max((event.step for event in events), default=0)
 
 
 def find_reason(log: Path, code: int) -> str:

@@ -18,7 +18,6 @@ from nmt.system.run_folder import MODEL_FILE
 class SetScore:
     """The BLEU of a run on its dev or its test set."""
 
-    set: str  # dev or test
     bleu: float
     signature: str
 
@@ -27,12 +26,11 @@ class SetScore:
 class RunResult:
     average: int | None  # as in the grid
     weights_sha256: str
-    vocab_sha256: str
     parameters: int
     updates: int
     minutes: float  # of training
     nll: float | None  # per piece of the dev set, of the weights that were scored
-    scores: list[SetScore]
+    scores: dict[str, SetScore]  # of dev and test, as the grid asks
 
 
 def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
@@ -44,8 +42,7 @@ def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
         result = read_record(path, RunResult, remedy="")
     except UserError:  # damaged, or of another version: the run is scored again
         return None
-    scored = {score.set for score in result.scores}
-    if result.average != sweep.average or not scored.issuperset(sweep.score):
+    if result.average != sweep.average or not result.scores.keys() >= set(sweep.score):
         return None  # the grid asks for something else now
     folder = run.folder.checkpoint(result.updates) if result.average is None else run.folder.average
     # Weights that were removed to save space are no longer needed.
@@ -55,10 +52,6 @@ def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
         )
         return None
     return result
-
-
-def list_unfinished(sweep: Sweep) -> list[PlannedRun]:
-    return [run for run in sweep.runs if read_result(sweep, run) is None]
 
 
 def write_result(run: PlannedRun, result: RunResult) -> None:

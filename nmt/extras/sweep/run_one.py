@@ -91,12 +91,11 @@ def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
     return RunResult(
         average=sweep.average,
         weights_sha256=scored.sha256[MODEL_FILE],
-        vocab_sha256=scored.vocab.digest,
         parameters=count_weights(scored.config.model, scored.vocab.sizes),
         updates=newest.step,
         minutes=round(newest.origin.elapsed_s / 60, 2),
         nll=measure_nll(run, scored),
-        scores=[score_set(run, path, name) for name in sweep.score],
+        scores={name: score_set(run, path, name) for name in sweep.score},
     )
 
 
@@ -133,7 +132,7 @@ def score_set(run: PlannedRun, path: Path, name: ScoredSet) -> SetScore:
         say(line)
     record_scores(evaluation)
     bleu = next(score for score in evaluation.scores[0] if score.name == "BLEU")
-    return SetScore(name, bleu.value, bleu.signature)
+    return SetScore(bleu.value, bleu.signature)
 
 
 def measure_nll(run: PlannedRun, scored: "Checkpoint") -> float | None:
@@ -150,7 +149,7 @@ def measure_nll(run: PlannedRun, scored: "Checkpoint") -> float | None:
 
 def main() -> int:
     task = json.loads(sys.argv[1])
-    run = PlannedRun(0, "", load_recorded_config(Path(task["config"])))
+    run = PlannedRun("", load_recorded_config(Path(task["config"])))
     sweep = Sweep(Path(task["folder"]), task["average"], tuple(task["score"]), (run,))
     return run_process(sweep, run)
 

@@ -8,66 +8,31 @@ table.md and table.csv have the same cells.
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
 
-from nmt.config import load_recorded_config, tabulate_differences
+from nmt.config import tabulate_differences
 from nmt.extras.sweep.grid import PlannedRun, Sweep, format_setting_value
 from nmt.extras.sweep.result import RunResult, read_result
 from nmt.score.score import compute_perplexity
 from nmt.score.significance import student_t
 from nmt.system.escapes import escape_line, escape_markdown
 from nmt.system.files import write_text
-from nmt.system.tables import Table
+from nmt.system.tables import Cell, Table
 
-ReadFigure = Callable[[RunResult], float | None]
 NOT_SETTINGS = ("name", "out", "seed", "data.store", "data.workers")
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The mean over seeds, and its uncertainty, which is unknown for a single seed."""
-
-    value: float
-    plus_minus: float | None = None  # half-width of the 95 % confidence interval
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
     settings: str  # in which it differs from the first row
-    n_seeds: int
-    finished: list[tuple[PlannedRun, RunResult]]
+    results: dict[int, RunResult]  # of the finished runs, by seed
     problems: list[str]  # why the other seeds have no result
 
-    def list_values(self, read: ReadFigure) -> dict[int, float]:
-        """Return a figure of the finished seeds, where it is known."""
-        found = {run.config.seed: read(result) for run, result in self.finished}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def average(self, read: ReadFigure) -> Mean | None:
-        return compute_mean(list(self.list_values(read).values()))
-
-    def difference(self, first: "Row", read: ReadFigure) -> Mean | None:
-        """Return how much a figure differs from the first row's, over the seeds that both have; None
-        for the first row itself.
-        """
-        if self is first:
-            return None
-        ours, theirs = self.list_values(read), first.list_values(read)
-        return compute_mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-
-
-def compute_mean(values: Sequence[float]) -> Mean | None:
-    if not values:
-        return None
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return Mean(mean)
-    deviation = statistics.stdev(values)
-    return Mean(mean, student_t(len(values) - 1) * deviation / math.sqrt(len(values)))
+    def list_bleu(self, name: str) -> dict[int, float]:
+        """Return the BLEU of each seed on the dev or the test set."""
+        return {seed: result.scores[name].bleu for seed, result in self.results.items()}
 
 
 def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
@@ -78,14 +43,14 @@ def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
     settings = describe_settings([runs[0] for runs in by_name.values()])
     rows = []
     for (name, runs), text in zip(by_name.items(), settings, strict=True):
-        row = Row(name, text, len(runs), finished=[], problems=[])
+        row = Row(name, text, results={}, problems=[])
         for run in runs:
+            seed = run.config.seed
             result = read_result(sweep, run)
             if result is not None:
-                row.finished.append((run, result))
+                row.results[seed] = result
             else:
-                problem = failures.get(run.label, "not finished")
-                row.problems.append(f"seed {run.config.seed}: {problem}")
+                row.problems.append(f"seed {seed}: {failures.get(run.label, 'not finished')}")
         rows.append(row)
     return rows
 
@@ -110,38 +75,40 @@ def make_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
     head = ["run", "settings", "seeds", "parameters", "updates", "minutes", "dev NLL", "ppl"]
     for name in sweep.score:
         head += [f"{name} BLEU", "difference"]
-    lines = []
-    for row in rows:
-        parameters = row.average(attrgetter("parameters"))
-        nll = row.average(attrgetter("nll"))
-        line = [
-            row.name,
-            row.settings,
-            f"{len(row.finished)}/{row.n_seeds}" if row.problems else f"{row.n_seeds}",
-            "" if parameters is None else f"{parameters.value / 1e6:.2f}M",
-            format_mean(row.average(attrgetter("updates")), 0, has_interval=False),
-            format_mean(row.average(attrgetter("minutes")), 1, has_interval=False),
-            format_mean(nll, 4),
-            "" if nll is None else f"{compute_perplexity(nll.value):.3f}",
-        ]
-        for name in sweep.score:
-            read = partial(read_bleu, name)
-            line.append(format_mean(row.average(read), 2))
-            line.append(format_mean(row.difference(rows[0], read), 2, "+"))
-        lines.append(line)
-    return Table(head, lines)
+    return Table(head, [make_cells(row, rows[0], sweep) for row in rows])
 
 
-def read_bleu(name: str, result: RunResult) -> float | None:
-    return next((score.bleu for score in result.scores if score.set == name), None)
+def make_cells(row: Row, first: Row, sweep: Sweep) -> list[Cell]:
+    results = row.results.values()
+    nlls = [result.nll for result in results if result.nll is not None]
+    cells: list[Cell] = [
+        row.name,
+        row.settings,
+        len(results),
+        format_mean([result.parameters / 1e6 for result in results], ".2f", "M"),
+        format_mean([result.updates for result in results], ",.0f"),
+        format_mean([result.minutes for result in results], ".1f"),
+        format_estimate(nlls, ".4f"),
+        format_mean([compute_perplexity(nll) for nll in nlls], ".3f"),
+    ]
+    for name in sweep.score:
+        bleu, of_first = row.list_bleu(name), first.list_bleu(name)
+        differences = [bleu[seed] - of_first[seed] for seed in bleu if seed in of_first]
+        cells.append(format_estimate(list(bleu.values()), ".2f"))
+        cells.append("" if row is first else format_estimate(differences, "+.2f"))
+    return cells
 
 
-def format_mean(mean: Mean | None, digits: int, sign: str = "", has_interval: bool = True) -> str:
-    if mean is None:
-        return ""
-    text = f"{mean.value:{sign},.{digits}f}"
-    if has_interval and mean.plus_minus is not None:
-        text += f" ± {mean.plus_minus:.{digits}f}"
+def format_mean(values: Sequence[float], style: str, unit: str = "") -> str:
+    return f"{statistics.fmean(values):{style}}{unit}" if values else ""
+
+
+def format_estimate(values: Sequence[float], style: str) -> str:
+    """Return the mean, and the half-width of its interval, which is unknown for a single seed."""
+    text = format_mean(values, style)
+    if len(values) > 1:
+        error = statistics.stdev(values) / math.sqrt(len(values))
+        text += f" ± {student_t(len(values) - 1) * error:{style.lstrip('+')}}"
     return text
 
 
@@ -150,34 +117,18 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
     weights = "the last checkpoint"
     if sweep.average is not None:
         weights = f"the mean of the last {sweep.average} planned checkpoints"
-    notes = [f"scored: {weights}; NLL and perplexity are per piece, without label smoothing"]
-
-    finished = [pair for row in rows for pair in row.finished]
-    results = [result for _, result in finished]
-    if len({result.vocab_sha256 for result in results}) > 1:
-        notes.append("the runs have different vocabularies, so their NLL and ppl do not compare")
-    precisions = {row.name: list_precisions(row) for row in rows}
-    if len(set().union(*precisions.values())) > 1:
-        by_row = "; ".join(f"{name}: {', '.join(used)}" for name, used in precisions.items())
-        notes.append(
-            f"the runs were trained in different precisions ({by_row}); set training.precision"
-        )
-    if any(len(row.finished) > 1 for row in rows):
-        notes.append(
-            "±: 95 % interval of the mean over seeds (Student's t); differences seed by seed"
-        )
-    signatures = {(score.set, score.signature) for result in results for score in result.scores}
-    for name, signature in sorted(signatures):
-        if name in sweep.score:
-            notes.append(f"{name} BLEU: {signature}")
+    notes = [
+        f"scored: {weights}; NLL and perplexity are per piece, without label smoothing, and compare "
+        "only between runs of the same vocabulary",
+        "±: 95 % interval of the mean over seeds (Student's t); differences seed by seed",
+    ]
+    for name in sweep.score:
+        signatures = {
+            result.scores[name].signature for row in rows for result in row.results.values()
+        }
+        notes += [f"{name} BLEU: {signature}" for signature in sorted(signatures)]
     notes += [f"{row.name}, {problem}" for row in rows for problem in row.problems]
     return notes
-
-
-def list_precisions(row: Row) -> list[str]:
-    """Return the precisions in which the finished runs trained."""
-    configs = [load_recorded_config(run.folder.config) for run, _ in row.finished]
-    return sorted({config.training.precision for config in configs})
 
 
 def format_text(sweep: Sweep, rows: Sequence[Row]) -> str:
