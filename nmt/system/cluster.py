@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from typing import Any, Literal
@@ -104,13 +103,11 @@ class _RayWorker:
         # An actor that Ray started again would wait for a machine with the tasks that it had.
         self._actor = ray.remote(_Actor).options(max_restarts=0, **needs).remote()
 
-    def prepare(self, make_work: Callable[[], Work]) -> "Future[Any]":
-        future: Future[Any] = self._actor.prepare.remote(os.getcwd(), make_work).future()
-        return future
+    def prepare(self, make_work: Callable[[], Work]) -> None:
+        self._actor.prepare.remote(os.getcwd(), make_work).future().result()
 
-    def submit(self, task: Any) -> "Future[Any]":
-        future: Future[Any] = self._actor.do.remote(task).future()
-        return future
+    def do(self, task: Any) -> Any:
+        return self._actor.do.remote(task).future().result()
 
     def kill(self) -> None:
         self._ray.kill(self._actor)

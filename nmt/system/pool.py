@@ -15,7 +15,6 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -43,10 +42,10 @@ FEWER_WORKERS = (
 class Worker(Protocol):
     """A process, here or elsewhere, that does one task after another."""
 
-    def prepare(self, make_work: Callable[[], Work]) -> "Future[Any]":
+    def prepare(self, make_work: Callable[[], Work]) -> None:
         """Have it make what it does with the tasks."""
 
-    def submit(self, task: Any) -> "Future[Any]": ...
+    def do(self, task: Any) -> Any: ...
 
     def kill(self) -> None: ...
 
@@ -108,21 +107,31 @@ class _Job:
 
 
 class _WorkerPool:
-    """The workers of one map."""
+    """The workers of one map, each looked after by a thread of this process."""
 
     def __init__(self, executor: Executor, make_work: Callable[[], Work]) -> None:
         self.executor, self.make_work = executor, make_work
         self.workers: set[Worker] = set()
-        self.free: deque[Worker] = deque()  # each as often as it may get another task
+        self.threads: list[threading.Thread] = []
         self.jobs: deque[_Job] = deque()  # in the order of their tasks
-        self.waiting: deque[_Job] = deque()  # those that no worker has
         self.n_undone = 0
-        self.ended: SimpleQueue[tuple[Future[Any], Worker, _Job | None]] = SimpleQueue()
-        self.n_failed_starts = 0
+        self.waiting: SimpleQueue[_Job | None] = SimpleQueue()  # jobs that no worker has
+        self.ended: SimpleQueue[Exception | None] = (
+            SimpleQueue()
+        )  # for each done job None, or a failure
+        self.is_closed = False
+        self.lock = threading.Lock()
 
     def close(self) -> None:
-        for worker in self.workers:
+        with self.lock:
+            self.is_closed = True
+            workers = list(self.workers)
+        for worker in workers:
             worker.kill()
+        for _ in self.threads:
+            self.waiting.put(None)
+        for thread in self.threads:
+            thread.join()
 
     def do_all(self, tasks: Iterator[Any]) -> Iterator[Any]:
         n_workers = self.executor.n_workers
@@ -133,68 +142,62 @@ class _WorkerPool:
             n_kept = self.executor.window * n_workers - len(self.jobs)
             try:
                 for task in islice(tasks, min(n_kept, TASKS_AHEAD * n_workers - self.n_undone)):
-                    self.jobs.append(_Job(task))
-                    self.waiting.append(self.jobs[-1])
-                    self.n_undone += 1
+                    self.add(_Job(task))
             except UserError as error:
                 mistake, tasks = error, iter(())
             if not self.jobs:
                 break
-            self.hand_out()
-            self.wait()
+            failure = self.ended.get()
+            if failure is not None:
+                raise failure
+            self.n_undone -= 1
         if mistake is not None:
             raise mistake
 
-    def hand_out(self) -> None:
-        while len(self.workers) < min(self.executor.n_workers, self.n_undone):
+    def add(self, job: _Job) -> None:
+        self.jobs.append(job)
+        self.n_undone += 1
+        self.waiting.put(job)
+        if len(self.threads) < min(self.executor.n_workers, self.n_undone):
+            thread = threading.Thread(target=self.keep_worker, daemon=True)
+            thread.start()
+            self.threads.append(thread)
+
+    def keep_worker(self) -> None:
+        """In a thread: have a worker do jobs, and replace it whenever it is lost."""
+        start = _Job(None)  # counts the workers that are lost while they prepare
+        try:
+            while not self.is_closed:
+                worker, job = self.start_worker(), start
+                try:
+                    worker.prepare(self.make_work)
+                    start.n_losses = 0
+                    for job in iter(self.waiting.get, None):
+                        job.content = worker.do(job.content)
+                        job.is_done = True
+                        self.ended.put(None)
+                except self.executor.losses:
+                    if not self.is_closed:
+                        self.count_loss(worker, job)
+                        if job is not start:
+                            self.waiting.put(job)
+        except Exception as failure:
+            self.ended.put(failure)
+
+    def start_worker(self) -> Worker:
+        with self.lock:
             worker = self.executor.start_worker()
             self.workers.add(worker)
-            self.submit(worker, None)
-        while self.waiting and self.free:
-            worker = self.free.popleft()
-            if worker in self.workers:  # it is not lost
-                self.submit(worker, self.waiting.popleft())
-
-    def submit(self, worker: Worker, job: _Job | None) -> None:
-        """Give a worker a job, or have it prepare for the first."""
-        try:
-            if job is None:
-                future = worker.prepare(self.make_work)
-            else:
-                future = worker.submit(job.content)
-        except self.executor.losses as error:  # it was lost meanwhile
-            future = Future()
-            future.set_exception(error)
-        future.add_done_callback(lambda ended: self.ended.put((ended, worker, job)))
-
-    def wait(self) -> None:
-        """Wait for the end of a job, and take its result."""
-        future, worker, job = self.ended.get()
-        try:
-            result = future.result()
-        except self.executor.losses:
-            self.replace(worker, job)
-            return
-        if job is None:
-            self.n_failed_starts = 0
-            self.free.extend([worker] * TASKS_AHEAD)
-        else:
-            job.content, job.is_done = result, True
-            self.n_undone -= 1
-            self.free.append(worker)
-
-    def replace(self, worker: Worker, job: _Job | None) -> None:
-        """Have another worker do a lost worker's task."""
-        if worker in self.workers:
-            say("a worker was lost; another does its work again")
-            self.workers.remove(worker)
+        if self.is_closed:  # `close` may not have seen it
             worker.kill()
-        if job is None:
-            self.n_failed_starts += 1
-        else:
-            job.n_losses += 1
-            self.waiting.appendleft(job)
-        if self.n_failed_starts > MAX_LOSSES or (job and job.n_losses > MAX_LOSSES):
+        return worker
+
+    def count_loss(self, worker: Worker, job: _Job) -> None:
+        say("a worker was lost; another does its work again")
+        worker.kill()
+        self.workers.discard(worker)
+        job.n_losses += 1
+        if job.n_losses > MAX_LOSSES:
             raise UserError(
                 f"{MAX_LOSSES + 1} workers were killed over the same lines, {FEWER_WORKERS}"
             )
@@ -208,7 +211,7 @@ class ProcessLost(Exception):
 
 
 class _ProcessWorker:
-    """A process at the other end of a pipe, and a thread that speaks with it."""
+    """A process at the other end of a pipe."""
 
     def __init__(self) -> None:
         context = get_context("spawn")
@@ -216,18 +219,14 @@ class _ProcessWorker:
         self._process = context.Process(target=_serve, args=(its_pipe,))
         self._process.start()
         its_pipe.close()  # so that the end of the process is the end of the pipe
-        weakref.finalize(self, self._pipe.close)  # at exit too: Python waits for its processes
-        self._thread = ThreadPoolExecutor(1)
+        weakref.finalize(self, self._process.kill)  # at exit too: Python waits for its processes
 
-    def prepare(self, make_work: Callable[[], Work]) -> "Future[Any]":
-        return self._thread.submit(self._ask, make_work)
+    def prepare(self, make_work: Callable[[], Work]) -> None:
+        self.do(make_work)
 
-    def submit(self, task: Any) -> "Future[Any]":
-        return self._thread.submit(self._ask, task)
-
-    def _ask(self, given: Any) -> Any:
+    def do(self, task: Any) -> Any:
         try:
-            self._pipe.send(given)
+            self._pipe.send(task)
             returned, error = self._pipe.recv()
         except (EOFError, ConnectionError):
             raise ProcessLost from None
@@ -238,7 +237,6 @@ class _ProcessWorker:
     def kill(self) -> None:
         self._process.kill()
         self._process.join()
-        self._thread.shutdown()  # its pipe has ended
 
 
 def run_in_process(work: Callable[[Given], Returned], task: Given) -> Returned:
@@ -246,7 +244,7 @@ def run_in_process(work: Callable[[Given], Returned], task: Given) -> Returned:
     worker = _ProcessWorker()
     try:
         worker.prepare(partial(partial, work))
-        returned: Returned = worker.submit(task).result()
+        returned: Returned = worker.do(task)
         return returned
     except ProcessLost:
         raise UserError(f"a process was killed, {FEWER_WORKERS}") from None
