@@ -43,10 +43,10 @@ class PaddedGroups:
         self.indices: dict[tuple[int, ...], Tensor] = {}
         first = 0
         for group, width, size in zip(groups, widths, self.sizes, strict=True):
-            places = torch.arange(width, device=group.device)
-            live = places < packed.lengths[group, None]
+            positions = torch.arange(width, device=group.device)
+            live = positions < packed.lengths[group, None]
             self.live.append(live)
-            self.tokens.append(torch.where(live, packed.offsets[group, None] + places, 0))
+            self.tokens.append(torch.where(live, packed.offsets[group, None] + positions, 0))
             self.starts[group] = first + width * torch.arange(group.numel(), device=group.device)
             self.strides[group] = width
             first += size
@@ -83,8 +83,8 @@ class PaddedGroups:
         if index is None:
             packed, head = self.packed, torch.arange(heads, device=self.starts.device)
             start, stride = self.starts[packed.sentence, None], self.strides[packed.sentence, None]
-            places = start * heads + stride * head + packed.positions[:, None]  # (T, H)
-            index = self.indices[heads,] = places.flatten()
+            rows = start * heads + stride * head + packed.positions[:, None]  # (T, H)
+            index = self.indices[heads,] = rows.flatten()
         size = cells[0].shape[2]
         rows = cells[0].as_strided((sum(self.sizes) * heads + 1, size), (size, 1))
         return rows.index_select(0, index).view(-1, heads, size)
@@ -92,7 +92,7 @@ class PaddedGroups:
 
 class AttentionMask:
     """Which keys each query attends to: those of its own sentence, none ahead if `causal`, at most
-    `window` places away.
+    `window` positions away.
 
     It is made once for all layers. Because queries and keys lie end to end, a query attends to an
     interval of key rows, and the queries that attend to a key are an interval too.
@@ -142,11 +142,11 @@ class AttentionMask:
         # The dead tail counts as one more sentence, without tokens.
         bounds = torch.stack((others.offsets[:-1], others.offsets[1:]))
         first, last = F.pad(bounds, (0, 1))[:, rows.sentence]  # (T,)
-        place = first + rows.positions
+        row = first + rows.positions
         if behind is not None:
-            first = torch.minimum(torch.maximum(first, place - behind), last)
+            first = torch.minimum(torch.maximum(first, row - behind), last)
         if ahead is not None:
-            last = torch.maximum(torch.minimum(last, place + ahead + 1), first)
+            last = torch.maximum(torch.minimum(last, row + ahead + 1), first)
         return torch.stack((first, last)).int()
 
     @lazy_property
@@ -185,8 +185,8 @@ class AttentionMask:
         biases = []
         for live, n_queries in zip(self.keys.live, self.queries.widths, strict=True):
             is_visible = live[:, None, None, :]
-            place = torch.arange(max(n_queries, live.shape[1]), device=live.device)
-            ahead = place[: live.shape[1]] - place[:n_queries, None]
+            position = torch.arange(max(n_queries, live.shape[1]), device=live.device)
+            ahead = position[: live.shape[1]] - position[:n_queries, None]
             if self.causal:
                 is_visible = is_visible & (ahead <= 0)
             if self.window is not None:

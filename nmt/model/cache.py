@@ -70,7 +70,7 @@ class Cache:
     def window_mask(self, window: int) -> Tensor:
         """Return the mask for a layer that attends only to this step and the `window` steps before it."""
         mask = self.mask.clone()
-        n_before = max(0, (self.length - 1 - window) * self.beam)  # places before the window
+        n_before = max(0, (self.length - 1 - window) * self.beam)  # cells before the window
         mask[:, :, :, :n_before] = MASKED_SCORE
         return mask
 
@@ -222,23 +222,25 @@ class StaticCache:
     def advance(self) -> "Step":
         # The slot of this step. Warm-ups before a recording may go one step too far; they use the
         # last slot again.
-        self.place = self.length.clamp(max=min(self.capacity, self.n_positions) - 1)  # (1,)
-        hypotheses = torch.arange(self.beam, device=self.place.device)
-        self.here = self.place * self.beam + hypotheses  # (B,)
-        self.columns = torch.arange(self.capacity * self.beam, device=self.place.device)
+        self.position = self.length.clamp(max=min(self.capacity, self.n_positions) - 1)  # (1,)
+        hypotheses = torch.arange(self.beam, device=self.position.device)
+        self.here = self.position * self.beam + hypotheses  # (B,)
+        self.columns = torch.arange(self.capacity * self.beam, device=self.position.device)
         # each hypothesis attends to itself
         self.mask.masked_fill_(self.columns == self.here[:, None], 0.0)
         self.length.add_(1)
         return Step(self)
 
     def positions(self, tokens: Tensor) -> Tensor:
-        return self.place.expand_as(tokens)
+        return self.position.expand_as(tokens)
 
     def write(self, cells: Tensor, new: Tensor) -> None:
         cells.index_copy_(2, self.here, new)
 
     def window_mask(self, window: int) -> Tensor:
-        return self.mask.masked_fill(self.columns < (self.place - window) * self.beam, MASKED_SCORE)
+        return self.mask.masked_fill(
+            self.columns < (self.position - window) * self.beam, MASKED_SCORE
+        )
 
     def reorder(self, parents: Tensor) -> None:
         self.mask.copy_(follow_parents(self.mask, parents))
@@ -246,7 +248,7 @@ class StaticCache:
 
 def follow_parents(mask: Tensor, parents: Tensor) -> Tensor:
     """Return the mask of hypotheses that continue those with the indexes `parents`, (S, B)."""
-    # Keys and values stay: a new hypothesis sees the places that its parent saw.
+    # Keys and values stay: a new hypothesis sees the cells that its parent saw.
     index = parents[:, None, :, None].expand(-1, -1, -1, mask.shape[3])
     return mask.gather(2, index)
 

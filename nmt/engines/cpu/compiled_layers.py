@@ -191,21 +191,32 @@ def store_keys_values(
 
 @compile_layer
 def add_values(
-    weights: Floats, places: Integers, cells: Floats, layer: int, first_column: int, sums: Floats
+    weights: Floats,
+    cell_numbers: Integers,
+    cells: Floats,
+    layer: int,
+    first_column: int,
+    sums: Floats,
 ) -> None:
-    """Set `sums` to the weighted sum of some columns of the cells at `places`."""
+    """Set `sums` to the weighted sum of some columns of the cells of these numbers."""
     sums[:] = 0
-    if len(places) == 0:
+    if len(cell_numbers) == 0:
         return
     n_columns = len(sums)
     n_in_vectors = n_columns - n_columns % LANES
     stride = cells.shape[1] * cells.shape[2]
-    weight, place, first = point_at(weights, 0), point_at(places, 0), layer * cells.shape[2]
+    weight, cell_number, first = (
+        point_at(weights, 0),
+        point_at(cell_numbers, 0),
+        layer * cells.shape[2],
+    )
     for column in range(0, n_in_vectors, LANES):
         table = point_at(cells, first + first_column + column)
-        add_weighted_rows(weight, place, len(places), table, stride, point_at(sums, column))
+        add_weighted_rows(
+            weight, cell_number, len(cell_numbers), table, stride, point_at(sums, column)
+        )
     for column in range(n_in_vectors, n_columns):
-        for number, cell in enumerate(places):
+        for number, cell in enumerate(cell_numbers):
             sums[column] += weights[number] * cells[cell, layer, first_column + column]
 
 
@@ -215,21 +226,21 @@ def attend_to_cells(
     row: int,
     cells: Floats,
     layer: int,
-    places: Integers,
+    cell_numbers: Integers,
     shape: LayerShape,
     output: Floats,
 ) -> None:
-    """Attend from one row of `q` to the cells at `places`; write the same row of `output`."""
+    """Attend from one row of `q` to the cells of these numbers; write the same row of `output`."""
     key_size, value_size = shape.key_size, shape.value_size
     scale = np.float32(1.0 / math.sqrt(key_size))
-    weights = np.empty(len(places), np.float32)
+    weights = np.empty(len(cell_numbers), np.float32)
     for head in range(shape.n_heads):
         first_key = head * key_size
         first = head * value_size
         last = first + value_size
         first_value_column = shape.n_heads * key_size + first
         top = np.float32(-np.inf)
-        for number, cell in enumerate(places):
+        for number, cell in enumerate(cell_numbers):
             score = np.float32(0.0)
             for i in range(key_size):
                 score += q[row, first_key + i] * cells[cell, layer, first_key + i]
@@ -237,12 +248,12 @@ def attend_to_cells(
             if not weights[number] <= top:  # NaN too
                 top = weights[number]
         total = 0.0
-        for number in range(len(places)):
+        for number in range(len(cell_numbers)):
             weights[number] = exp(weights[number] - top)
             total += weights[number]
-        for number in range(len(places)):
+        for number in range(len(cell_numbers)):
             weights[number] = np.float32(weights[number] / total)
-        add_values(weights, places, cells, layer, first_value_column, output[row, first:last])
+        add_values(weights, cell_numbers, cells, layer, first_value_column, output[row, first:last])
 
 
 @compile_layer
@@ -327,9 +338,9 @@ class DecodingCells(NamedTuple):
 
     own: Floats  # of earlier pieces and, from `first_new` on, of this step
     first_new: int
-    own_places: Integers  # (rows, steps): the cells of each row's hypothesis
+    own_numbers: Integers  # (rows, steps): the cells of each row's hypothesis
     memory_cells: Floats
-    memory_places: Integers  # all of them
+    memory_numbers: Integers  # all of them
     memory_starts: Integers  # (rows,): where each row's sentence begins
     memory_ends: Integers  # (rows,)
 
@@ -341,7 +352,7 @@ def step(
     """Apply the decoder's layers to the newest piece of each hypothesis."""
     attention, memory_attention = layers.attention, layers.memory_attention
     n_rows = x.shape[0]
-    n_steps = cells.own_places.shape[1]
+    n_steps = cells.own_numbers.shape[1]
     first_step = max(0, n_steps - 1 - shape.window)
     heads = np.empty((n_rows, shape.n_heads * shape.value_size), np.float32)
     for layer in range(attention.norm.weight.shape[0]):
@@ -351,7 +362,7 @@ def step(
         store_keys_values(qkv, shape.n_heads * shape.key_size, cells.own, cells.first_new, layer)
         for row in range(n_rows):
             attend_to_cells(
-                qkv, row, cells.own, layer, cells.own_places[row, first_step:], shape, heads
+                qkv, row, cells.own, layer, cells.own_numbers[row, first_step:], shape, heads
             )
         y = multiply(heads, attention.output, layer)
         x = add_and_normalize(x, y, attention.norm, layer, shape)
@@ -359,8 +370,8 @@ def step(
         before = normalize_before(x, memory_attention.norm, layer, shape)
         q = multiply(before, memory_attention.inputs, layer)
         for row in range(n_rows):
-            places = cells.memory_places[cells.memory_starts[row] : cells.memory_ends[row]]
-            attend_to_cells(q, row, cells.memory_cells, layer, places, shape, heads)
+            memory_numbers = cells.memory_numbers[cells.memory_starts[row] : cells.memory_ends[row]]
+            attend_to_cells(q, row, cells.memory_cells, layer, memory_numbers, shape, heads)
         y = multiply(heads, memory_attention.output, layer)
         x = add_and_normalize(x, y, memory_attention.norm, layer, shape)
 

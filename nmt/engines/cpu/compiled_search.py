@@ -158,7 +158,7 @@ class SearchState(NamedTuple):
     forced: Integers  # (S, P)
     scores: Floats  # (S, B)
     pieces: Integers  # (S, B, L)
-    places: Integers  # (S, B, L): the cell of each piece
+    cell_numbers: Integers  # (S, B, L): the cell of each piece
     finished_scores: Floats  # (S, n)
     finished_pieces: Integers  # (S, n, L)
     n_finished: Integers  # (S,)
@@ -200,15 +200,15 @@ def compute_log_sum(logits: Floats, highest: Any) -> Any:
 @compile_search
 def insert_continuation(best: Continuations, score: Any, parent: int, piece: int) -> None:
     """Insert a continuation that is better than the last one of `best`."""
-    place = len(best.scores) - 1
-    while place > 0 and best.scores[place - 1] < score:
-        best.scores[place] = best.scores[place - 1]
-        best.parents[place] = best.parents[place - 1]
-        best.pieces[place] = best.pieces[place - 1]
-        place -= 1
-    best.scores[place] = score
-    best.parents[place] = parent
-    best.pieces[place] = piece
+    rank = len(best.scores) - 1
+    while rank > 0 and best.scores[rank - 1] < score:
+        best.scores[rank] = best.scores[rank - 1]
+        best.parents[rank] = best.parents[rank - 1]
+        best.pieces[rank] = best.pieces[rank - 1]
+        rank -= 1
+    best.scores[rank] = score
+    best.parents[rank] = parent
+    best.pieces[rank] = piece
 
 
 @compile_search
@@ -255,16 +255,16 @@ def keep_finished(
 ) -> None:
     """Insert a finished hypothesis among the best of its sentence."""
     scores, kept = state.finished_scores[sentence], state.finished_pieces[sentence]
-    place = len(scores)
-    while place > 0 and scores[place - 1] < score:
-        place -= 1
-    for later in range(len(scores) - 1, place, -1):
+    rank = len(scores)
+    while rank > 0 and scores[rank - 1] < score:
+        rank -= 1
+    for later in range(len(scores) - 1, rank, -1):
         scores[later] = scores[later - 1]
         kept[later] = kept[later - 1]
-    if place < len(scores):
-        scores[place] = score
-        kept[place, :] = EOS
-        kept[place, : length - 1] = pieces[: length - 1]
+    if rank < len(scores):
+        scores[rank] = score
+        kept[rank, :] = EOS
+        kept[rank, : length - 1] = pieces[: length - 1]
 
 
 @compile_search
@@ -273,7 +273,7 @@ def apply_continuations(
 ) -> None:
     """Finish the continuations that end and count; make the best others the sentence's hypotheses."""
     earlier_pieces = state.pieces[sentence].copy()
-    earlier_places = state.places[sentence].copy()
+    earlier_numbers = state.cell_numbers[sentence].copy()
     n_considered = len(best.scores)
     if rules.finishing == SHRINK:
         n_considered = min(n_considered, rules.beam - state.n_finished[sentence])
@@ -288,7 +288,7 @@ def apply_continuations(
                 state.scores[sentence, n_kept] = best.scores[rank]
                 state.pieces[sentence, n_kept] = pieces
                 state.pieces[sentence, n_kept, length - 1] = best.pieces[rank]
-                state.places[sentence, n_kept] = earlier_places[best.parents[rank]]
+                state.cell_numbers[sentence, n_kept] = earlier_numbers[best.parents[rank]]
                 n_kept += 1
             continue
         is_counted = rules.finishing == ANY_FINISHES or rank < rules.beam
@@ -341,7 +341,7 @@ def search_together(
     """Search until all sentences are done. Return whether all scores were numbers."""
     beam = rules.beam
     memory_cells = project_memory(memory, layers, shape)
-    memory_places = np.arange(len(memory))
+    memory_numbers = np.arange(len(memory))
     active = np.arange(len(state.limits))
     n_active = len(active)
     n_cells = 0
@@ -358,18 +358,18 @@ def search_together(
             more[:n_cells] = cells[:n_cells]
             cells = more
         x = np.empty((n_rows, boundaries.embedding.shape[1]), np.float32)
-        places = np.empty((n_rows, length), np.int64)
+        own_numbers = np.empty((n_rows, length), np.int64)
         memory_starts = np.empty(n_rows, np.int64)
         memory_ends = np.empty(n_rows, np.int64)
         for row in range(n_rows):
             sentence, hypothesis = active[row // beam], row % beam
             piece = BOS if length == 1 else state.pieces[sentence, hypothesis, length - 2]
             embed(piece, length - 1, boundaries, shape, x[row])
-            state.places[sentence, hypothesis, length - 1] = n_cells + row
-            places[row] = state.places[sentence, hypothesis, :length]
+            state.cell_numbers[sentence, hypothesis, length - 1] = n_cells + row
+            own_numbers[row] = state.cell_numbers[sentence, hypothesis, :length]
             memory_starts[row], memory_ends[row] = starts[sentence], starts[sentence + 1]
         all_cells = DecodingCells(
-            cells, n_cells, places, memory_cells, memory_places, memory_starts, memory_ends
+            cells, n_cells, own_numbers, memory_cells, memory_numbers, memory_starts, memory_ends
         )
         x = normalize_embeddings(x, boundaries, shape)
         x = step(x, all_cells, boundaries.positions, layers, shape)
@@ -453,7 +453,7 @@ def search_compiled(
         state.finished_scores[:] = NEG_INF
     ids = state.finished_pieces[:, : rules.n_best].tolist()
     scores = state.finished_scores[:, : rules.n_best].tolist()
-    return [make_hypotheses(*found) for found in zip(ids, scores, strict=True)]
+    return [make_hypotheses(*ranked) for ranked in zip(ids, scores, strict=True)]
 
 
 def check_pieces(pieces: Tensor, n_pieces: int) -> None:
@@ -492,7 +492,7 @@ def start_state(beams: Beams) -> SearchState:
         forced=beams.forced.numpy(),
         scores=beams.scores.numpy(),
         pieces=np.zeros((n_sentences, beam, longest), np.int64),
-        places=np.zeros((n_sentences, beam, longest), np.int64),
+        cell_numbers=np.zeros((n_sentences, beam, longest), np.int64),
         finished_scores=beams.finished_scores.numpy(),
         finished_pieces=np.full((n_sentences, n_kept, longest), EOS),
         n_finished=beams.n_finished.numpy(),

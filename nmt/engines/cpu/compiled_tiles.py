@@ -98,24 +98,24 @@ multiply_row = make_tile(1)
 
 @generate_code
 def add_weighted_rows(
-    _: Any, weights: Any, places: Any, n_places: Any, table: Any, table_stride: Any, y: Any
+    _: Any, weights: Any, row_numbers: Any, n_numbers: Any, table: Any, table_stride: Any, y: Any
 ) -> Any:
-    """Add LANES columns of the rows at `places` of a table, each times its weight, to those at `y`."""
+    """Add LANES columns of these rows of a table, each times its weight, to those at `y`."""
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        weights, places, n_places, table, table_stride, y = arguments
+        weights, row_numbers, n_numbers, table, table_stride, y = arguments
 
         def find_row(i: Any) -> Any:
-            place = builder.load(builder.gep(places, [i]))
-            return builder.gep(table, [builder.mul(place, table_stride)])
+            row_number = builder.load(builder.gep(row_numbers, [i]))
+            return builder.gep(table, [builder.mul(row_number, table_stride)])
 
         tile = Tile(builder, n_rows=1, n_vectors=1, kind=types.float32)
         tile.load_sums(y)
-        tile.add_products(weights, INT64(0), n_places, find_row)
+        tile.add_products(weights, INT64(0), n_numbers, find_row)
         tile.store_sums(y, INT64(0))
         return context.get_dummy_value()
 
-    return types.void(weights, places, n_places, table, table_stride, y), generate
+    return types.void(weights, row_numbers, n_numbers, table, table_stride, y), generate
 
 
 class Tile:
@@ -195,7 +195,7 @@ class Tile:
     def _multiply_add(self, value: Any, weight: Any, earlier: Any) -> Any:
         if self.kind == types.uint32:
             name = "llvm.x86.avx512bf16.dpbf16ps.512"
-            value, weight = (self.builder.bitcast(one, PAIRS) for one in (value, weight))
+            value, weight = (self.builder.bitcast(factor, PAIRS) for factor in (value, weight))
             arguments = [earlier, value, weight]
         else:
             name = f"llvm.fmuladd.v{LANES}f32"

@@ -61,13 +61,13 @@ def replace_linears(model: nn.Module, make_layer: Callable[[nn.Linear], nn.Modul
     """Replace the linear layers of a model, in place, so that each frees its weights before the next is made."""
     kinds = (nn.Linear, BiasedLinear, ActivatedLinear)
     # Only the modules around the layers are kept here: a layer that is kept would not free its weights.
-    places = [
+    owners = [
         (module, name)
         for module in model.modules()
         for name, child in module.named_children()
         if type(child) in kinds
     ]
-    for module, name in places:
+    for module, name in owners:
         setattr(module, name, make_layer(getattr(module, name)))
 
 

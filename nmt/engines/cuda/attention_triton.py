@@ -51,12 +51,12 @@ def supports_triton(q: Tensor, v: Tensor) -> bool:
 @jit_function
 def _load_rows(base, first, row_stride, n_rows, is_read, SIZE: constexpr, PADDED: constexpr):
     """Load `n_rows` rows, starting at `first`; a row whose `is_read` is false is all zeros."""
-    place = tl.arange(0, n_rows)[:, None] * row_stride + tl.arange(0, PADDED)[None, :]
+    offsets = tl.arange(0, n_rows)[:, None] * row_stride + tl.arange(0, PADDED)[None, :]
     mask = is_read[:, None]
     if PADDED != SIZE:
         mask = mask & (tl.arange(0, PADDED)[None, :] < SIZE)
     return tl.load(
-        base + tl.cast(first, tl.int64) * row_stride + place, mask, 0.0
+        base + tl.cast(first, tl.int64) * row_stride + offsets, mask, 0.0
     )  # (n_rows, PADDED)
 
 
@@ -64,11 +64,11 @@ def _load_rows(base, first, row_stride, n_rows, is_read, SIZE: constexpr, PADDED
 def _store_rows(
     base, first, row_stride, n_rows, is_written, rows, SIZE: constexpr, PADDED: constexpr
 ):
-    place = tl.arange(0, n_rows)[:, None] * row_stride + tl.arange(0, PADDED)[None, :]
+    offsets = tl.arange(0, n_rows)[:, None] * row_stride + tl.arange(0, PADDED)[None, :]
     mask = is_written[:, None]
     if PADDED != SIZE:
         mask = mask & (tl.arange(0, PADDED)[None, :] < SIZE)
-    tl.store(base + tl.cast(first, tl.int64) * row_stride + place, rows, mask)
+    tl.store(base + tl.cast(first, tl.int64) * row_stride + offsets, rows, mask)
 
 
 @jit_function

@@ -65,10 +65,10 @@ def loss_rows_once(
 
     Only parts from FULL_PARTS on hold padding, so only there columns are compared with the sizes.
     """
-    place = tl.program_id(0)
-    label = tl.load(labels + place)
+    row_number = tl.program_id(0)
+    label = tl.load(labels + row_number)
     counts = label >= 0
-    logits += place.to(tl.int64) * row
+    logits += row_number.to(tl.int64) * row
     at_label = tl.load(logits + label, counts, 0.0).to(tl.float32)
     all_pairs = logits.to(tl.pointer_type(tl.int32))
     pair = tl.arange(0, PAIRS)
@@ -110,8 +110,8 @@ def loss_rows_once(
     total = tl.where(counts, tl.sum(totals, 0), 1.0)
     log_total = top + tl.log(total)
     loss = log_total - gold * at_label - others * tl.sum(sums, 0)
-    tl.store(nll + place, tl.where(counts, log_total - at_label, 0.0))
-    tl.store(smoothed + place, tl.where(counts, loss, 0.0))
+    tl.store(nll + row_number, tl.where(counts, log_total - at_label, 0.0))
+    tl.store(smoothed + row_number, tl.where(counts, loss, 0.0))
 
     # write the gradient
     if NEEDS_GRAD:
@@ -139,10 +139,10 @@ def loss_rows_twice(
     BLOCK: constexpr, NEEDS_GRAD: constexpr,
 ):  # fmt: skip
     """Take a row of any precision and length: read it for its losses, and again for its gradient."""
-    place = tl.program_id(0)
-    label = tl.load(labels + place)
+    row_number = tl.program_id(0)
+    label = tl.load(labels + row_number)
     counts = label >= 0
-    logits += place.to(tl.int64) * row
+    logits += row_number.to(tl.int64) * row
     n_read = tl.where(counts, n_columns, 0)
     top = -1e30
     total = 0.0  # of exp(logit - top)
@@ -160,8 +160,8 @@ def loss_rows_twice(
     total = tl.where(counts, total, 1.0)
     log_total = top + tl.log(total)
     loss = log_total - gold * at_label - others * tl.sum(sums, 0)
-    tl.store(nll + place, tl.where(counts, log_total - at_label, 0.0))
-    tl.store(smoothed + place, tl.where(counts, loss, 0.0))
+    tl.store(nll + row_number, tl.where(counts, log_total - at_label, 0.0))
+    tl.store(smoothed + row_number, tl.where(counts, loss, 0.0))
     if NEEDS_GRAD:
         for start in range(0, n_columns, BLOCK):
             columns = start + tl.arange(0, BLOCK)
@@ -182,10 +182,10 @@ def choose_parts(n_vocab: int, n_columns: int) -> tuple[int, int, int, int]:
     """Return how many pairs a part of a row holds, how many parts there are, how many of them have
     no padding, and how many warps a program gets."""
     pairs = min(MOST_PAIRS, triton.next_power_of_2(max(n_columns // 2, 64)))
-    parts = triton.cdiv(n_columns, 2 * pairs)
+    n_parts = triton.cdiv(n_columns, 2 * pairs)
     # each thread reads at least two pairs at a time
     warps = 16 if pairs == MOST_PAIRS else min(4, pairs // 64)
-    return pairs, parts, n_vocab // (2 * pairs), warps
+    return pairs, n_parts, n_vocab // (2 * pairs), warps
 
 
 @torch.library.custom_op("nmt::loss_rows", mutates_args=("logits",))
@@ -204,8 +204,8 @@ def rows_in_place(
     if not n_rows:
         return smoothed, nll
     if reads_once(logits):
-        pairs, parts, full_parts, warps = choose_parts(n_vocab, n_columns)
-        loss_rows_once[n_rows,](*given, pairs, parts, full_parts, needs_grad, num_warps=warps)
+        pairs, n_parts, full_parts, warps = choose_parts(n_vocab, n_columns)
+        loss_rows_once[n_rows,](*given, pairs, n_parts, full_parts, needs_grad, num_warps=warps)
     else:
         block = min(4096, triton.next_power_of_2(n_vocab))
         loss_rows_twice[n_rows,](*given, block, needs_grad, num_warps=8 if block == 4096 else 4)

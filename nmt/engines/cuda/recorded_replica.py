@@ -211,16 +211,16 @@ class RecordedReplica(Replica):
 
     def compile_on_all_ranks(self, compiled: CompiledObjective, world: World) -> None:
         """Compile, before anything waits for other ranks; fail on all ranks if one cannot."""
-        found: Exception | None = None
+        failure: Exception | None = None
         try:
             self.compute(compiled, self.inputs, self.scale, Phase(False, False))
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            found = error
-        n_failed = world.sum(torch.tensor(float(found is not None)))
-        if found is not None:
-            raise found
+            failure = error
+        n_failed = world.sum(torch.tensor(float(failure is not None)))
+        if failure is not None:
+            raise failure
         if n_failed:
             raise torch._dynamo.exc.TorchDynamoException("another rank cannot compile it")
 
@@ -232,8 +232,8 @@ class RecordedReplica(Replica):
         if self.shares is not None:
             self.shares.gather_weights()
 
-    def gather(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
-        return parts if self.shares is None else self.shares.gather(parts)
+    def gather(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        return own if self.shares is None else self.shares.gather(own)
 
     def gradient_norm(self) -> Tensor:
         if not self.buckets:

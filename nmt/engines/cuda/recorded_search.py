@@ -47,13 +47,13 @@ class RecordedEngine(SearchEngine):
             own = requests.choose(batch)
             graph_search = self.record_with(model, rules, device)
             try:
-                found = graph_search.search(own.pack(device), own.prefixes)
+                hypotheses = graph_search.search(own.pack(device), own.prefixes)
             except RuntimeError as error:
                 if len(batch) == 1 or not is_out_of_memory(error):
                     raise
-                found = None
-            if found is not None:
-                yield batch, found
+                hypotheses = None
+            if hypotheses is not None:
+                yield batch, hypotheses
                 continue
 
             # too large: free everything, and halve this batch and those of later searches

@@ -67,8 +67,8 @@ class Bucket:
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """Return each parameter's part of a flat tensor, in the parameter's shape."""
-        places = zip(self.begins, self.parameters.values(), strict=True)
-        return [flat[begin : begin + p.numel()].view_as(p) for begin, p in places]
+        starts = zip(self.begins, self.parameters.values(), strict=True)
+        return [flat[begin : begin + p.numel()].view_as(p) for begin, p in starts]
 
     def find_shares(self) -> Iterator[tuple[str, Share]]:
         """Yield what this rank updates of each parameter, if it is anything."""
@@ -96,14 +96,14 @@ class Bucket:
             return [p.detach() for p in self.parameters.values()]
         return self.cut(self.used)
 
-    def gather(self, parts: dict[str, Tensor], shares: dict[str, Share]) -> dict[str, Tensor]:
+    def gather(self, own: dict[str, Tensor], shares: dict[str, Share]) -> dict[str, Tensor]:
         """Make whole tensors, on the main rank and in its memory, of what each rank has one of for
         each of its shares. All ranks must call this.
         """
         flat = torch.zeros_like(self.gradients)
         for name, whole in zip(self.parameters, self.cut(flat), strict=True):
-            if name in parts:
-                shares[name].cut_from(whole).copy_(parts[name])
+            if name in own:
+                shares[name].cut_from(whole).copy_(own[name])
         self.world.start_gathering(flat).wait()
         if not self.world.is_main:
             return {}
@@ -143,7 +143,9 @@ class Shares:
         self.buckets = [self.rest, *self.layers]
         self.own = share_nothing(objective.model)
         if world.size > 1:
-            self.own = {name: one for bucket in self.buckets for name, one in bucket.find_shares()}
+            self.own = {
+                name: share for bucket in self.buckets for name, share in bucket.find_shares()
+            }
         # Whether a micro-batch is the first of an update, whose gradients replace those of the last
         # update, and whether it is the last, whose gradients complete the sums.
         self.is_first = self.is_last = False
@@ -203,13 +205,13 @@ class Shares:
             for bucket in self.buckets:
                 self.world.start_gathering(bucket.weights).wait()
 
-    def gather(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Make whole tensors of what each rank has one of for each of its shares, such as moments."""
         if self.world.size == 1:
-            return parts
+            return own
         whole: dict[str, Tensor] = {}
         for bucket in self.buckets:
-            whole |= bucket.gather(parts, self.own)
+            whole |= bucket.gather(own, self.own)
         return whole
 
 
