@@ -34,9 +34,10 @@ from nmt.config import (
 from nmt.corpus.learn_bpe import train_bpe, write_word_counts
 from nmt.data.vocab import Vocab
 from nmt.model.dropout import Dropout
+from nmt.model.feed_forward import FeedForward
 from nmt.model.multi_head_attention import Attention, SelfAttention
 from nmt.model.positions import sinusoids
-from nmt.model.transformer import FeedForward, Residual, Transformer
+from nmt.model.transformer import Residual, Transformer
 from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain, find_dev_reference
 from nmt.system.strict_yaml import parse_yaml
 from nmt.train.loss import compute_loss_sums

@@ -21,7 +21,7 @@ from nmt.model.attention_mask import AttentionMask
 from nmt.model.backend import BackendModule
 from nmt.model.cache import Cache, StaticCache, Step
 from nmt.model.dropout import Dropout
-from nmt.model.linear import ActivatedLinear, BiasedLinear
+from nmt.model.feed_forward import FeedForward
 from nmt.model.multi_head_attention import AttentionWeights, MemoryAttention, SelfAttention
 from nmt.model.positions import Positions
 from nmt.system.autocast import find_product_type
@@ -33,19 +33,6 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         # A GPU's autocast returns fp32, which would double each layer's memory traffic.
         return super().forward(x).to(x.dtype)
-
-
-class FeedForward(nn.Module):
-    """The feed-forward network of section 3.3: max(0, x W1 + b1) W2 + b2, or another function."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.inner = ActivatedLinear(config.d_model, config.d_ff, config.activation)
-        self.dropout = Dropout(config.ffn_dropout)
-        self.outer = BiasedLinear(config.d_ff, config.d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.dropout(self.inner(x)))
 
 
 class Residual(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.engines.cpu.packed_linear import PackedEngine, PackedLinear, find_fault_of_packing
-from nmt.model.linear import ActivatedLinear
+from nmt.model.feed_forward import ActivatedLinear
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import Requests
 from nmt.translate.search import search

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, load_config
 from nmt.data.batch import Packed, pack
+from nmt.model.feed_forward import FeedForward
 from nmt.model.positions import sinusoids
-from nmt.model.transformer import FeedForward, Transformer
+from nmt.model.transformer import Transformer
 
 SMALL = ModelConfig(d_model=16, d_ff=24, n_heads=4, n_layers=2, dropout=0.0)
 V = 23

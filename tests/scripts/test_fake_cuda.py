@@ -14,8 +14,9 @@ from torch import nn
 
 from nmt.config import ModelConfig
 from nmt.data.batch import Batch, Packed
+from nmt.model.feed_forward import FeedForward
 from nmt.model.multi_head_attention import MemoryAttention, SelfAttention
-from nmt.model.transformer import FeedForward, LayerNorm, Transformer
+from nmt.model.transformer import LayerNorm, Transformer
 from nmt.train.loss import Objective
 
 pytestmark = pytest.mark.skipif(

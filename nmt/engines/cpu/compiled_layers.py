@@ -28,7 +28,7 @@ from nmt.engines.cpu.compiled_products import (
 )
 from nmt.engines.cpu.compiled_tiles import LANES, add_weighted_rows, point_at
 from nmt.engines.cpu.packed_linear import find_activation
-from nmt.model.linear import apply_activation
+from nmt.model.feed_forward import apply_activation
 from nmt.model.positions import Positions
 from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nmt.model.linear import ActivatedLinear, BiasedLinear, apply_activation
+from nmt.model.feed_forward import ActivatedLinear, BiasedLinear, apply_activation
 from nmt.model.transformer import Transformer
 from nmt.system.device import has_bf16_products
 from nmt.translate.engine import SearchEngine

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nmt.engines.cpu.backend import CpuBackend, can_fuse
 from nmt.model.backend import use_backend
-from nmt.model.linear import ActivatedLinear, BiasedLinear
+from nmt.model.feed_forward import ActivatedLinear, BiasedLinear
 from nmt.system.device import has_bf16_products
 
 needs_bf16 = pytest.mark.skipif(

@@ -1,9 +1,24 @@
-"""The linear layers of the feed-forward network, with a bias and an optional activation."""
+"""The feed-forward network of section 3.3, its linear layers with a bias, and the activations."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nmt.config import ModelConfig
 from nmt.model.backend import BackendModule
+from nmt.model.dropout import Dropout
+
+
+class FeedForward(nn.Module):
+    """The feed-forward network of section 3.3: max(0, x W1 + b1) W2 + b2, or another function."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.inner = ActivatedLinear(config.d_model, config.d_ff, config.activation)
+        self.dropout = Dropout(config.ffn_dropout)
+        self.outer = BiasedLinear(config.d_ff, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.dropout(self.inner(x)))
 
 
 class BiasedLinear(nn.Linear, BackendModule):
