@@ -25,6 +25,9 @@ SAMPLE_LENGTH = 200  # characters
 DIGESTS_IN_MEMORY = 4_000_000  # sorted at a time
 
 
+HeldOutPairs = dict[str, list[Pair]]  # of the dev and test sets, by name
+
+
 @dataclass(frozen=True)
 class HeldOutSet:
     """The sentences of a dev or test set, stripped as training sentences are."""

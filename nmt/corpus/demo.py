@@ -10,15 +10,12 @@ from itertools import islice
 from nmt.config import find_shipped_configs
 
 CORPUS = find_shipped_configs() / "demo.tsv.xz"  # English, tab, German
-SPLITS = ("train", "valid", "test")
-# Which lines each split has; held-out text comes first, so that reading it takes no time.
+# Which lines each split has. Held-out text comes first, so that reading it takes no time.
 RANGES = {"test": (0, 500), "valid": (500, 1000), "train": (1000, 21000)}
 
 
 def generate_pairs(split: str) -> Iterator[tuple[str, str]]:
     """Yield the sentence pairs of one split, English first."""
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} of the demo corpus: use one of {', '.join(SPLITS)}")
     return islice(_read_pairs(), *RANGES[split])
 
 

@@ -25,7 +25,7 @@ from nmt.corpus.hub import (
     is_offline,
     show_as_folder,
 )
-from nmt.corpus.text_files import TextFile, describe_error
+from nmt.corpus.text_files import describe_error
 from nmt.known_test_sets import SACREBLEU_NAMES
 from nmt.system.errors import UserError
 from nmt.system.extras import import_extra
@@ -235,7 +235,7 @@ def _explain_failures(corpus: CorpusConfig) -> Iterator[None]:
 # ---- sacreBLEU --------------------------------------------------------------------------------------------------
 
 
-def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
+def find_test_set_files(name: str, data: DataConfig) -> tuple[Path, Path]:
     """Source and first reference of a test set, downloaded by sacreBLEU if it has to be and may be."""
     import sacrebleu
     from sacrebleu.dataset import DATASETS
@@ -249,13 +249,15 @@ def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
             f"sacrebleu: unknown test set {given_name!r}; did you mean {' or '.join(close)}?"
         )
     known = DATASETS[name]
+    langpair = f"{data.src}-{data.tgt}"
     if langpair not in known.langpairs:
         raise UserError(
             f"sacrebleu: {name} does not have {langpair}; set data.src and data.tgt to one of "
             f"{', '.join(known.langpairs)}"
         )
     remedy = "give local files instead, {src: FILE, tgt: FILE}"
-    if is_offline() and find_cached_test_set(name, langpair) is None:
+    cached = [known._get_txt_file_path(langpair, field) for field in known.fieldnames(langpair)]
+    if is_offline() and not all(map(os.path.exists, cached)):
         raise UserError(
             f"sacrebleu: {name} is not in sacreBLEU's cache and cannot be downloaded, because "
             f"HF_HUB_OFFLINE is set; {remedy}"
@@ -263,7 +265,8 @@ def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SERVER_TIMEOUT_S)  # sacreBLEU sets none
     try:
-        return _list_files(known, langpair)
+        src = known.get_source_file(langpair)
+        return Path(src), Path(known.get_reference_files(langpair)[0])
     except (Exception, SystemExit) as error:  # it exits if a download is damaged
         raise UserError(
             f"sacrebleu: {name} cannot be downloaded ({describe_error(error)}); {remedy}, or, if "
@@ -271,20 +274,3 @@ def find_test_set_files(name: str, langpair: str) -> tuple[TextFile, TextFile]:
         ) from None
     finally:
         socket.setdefaulttimeout(timeout)
-
-
-def find_cached_test_set(name: str, langpair: str) -> tuple[TextFile, TextFile] | None:
-    """The same for a set that sacreBLEU knows, if it is already in its cache."""
-    from sacrebleu.dataset import DATASETS
-
-    known = DATASETS[name]
-    for field in known.fieldnames(langpair):
-        if not os.path.exists(known._get_txt_file_path(langpair, field)):
-            return None
-    return _list_files(known, langpair)
-
-
-def _list_files(known: Any, langpair: str) -> tuple[TextFile, TextFile]:
-    src = known.get_source_file(langpair)
-    ref = known.get_reference_files(langpair)[0]
-    return TextFile(Path(src)), TextFile(Path(ref))

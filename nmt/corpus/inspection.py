@@ -12,7 +12,6 @@ from nmt.corpus.cleaning import UNREADABLE
 from nmt.corpus.ledger import Ledger, format_ledger, read_ledger
 from nmt.data.store import Side, open_store
 from nmt.data.vocab import SPACE, UNK, Vocab, load_vocab
-from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import read_manifest, verify
 from nmt.system.run_folder import ids_file
@@ -21,37 +20,33 @@ CHUNK = 1 << 22  # ids or sentences in memory at a time
 
 
 def describe_store(folder: Path) -> str:
-    splits = {"train": open_store(folder, "train")}
+    open_store(folder, "train")  # quick, and refuses what is no store
     verify(folder)
     ledger = read_ledger(folder)
     vocab = load_vocab(folder)
+    splits = ["train"]
     if ids_file("valid", "src") in read_manifest(folder):
-        splits["valid"] = open_store(folder, "valid")
+        splits.append("valid")
     figures = []
-    for split, store in splits.items():
+    for split in splits:
+        store = open_store(folder, split, vocab)
         sides = ((store.src, vocab.src), (store.tgt, vocab.tgt))
         for language, (side, its_vocab) in zip(ledger.languages, sides, strict=True):
-            counted = count_pieces(folder, side, its_vocab)
+            counted = count_pieces(side, its_vocab)
             figures.append(escape_line(f"{split} {language}: {counted}"))
     return "\n\n".join([format_ledger(ledger), *format_samples(ledger), "\n".join(figures)])
 
 
-def count_pieces(store: Path, side: Side, vocab: Vocab) -> str:
-    """Count the pieces of one side of `store`, and how many there are for each word."""
+def count_pieces(side: Side, vocab: Vocab) -> str:
+    """Count the pieces of one side of a store, and how many there are for each word."""
     word_starts = np.array([piece.count(SPACE) for piece in vocab.list_pieces()])
     n_by_piece = np.zeros(len(word_starts), np.int64)
-    for first in range(0, len(side.ids), CHUNK):
-        n = np.bincount(side.ids[first : first + CHUNK], minlength=len(word_starts))
-        if len(n) > len(word_starts):
-            raise UserError(
-                f"{store}: holds id {len(n) - 1}, but its BPE model has only {len(word_starts)} "
-                "pieces; the store is damaged, prepare it again"
-            )
-        n_by_piece += n
-    per_word = len(side.ids) / max(n_by_piece @ word_starts, 1)
-    return (
-        f"{len(side.ids):,} pieces, {per_word:.3f} for each word, {n_by_piece[UNK]:,} of them <unk>"
-    )
+    n_pieces = len(side.ids)
+    for first in range(0, n_pieces, CHUNK):
+        ids = side.read_ids(first, min(first + CHUNK, n_pieces))
+        n_by_piece += np.bincount(ids, minlength=len(word_starts))
+    per_word = n_pieces / max(n_by_piece @ word_starts, 1)
+    return f"{n_pieces:,} pieces, {per_word:.3f} for each word, {n_by_piece[UNK]:,} of them <unk>"
 
 
 def format_samples(ledger: Ledger) -> list[str]:

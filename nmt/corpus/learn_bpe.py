@@ -8,16 +8,64 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import sentencepiece
 
-from nmt.config import VocabConfig
-from nmt.data.vocab import BOS, EOS, PAD, UNK
+from nmt.config import DataConfig, VocabConfig
+from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab
 from nmt.system.errors import UserError
 
 LINES_AT_A_TIME = 4_096
 TABS = b"\t"  # as a word: all tabs of a text
+
+
+@dataclass(frozen=True)
+class BpePart:
+    """A BPE to learn: the joint one, or that of one side."""
+
+    name: str
+    kind: str  # for people
+    sides: tuple[int, ...]  # 0: the source, 1: the target
+    key: str  # how its keys begin
+    vocab: VocabConfig  # with its own size and model
+
+    def list_tags(self, data: DataConfig) -> list[str]:
+        """List the tags of the training text, which belong to the source."""
+        return data.train_tags if 0 in self.sides else []
+
+    def load_given(self, data: DataConfig) -> Vocab | None:
+        """Load the model that the config names, if it names one, and add the symbols that it lacks. Those
+        of the source include the tags of the training text; then it must have those of all corpora.
+        """
+        if self.vocab.model is None:
+            return None
+        try:
+            # The user names this file, so it may be a link, such as those of the Hugging Face cache.
+            given = Vocab.load((Path(data.root) / self.vocab.model).resolve())
+        except UserError as error:
+            raise UserError(
+                f"{self.key}model: {error}; relative paths start from data.root={data.root}"
+            ) from None
+        try:
+            given = given.with_symbols(self.list_tags(data), self.vocab.user_symbols or ())
+            for corpus in (*data.train, data.valid, data.test):
+                if 0 in self.sides and corpus is not None and corpus.tag is not None:
+                    given.find_symbol(corpus.tag)  # raises UserError if it has no such tag
+        except UserError as error:
+            raise UserError(f"{self.key}model={self.vocab.model}: {error}") from None
+        return given
+
+
+def list_bpe_parts(vocab: VocabConfig) -> list[BpePart]:
+    if vocab.joint:
+        return [BpePart("bpe", "joint BPE", (0, 1), "vocab.", vocab)]
+    tgt = replace(vocab, size=vocab.sizes[1], model=vocab.tgt_model)
+    return [
+        BpePart("bpe-src", "BPE of the source", (0,), "vocab.", vocab),
+        BpePart("bpe-tgt", "BPE of the target", (1,), "vocab.tgt_", tgt),
+    ]
 
 
 def tally_words(lines: Sequence[bytes]) -> Counter[bytes]:

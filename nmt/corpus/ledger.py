@@ -19,11 +19,11 @@ from typing import Any
 import nmt
 from nmt.config import DataConfig, VocabConfig, drop_removed_settings, to_plain_values
 from nmt.corpus.hub import HUB_ADDRESS, name_hub_file
+from nmt.corpus.learn_bpe import BpePart, list_bpe_parts
 from nmt.corpus.reader import describe_corpus
 from nmt.corpus.text_files import digest_source
 from nmt.data.mixture import Mixture, make_mixture
 from nmt.data.store import open_store
-from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.extras import is_installed
@@ -253,11 +253,11 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     wanted = list_settings(data, vocab)
     old = flatten_settings(ledger.settings)
     new = flatten_settings(wanted)
-    differences = []
-    for key in old | new:
-        before, after = old.get(key), new.get(key)
-        if before != after:
-            differences.append(f"{key} {before} -> {after}")
+    differences = [
+        f"{key} {old.get(key)} -> {new.get(key)}"
+        for key in old | new
+        if old.get(key) != new.get(key)
+    ]
     if differences:
         shown = ", ".join(differences[:5])
         raise UserError(f"{store}: was prepared with other settings ({shown}); {remedy}")
@@ -267,12 +267,10 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     if ledger.test is not None and "test" in wanted["data"]:  # else nothing depends on it
         files += ledger.test.files
     differs = f"differs from the file that {store} was prepared from; {remedy}"
-    for side, (given, account) in enumerate(
-        zip((vocab.model, vocab.tgt_model), ledger.bpes, strict=False)
-    ):
-        tags = data.train_tags if side == 0 else []
-        path = Path(data.root) / str(given)
-        if given is not None and not _is_same_model(path, account, tags, vocab):
+    for part, account in zip(list_bpe_parts(vocab), ledger.bpes, strict=True):
+        path = Path(data.root) / str(part.vocab.model)
+        # It may be gone, as corpora may.
+        if os.path.isfile(path) and not _is_same_model(part, data, account):
             raise UserError(f"{path}: {differs}")
     sources = store / SOURCES_FILE
     known = read_json(sources) if has_plain_file(sources) else {}
@@ -291,17 +289,13 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
             raise UserError(f"{path}: {differs}")
 
 
-def _is_same_model(
-    path: Path, account: BpeAccount, tags: Sequence[str], vocab: VocabConfig
-) -> bool:
+def _is_same_model(part: BpePart, data: DataConfig, account: BpeAccount) -> bool:
     """Whether the given BPE model would still become that of the store."""
-    if not os.path.isfile(path):
-        return True  # it may be gone, as corpora may
     try:
-        found = Vocab.load(path.resolve()).with_symbols(tags, vocab.user_symbols or ())
+        given = part.load_given(data)
     except UserError:
         return False
-    return found.digest == account.sha256
+    return given is None or given.digest == account.sha256
 
 
 def flatten_settings(value: Any, key: str = "") -> dict[str, Any]:

@@ -12,14 +12,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from nmt.config import DataConfig, VocabConfig
-from nmt.corpus.cleaning import Report
 from nmt.corpus.downloads import list_hub_files
+from nmt.corpus.learn_bpe import list_bpe_parts
 from nmt.corpus.ledger import (
     SOURCES_FILE,
     CorpusAccount,
@@ -45,7 +44,6 @@ from nmt.corpus.stages import (
     encode_part,
     gather_held_out,
     learn_bpe,
-    list_bpe_parts,
     mark_duplicates,
 )
 from nmt.corpus.text_files import COMPRESSED
@@ -194,7 +192,7 @@ def _build(store: Path, parts: list[Part], job: Preparation) -> None:
         say(f"reusing the finished work in {job.work}")
 
     # read and clean every corpus, and search training text for dev and test sentences
-    dev = [collect_part(job, part, None) for part in parts if part.split == "valid"]
+    dev = [collect_part(job, part, {}) for part in parts if part.split == "valid"]
     held_out, test = gather_held_out(job, dev[0] if dev else None)
     train = [collect_part(job, part, held_out) for part in parts if part.split == "train"]
 
@@ -204,7 +202,7 @@ def _build(store: Path, parts: list[Part], job: Preparation) -> None:
 
     # learn the BPE, and encode
     bpes = [learn_bpe(job, part, train, unwanted) for part in list_bpe_parts(job.vocab)]
-    encoded_dev = [encode_part(job, part, bpes, unwanted) for part in dev]
+    encoded_dev = [encode_part(job, part, bpes, None) for part in dev]
     encoded_train = [encode_part(job, part, bpes, unwanted) for part in train]
     if encoded_dev and not encoded_dev[0].report.n_kept:
         raise UserError(
@@ -229,17 +227,11 @@ def _build(store: Path, parts: list[Part], job: Preparation) -> None:
 
     # account for every line of the corpora, and seal
     weights = compute_weights(job.data, n_kept) if job.data.is_mixed else [None] * len(train)
-    corpora = []
-    for collected, encoded, weight in zip(train, encoded_train, weights, strict=True):
-        account = replace(
-            _account_for(collected, encoded.report),
-            duplicates=n_duplicates[collected.part.name],
-            held_out=collected.report.held_out,
-            weight=weight,
-        )
-        corpora.append(account)
-    for collected, encoded in zip(dev, encoded_dev, strict=True):
-        corpora.append(_account_for(collected, encoded.report))
+    corpora = [
+        _account_for(encoded, n_duplicates[encoded.text.part.name], weight)
+        for encoded, weight in zip(encoded_train, weights, strict=True)
+    ]
+    corpora += map(_account_for, encoded_dev)
     ledger = Ledger(
         settings=list_settings(job.data, job.vocab),
         corpora=corpora,
@@ -259,19 +251,24 @@ def _build(store: Path, parts: list[Part], job: Preparation) -> None:
         say(line)
 
 
-def _account_for(collected: CollectedPart, after: Report) -> CorpusAccount:
-    """Return the ledger's account of one corpus; `after` is its report from the encoding."""
-    corpus, before = collected.part.corpus, collected.report
+def _account_for(
+    encoded: EncodedPart, n_duplicates: int | None = None, weight: float | None = None
+) -> CorpusAccount:
+    """Return the ledger's account of one corpus; a dev set has no duplicates to count."""
+    part, before, after = encoded.text.part, encoded.text.report, encoded.report
     return CorpusAccount(
-        corpus=describe_corpus(corpus),
-        split=collected.part.split,
-        files=collected.files,
+        corpus=describe_corpus(part.corpus),
+        split=part.split,
+        files=encoded.text.files,
         lines=before.lines,
         kept=after.n_kept,
         tokens=after.tokens,
         dropped=before.dropped | after.dropped,
         samples=before.samples | after.samples,
-        tag=corpus.tag,
+        duplicates=n_duplicates,
+        held_out=None if n_duplicates is None else before.held_out,
+        tag=part.corpus.tag,
+        weight=weight,
     )
 
 

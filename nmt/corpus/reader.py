@@ -139,8 +139,8 @@ def _open_source(corpus: CorpusConfig, data: DataConfig, size: int) -> Source:
     if corpus.demo is not None:
         return _open_demo(corpus.demo, data, size)
     if corpus.sacrebleu is not None:
-        src, tgt = find_test_set_files(corpus.sacrebleu, f"{data.src}-{data.tgt}")
-        return _open_two_texts(src, tgt, size)
+        src, tgt = find_test_set_files(corpus.sacrebleu, data)
+        return _open_two_texts(TextFile(src), TextFile(tgt), size)
     paths = fetch_files(corpus, data)
     if corpus.dataset is not None:
         tables = read_dataset_tables(paths, corpus, data)

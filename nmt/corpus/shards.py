@@ -14,12 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from nmt.config import CleanConfig
-from nmt.corpus.cleaning import Report, clean_block, digest_pairs, make_held_out_set
+from nmt.corpus.cleaning import (
+    HeldOutPairs,
+    Report,
+    clean_block,
+    digest_pairs,
+    make_held_out_set,
+)
 from nmt.corpus.encoder import CorpusEncoder
 from nmt.corpus.learn_bpe import tally_words
-from nmt.corpus.reader import Block, Pair
+from nmt.corpus.reader import Block
 from nmt.data.vocab import Vocab
-from nmt.system.files import read_json
 
 PAIRS_PER_SHARD = 32_768
 SIDES = ("src", "tgt")
@@ -61,15 +66,10 @@ class ShardCollector:
     as they are.
     """
 
-    def __init__(self, folder: Path, rules: CleanConfig | None, held_out: Path | None) -> None:
-        """`held_out`: a file of the dev and test sets by name, lists of pairs."""
+    def __init__(self, folder: Path, rules: CleanConfig | None, held_out: HeldOutPairs) -> None:
         self.folder = folder
         self.rules = rules
-        self.held_out = {}
-        if held_out is not None:
-            for name, plain_pairs in read_json(held_out, max_bytes=None).items():
-                pairs = [Pair(*pair) for pair in plain_pairs]
-                self.held_out[name] = make_held_out_set(pairs)
+        self.held_out = {name: make_held_out_set(pairs) for name, pairs in held_out.items()}
 
     def __call__(self, task: tuple[int, Block]) -> Report:
         number, block = task

@@ -5,7 +5,6 @@ is complete once it has a `done.json`. A run that was killed, or whose config ha
 the stages that are complete and does the others from their beginning.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_plain_values
-from nmt.corpus.cleaning import Report, find_duplicates
+from nmt.corpus.cleaning import HeldOutPairs, Report, find_duplicates
 from nmt.corpus.file_formats import count_rows
-from nmt.corpus.learn_bpe import train_bpe, write_word_counts
+from nmt.corpus.learn_bpe import BpePart, train_bpe, write_word_counts
 from nmt.corpus.ledger import (
     BpeAccount,
     SourceFile,
@@ -37,7 +36,6 @@ from nmt.corpus.shards import (
     shard_file,
 )
 from nmt.corpus.text_files import digest_source
-from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import (
     digest_file,
@@ -158,12 +156,10 @@ class CollectedPart:
     files: list[SourceFile]
 
     def list_shards(self, duplicates: Path | None) -> list[Shard]:
-        """List its shards. The folder `duplicates`, from `mark_duplicates`, has a mask for each
-        training part: the pairs to leave out.
+        """List its shards. The folder `duplicates`, from `mark_duplicates`, has a mask of the pairs to
+        leave out.
         """
-        mask = None
-        if duplicates is not None and self.part.split == "train":
-            mask = duplicates / f"{self.part.name}.mask"
+        mask = duplicates and duplicates / f"{self.part.name}.mask"
         shards = []
         first = 0
         for number, n_pairs in enumerate(self.report.kept):
@@ -172,8 +168,8 @@ class CollectedPart:
         return shards
 
 
-def collect_part(job: Preparation, part: Part, held_out: Path | None) -> CollectedPart:
-    """Read a corpus, clean it and search it for the sentences of the file `held_out`."""
+def collect_part(job: Preparation, part: Part, held_out: HeldOutPairs) -> CollectedPart:
+    """Read a corpus, clean it and search it for held-out sentences."""
     files = fetch_files(part.corpus, job.data)
     stamps = [read_file_stamp(path) for path in files]
 
@@ -199,14 +195,14 @@ def collect_part(job: Preparation, part: Part, held_out: Path | None) -> Collect
         "rules": rules,
         "on_bad_line": job.data.on_bad_line,
         "shard": PAIRS_PER_SHARD,
-        "held_out": held_out and digest_file(held_out),
+        "held_out": digest_values(held_out),
     }
     folder, collected = job.run_stage(part.name, made_with, Collected, make)
     return CollectedPart(part, folder, collected.report, collected.files)
 
 
 def collect_blocks(
-    job: Preparation, part: Part, held_out: Path | None, folder: Path, blocks: Iterable[Block]
+    job: Preparation, part: Part, held_out: HeldOutPairs, folder: Path, blocks: Iterable[Block]
 ) -> Report:
     """Have workers clean blocks, each into a shard of its own."""
     report = Report()
@@ -238,13 +234,13 @@ def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> lis
 
 def gather_held_out(
     job: Preparation, valid: CollectedPart | None
-) -> tuple[Path, TestSetAccount | None]:
-    """Write the dev and test sets into one file; return it and the account of the test set.
+) -> tuple[HeldOutPairs, TestSetAccount | None]:
+    """Return the pairs of the dev and test sets, and the account of the test set.
 
     A test set that cannot be read is left out with a note, unless data.clean.held_out drops pairs
     because of it.
     """
-    sets: dict[str, list[Pair]] = {}
+    sets: HeldOutPairs = {}
     test = None
     if valid is not None:
         sets["dev"] = [
@@ -259,17 +255,14 @@ def gather_held_out(
             if job.data.clean.held_out != "keep":
                 raise
             say(f"note: the training text is not searched for sentences of the test set: {error}")
-    path = job.work / "held-out.json"
-    write_bytes(path, json.dumps(sets).encode())
-    return path, test
+    return sets, test
 
 
 def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], TestSetAccount]:
     pairs: list[Pair] = []
     for block in read_blocks(corpus, data, PAIRS_PER_SHARD):
         pairs += map(Pair, block.src, block.tgt)
-    files = [] if corpus.sacrebleu else fetch_files(corpus, data)
-    sources = _list_source_files(data, files, len(pairs))
+    sources = _list_source_files(data, fetch_files(corpus, data), len(pairs))
     return pairs, TestSetAccount(describe_corpus(corpus), len(pairs), sources)
 
 
@@ -311,57 +304,6 @@ def mark_duplicates(
 
 
 @dataclass(frozen=True)
-class BpePart:
-    """A BPE to learn: the joint one, or that of one side."""
-
-    name: str
-    sides: tuple[int, ...]  # 0: the source, 1: the target
-    key: str  # how its keys begin
-    vocab: VocabConfig  # with its own size and model
-
-    @property
-    def kind(self) -> str:
-        if self.vocab.joint:
-            return "joint BPE"
-        return f"BPE of the {'source' if self.has_source else 'target'}"
-
-    @property
-    def has_source(self) -> bool:
-        return 0 in self.sides
-
-    def load_given(self, data: DataConfig) -> Vocab | None:
-        """Load the model that the config names, if it names one, and add the symbols that it lacks. Those
-        of the source include the tags of the training text; then it must have those of all corpora.
-        """
-        if self.vocab.model is None:
-            return None
-        try:
-            # The user names this file, so it may be a link, such as those of the Hugging Face cache.
-            given = Vocab.load((Path(data.root) / self.vocab.model).resolve())
-        except UserError as error:
-            raise UserError(
-                f"{self.key}model: {error}; relative paths start from data.root={data.root}"
-            ) from None
-        tags = data.train_tags if self.has_source else []
-        corpora = (*data.train, data.valid, data.test) if self.has_source else ()
-        try:
-            given = given.with_symbols(tags, self.vocab.user_symbols or ())
-            for corpus in corpora:
-                if corpus is not None and corpus.tag is not None:
-                    given.find_symbol(corpus.tag)  # raises UserError if it has no such tag
-        except UserError as error:
-            raise UserError(f"{self.key}model={self.vocab.model}: {error}") from None
-        return given
-
-
-def list_bpe_parts(vocab: VocabConfig) -> list[BpePart]:
-    if vocab.joint:
-        return [BpePart("bpe", (0, 1), "vocab.", vocab)]
-    tgt = replace(vocab, size=vocab.sizes[1], model=vocab.tgt_model)
-    return [BpePart("bpe-src", (0,), "vocab.", vocab), BpePart("bpe-tgt", (1,), "vocab.tgt_", tgt)]
-
-
-@dataclass(frozen=True)
 class LearnedBpe:
     folder: Path
     account: BpeAccount
@@ -383,7 +325,7 @@ def learn_bpe(
     if n_sampled == 0:
         raise UserError(NOTHING_LEFT)
     given = part.load_given(job.data)
-    tags = job.data.train_tags if part.has_source else []
+    tags = part.list_tags(job.data)
 
     def make(folder: Path) -> BpeAccount:
         if given is not None:
@@ -438,6 +380,7 @@ def _learn_from_words(folder: Path, tags: Sequence[str], part: BpePart) -> None:
 class EncodedPart:
     """The ids of a part, and how many of its pairs were kept and dropped."""
 
+    text: CollectedPart
     folder: Path
     report: Report
 
@@ -476,4 +419,4 @@ def encode_part(
         "repeats": duplicates and duplicates.name,
     }
     folder, report = job.run_stage(f"encode-{part.name}", made_with, Report, make)
-    return EncodedPart(folder, report)
+    return EncodedPart(collected, folder, report)

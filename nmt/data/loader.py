@@ -6,9 +6,9 @@ has none in the last round gets a blank one, whose labels do not count, because 
 part in every sum of gradients.
 """
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
 from nmt.system.ranks import World
 
-UPDATES_AHEAD = 2  # how many are ready before they are needed
+UPDATES_AHEAD = 3  # how many are made before they are needed
 Stores = Callable[[int], TokenStore]  # epoch -> the store to train on
 
 
@@ -139,32 +139,14 @@ class Loader:
     """Makes updates in a thread, a few ahead. Close it, or use it in a `with`, to end the thread."""
 
     def __init__(self, updates: Iterator[Update]) -> None:
-        self._ready: queue.Queue[Update | BaseException] = queue.Queue(UPDATES_AHEAD)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(updates,), daemon=True)
-        self._thread.start()
-
-    def _fill(self, source: Iterator[Update]) -> None:
-        try:
-            for update in source:
-                self._put(update)
-                if self._closed.is_set():
-                    return
-        except BaseException as error:  # the trainer's thread raises it
-            self._put(error)
-
-    def _put(self, item: Update | BaseException) -> None:
-        while not self._closed.is_set():
-            try:
-                return self._ready.put(item, timeout=0.2)
-            except queue.Full:
-                continue
+        self._updates = updates
+        self._thread = ThreadPoolExecutor(1)
+        self._ahead = deque(self._thread.submit(next, updates) for _ in range(UPDATES_AHEAD))
 
     def __next__(self) -> Update:
-        item = self._ready.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        """Return the next update, or raise what its making raised."""
+        self._ahead.append(self._thread.submit(next, self._updates))
+        return self._ahead.popleft().result()
 
     def __enter__(self) -> "Loader":
         return self
@@ -173,5 +155,4 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        self._closed.set()
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
