@@ -42,6 +42,7 @@ PAPER_BLEU = {
 }
 # Table 3, En-De, newstest2013: perplexity per piece, BLEU, and after how many updates (section 5.2)
 PAPER_DEV = {"base": (4.92, 25.8, 100_000), "big": (4.33, 26.4, 300_000)}
+N_AVERAGED: dict[Model, int] = {"base": 5, "big": 20}  # section 6.1
 SMOOTHING = 0.1  # of labels, in all rows of Table 3 but two
 VARIANT_STEPS = 100_000  # assumed: the paper does not say how long the variants were trained
 # Settings without influence on what the model scores on the dev set at that update
@@ -158,6 +159,13 @@ class Conformance:
     def deviations(self) -> list[PaperRow]:
         return [row for row in self.rows if row.deviates]
 
+    @property
+    def reproduced(self) -> Model | None:
+        """Which of the paper's English-German models the config trains, if it is one."""
+        deviating = {row.key for row in self.deviations}
+        is_reproduced = self.pair == "en-de" and deviating <= HARMLESS_KEYS
+        return self.model if is_reproduced else None
+
 
 @dataclass(frozen=True)
 class DevReference:
@@ -184,36 +192,23 @@ def find_dev_reference(config: RunConfig) -> DevReference | None:
         if (config.model, config.training.label_smoothing) == (model, smoothing):
             base_training = replace(config.training, label_smoothing=SMOOTHING)
             base = replace(config, model=ModelConfig(), training=base_training)
-            is_variant = find_reproduced_model(base) == "base"
+            is_variant = check_conformance(base).reproduced == "base"
             figures = DevReference("variant of base", perplexity, bleu, VARIANT_STEPS)
             return figures if is_variant else None
-    reproduced = find_reproduced_model(config)
+    reproduced = check_conformance(config).reproduced
     return reproduced and DevReference(reproduced, *PAPER_DEV[reproduced])
-
-
-def find_reproduced_model(config: RunConfig) -> Model | None:
-    """Return which of the paper's English-German models this config trains, if it is one."""
-    found = check_conformance(config)
-    deviating = {row.key for row in found.deviations}
-    is_reproduced = found.pair == "en-de" and deviating <= HARMLESS_KEYS
-    return found.model if is_reproduced else None
 
 
 def check_conformance(config: RunConfig) -> Conformance:
     """Compare the config with base or big, whichever has fewer deviations."""
     is_french = (config.data.src, config.data.tgt) == ("en", "fr")
     pair = "en-fr" if is_french else "en-de"
-    base = compare_with(config, "base", pair)
-    big = compare_with(config, "big", pair)
-    if len(big.deviations) < len(base.deviations):
-        return big
-    return base
-
-
-def compare_with(config: RunConfig, model: Model, pair: str) -> Conformance:
-    n_averaged = 5 if model == "base" else 20  # section 6.1
-    rows = [compare(choose_text(row, model, pair), config, pair) for row in read_table()[0]]
-    return Conformance(model, pair, PAPER_BLEU[model, pair], n_averaged, tuple(rows))
+    found = []
+    for model, n_averaged in N_AVERAGED.items():
+        rows = [compare(choose_text(row, model, pair), config, pair) for row in read_table()[0]]
+        bleu = PAPER_BLEU[model, pair]
+        found.append(Conformance(model, pair, bleu, n_averaged, tuple(rows)))
+    return min(found, key=lambda one: len(one.deviations))  # base, if both have as many
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -242,10 +237,12 @@ def choose_text(row: dict[str, Any], model: Model, pair: str) -> RowText:
 
 def compare(text: RowText, config: RunConfig, pair: str) -> PaperRow:
     """Compare the settings of a row, which all must have the paper's value."""
-    reading = read_special(text.special, config, pair) if text.special else Reading()
+    reading = read_special(
+        text.special, pair, config.data, config.vocab, config.model, config.training
+    )
     deviating = []
     for key, value in text.settings.items():
-        ours: Any = reading.values.get(key, read_setting(config, key))
+        ours: Any = reading.values.get(key, join_list(operator.attrgetter(key)(config)))
         if text.more_is_fine:
             ours = min(ours, value)
         if ours is not SAME and ours != value:
@@ -254,7 +251,8 @@ def compare(text: RowText, config: RunConfig, pair: str) -> PaperRow:
     paper = text.paper or format_value(next(iter(text.settings.values())))
     code_2017 = text.code_2017 or paper
     shown = text.shown or next(iter(text.settings), "")
-    value = read_setting(config, shown) if shown else None
+    value = join_list(operator.attrgetter(shown)(config)) if shown else None
+    in_our_words = choose_words(text.ours, value).format(value, config=config)
     # A rule that no setting can change is the paper's, or where that is silent, that of June 2017.
     rule = "" if shown else code_2017 if paper == SILENT else paper
     return PaperRow(
@@ -263,23 +261,23 @@ def compare(text: RowText, config: RunConfig, pair: str) -> PaperRow:
         paper=paper,
         code_2017=code_2017,
         code_2023=text.code_2023 or code_2017,
-        ours=reading.ours or fill_in(text.ours, value, config) or rule or format_value(value),
+        ours=reading.ours or in_our_words or rule or format_value(value),
         deviates=bool(deviating),
-        why=fill_in(text.why, value, config) if reading.why is None else reading.why,
+        why=choose_words(text.why, value) if reading.why is None else reading.why,
         reading=text.reading,
     )
 
 
-def read_setting(config: RunConfig, key: str) -> Any:
-    value = operator.attrgetter(key)(config)
+def join_list(value: Any) -> Any:
+    """Return a list as one text, as the table has it, and any other value as it is."""
     return ", ".join(map(str, value)) or None if isinstance(value, tuple) else value
 
 
-def fill_in(text: str | dict[str, str], value: object, config: RunConfig) -> str:
-    """Fill in the text for this value."""
+def choose_words(text: str | dict[str, str], value: object) -> str:
+    """Return the text for this value."""
     if isinstance(text, dict):
         text = text.get(format_value(value), text.get("else", ""))
-    return text.format(value, config=config)
+    return text
 
 
 def format_value(value: object) -> str:
@@ -297,10 +295,18 @@ def format_value(value: object) -> str:
 # ---- what one value does not say -----------------------------------------------------------------
 
 
-def read_special(name: str, config: RunConfig, pair: str) -> Reading:
-    """Read what the config has in a row with this `special`; each reader gets its section."""
-    model, data, vocab = config.model, config.data, config.vocab
+def read_special(
+    name: str,
+    pair: str,
+    data: DataConfig,
+    vocab: VocabConfig,
+    model: ModelConfig,
+    training: TrainingConfig,
+) -> Reading:
+    """Read what the sections have in a row with this `special`."""
     match name:
+        case "":
+            return Reading()
         case "corpora":
             return read_corpora(data, pair)
         case "dev set":
@@ -320,7 +326,7 @@ def read_special(name: str, config: RunConfig, pair: str) -> Reading:
         case "tying":
             return read_tying(model, vocab)
         case "early end":
-            return read_early_end(config.training)
+            return read_early_end(training)
         case _:
             raise ValueError(f"configs/paper.yaml: {name!r} is not known to read_special")
 
