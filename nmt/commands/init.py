@@ -13,7 +13,7 @@ from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
     from nmt.config import DataConfig
-    from nmt.extras.init.suggest import Start
+    from nmt.extras.init.recipe import Start
 
 EXAMPLES = """\
   nmt-init --src train.en --tgt train.de -o my.yaml
@@ -102,19 +102,15 @@ def write_config(args: argparse.Namespace) -> int:
         raise UserError(f"--hours {args.hours}: must be between a minute and 1000")
     if args.file is None and (args.src is None or args.tgt is None):
         raise UserError("give your text as --src FILE --tgt FILE, or as --file FILE")
-    if args.file is None and args.src == args.tgt:
-        raise UserError(f"--src and --tgt are both {args.src}; give two different files")
-    languages = choose_languages(args)
-    config = args.output or f"{'-'.join(languages)}.yaml"
+    tune_process()  # before torch is imported
+    from nmt.extras.init.suggest import suggest_config
+
+    data = name_corpora(args, Path(args.output or "SRC-TGT.yaml").absolute().parent)
+    config = args.output or f"{data.src}-{data.tgt}.yaml"
     out = Path(config).absolute()
     refuse_run_file(out)
     make_folder(out.parent)
-    data = name_corpora(args, languages, out.parent)
     start = None if args.start is None else open_start(args.start, out, args.force)
-    if args.hours is not None:
-        tune_process()  # before torch is imported
-    from nmt.extras.init.suggest import suggest_config
-
     suggest_config(out, data, args.seed, args.force, start, args.hours)
     say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")
     return 0
@@ -122,13 +118,9 @@ def write_config(args: argparse.Namespace) -> int:
 
 def open_start(name: str, config: Path, is_forced: bool) -> "Start":
     """Open the model of --from. A published one is converted first, to a folder beside the config."""
-    from nmt.system.runtime import tune_process
-
-    tune_process()  # before torch is imported
-
     from nmt.api import convert_published
     from nmt.checkpoint import open_checkpoint
-    from nmt.extras.init.suggest import Start
+    from nmt.extras.init.recipe import Start
 
     path = convert_published(name, config.with_name(f"{config.stem}.start"), is_forced)
     return Start(os.path.abspath(path), open_checkpoint(path).config)
@@ -154,8 +146,8 @@ def choose_languages(args: argparse.Namespace) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def name_corpora(args: argparse.Namespace, languages: tuple[str, str], root: Path) -> "DataConfig":
-    """Return the corpora that the options name, with paths relative to `root`."""
+def name_corpora(args: argparse.Namespace, root: Path) -> "DataConfig":
+    """Return the corpora that the options name, with paths relative to `root`, and their languages."""
     from nmt.config import CorpusConfig, DataConfig
     from nmt.system.records import find_unusable_character
 
@@ -166,25 +158,24 @@ def name_corpora(args: argparse.Namespace, languages: tuple[str, str], root: Pat
             )
         return os.path.abspath(path).removeprefix(os.path.join(root, ""))
 
-    def make_corpus(prefix: str, *paths: str | None, archive: str | None = None) -> CorpusConfig:
+    def make_corpus(prefix: str, archive: str | None = None) -> CorpusConfig | None:
+        paths = [vars(args)[f"{prefix}{part}"] for part in ("src", "tgt", "file")]
+        if not any(paths):
+            return None
         if archive is None:  # otherwise these are members of it
-            paths = tuple(path and locate(path) for path in paths)
+            paths = [path and locate(path) for path in paths]
         src, tgt, file = paths
         corpus = CorpusConfig(src, tgt, archive and locate(archive), file)
         if problem := corpus.check():
-            raise UserError(f"--{prefix}src, --{prefix}tgt, --{prefix}file: {problem}")
+            option = f"--{prefix}".replace("_", "-")
+            raise UserError(f"{option}src, {option}tgt, {option}file: {problem}")
         return corpus
 
-    train = make_corpus("", args.src, args.tgt, args.file, archive=args.archive)
-    valid_paths = args.valid_src, args.valid_tgt, args.valid_file
-    test_paths = args.test_src, args.test_tgt, args.test_file
-    return DataConfig(
-        *languages,
-        root=str(root),
-        train=(train,),
-        valid=make_corpus("valid-", *valid_paths) if any(valid_paths) else None,
-        test=make_corpus("test-", *test_paths) if any(test_paths) else None,
-    )
+    train = make_corpus("", args.archive)
+    assert train is not None  # of write_config and of nmt-train
+    valid, test = make_corpus("valid_"), make_corpus("test_")
+    src, tgt = choose_languages(args)
+    return DataConfig(src, tgt, root=str(root), train=(train,), valid=valid, test=test)
 
 
 def find_config_for(src: str, tgt: str) -> str:
@@ -196,10 +187,9 @@ def find_config_for(src: str, tgt: str) -> str:
     from nmt.system.runtime import read_rank_variable
 
     args = parse_arguments([f"--src={src}", f"--tgt={tgt}"])
-    languages = choose_languages(args)
-    config = f"{'-'.join(languages)}.yaml"
+    data = name_corpora(args, Path.cwd())
+    config = f"{data.src}-{data.tgt}.yaml"
     if os.path.exists(config):
-        data = name_corpora(args, languages, Path.cwd())
         if load_config(config).data.train != data.train:
             raise UserError(
                 f"{config}: is for text other than {src} and {tgt}; give --config FILE, or write a "

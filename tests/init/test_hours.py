@@ -7,10 +7,20 @@ import pytest
 from support.toy_corpus import write_toy_corpus
 
 from nmt.commands.init import main as nmt_init
-from nmt.config import OptimizerConfig, RunConfig, load_config
+from nmt.config import load_config
 from nmt.extras.init import hours
-from nmt.extras.init.hours import LEAST_UPDATES, plan_schedule
+from nmt.extras.init.hours import LEAST_UPDATES, Schedule, plan_schedule
+from nmt.extras.init.recipe import SIZES
 from nmt.system.errors import UserError
+
+BY_TEXT = Schedule(
+    tokens=4_096,
+    steps=20_000,
+    validate_every=1_000,
+    checkpoint_every=500,
+    warmup_steps=4_000,
+    reason="about 40 passes",
+)
 
 
 def test_a_plan_takes_its_time_and_a_tenth_of_it_for_validations() -> None:
@@ -19,30 +29,30 @@ def test_a_plan_takes_its_time_and_a_tenth_of_it_for_validations() -> None:
         seconds = 60 * 10 ** rng.uniform(0, 4)
         update_s = seconds / 10 ** rng.uniform(2.2, 5)
         validation_s = seconds * 10 ** rng.uniform(-5, -1.1)
-        plan = plan_schedule(RunConfig().optimizer, seconds, update_s, validation_s)
-        steps, every = plan["training.steps"], plan["training.validate_every"]
+        plan = plan_schedule(BY_TEXT, seconds, update_s, validation_s)
+        steps, every = plan.steps, plan.validate_every
         n_validations = -(-steps // every)
         taken = steps * update_s + n_validations * validation_s
         assert 0.85 * seconds <= taken <= 0.98 * seconds
         assert 1 <= n_validations <= 20
-        assert every % plan["training.checkpoint_every"] == 0
-        assert plan["optimizer.warmup_steps"] <= max(1, steps // 4) and steps >= LEAST_UPDATES
+        assert every % plan.checkpoint_every == 0
+        assert plan.warmup_steps <= max(1, steps // 4) and steps >= LEAST_UPDATES
 
 
 def test_a_shorter_warm_up_reaches_the_same_rate() -> None:
-    config = RunConfig(optimizer=OptimizerConfig(warmup_steps=4_000, scale=2.0))
-    plan = plan_schedule(config.optimizer, 1_000, 1.0, 1.0)
-    warmup = plan["optimizer.warmup_steps"]
-    rate = plan["optimizer.scale"] * warmup**-0.5
-    assert warmup < 200 and rate == pytest.approx(2.0 * 4_000**-0.5, rel=1e-3)
-    constant = OptimizerConfig(schedule="constant", peak_lr=1e-4, warmup_steps=4_000)
-    plan = plan_schedule(constant, 1_000, 1.0, 1.0)
-    assert "optimizer.scale" not in plan
+    plan = plan_schedule(BY_TEXT, 1_000, 1.0, 1.0)
+    assert plan.warmup_steps < 200
+    size = SIZES[3]  # as hour.yaml
+    for schedule in (BY_TEXT, plan):
+        (line,) = [line for line in size.format(schedule, 100).split("\n") if "scale:" in line]
+        scale = float(line.removeprefix("  scale: "))
+        rate = scale * (size.d_model * schedule.warmup_steps) ** -0.5
+        assert rate == pytest.approx(size.peak_rate, rel=0.01)
 
 
 def test_what_is_too_short_is_refused() -> None:
     with pytest.raises(UserError, match="enough for 52 updates of 1.00 s, too few"):
-        plan_schedule(RunConfig().optimizer, 60, 1.0, 0.5)
+        plan_schedule(BY_TEXT, 60, 1.0, 0.5)
 
 
 def test_nmt_init_writes_the_plan_into_the_config(

@@ -17,7 +17,8 @@ from nmt.corpus.prepare import prepare
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.extras.init.hours import USED_SHARE
-from nmt.extras.init.suggest import SIZES, choose_size, guess_languages
+from nmt.extras.init.recipe import SIZES, choose_size
+from nmt.extras.init.suggest import guess_languages
 from nmt.system.errors import UserError
 
 TWO_FILES = ["--src", "train.en", "--tgt", "train.de"]
@@ -147,7 +148,7 @@ def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -
         "has 50 different usable pairs": ["--src", "few.en", "--tgt", "few.de"],
         "has 1,300 lines but": ["--src", "train.en", "--tgt", "short.de", "--languages", "en-de"],
         "1,300 of 1,300 pairs have equal sides": ["--src", "train.en", "--tgt", "train.fr"],
-        "both train.en": ["--src", "train.en", "--tgt", "train.en"],
+        "src and tgt are both 'train.en'": ["--src", "train.en", "--tgt", "train.en"],
         "too few to draw 100 for each of dev and test": ["--src", "twice.en", "--tgt", "train.de"],
         "is empty": ["--src", "empty.en", "--tgt", "train.de"],
         "do not show the languages": ["--src", "train.en", "--tgt", "x.txt"],
@@ -190,24 +191,26 @@ def test_languages_are_in_the_names(names: str, languages: tuple[str, str] | Non
 def test_hours_choose_the_largest_size_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that does 1e12 operations a second in training."""
     monkeypatch.setattr("nmt.extras.init.hours.measure_ceiling", lambda *_: 1e12 / USED_SHARE)
+    limits = [size.max_words for size in SIZES]
     for n_words in (1e5, 5e5, 5e6, 3e7, 1e9):
-        by_text, reason = choose_size(n_words)
+        by_text = choose_size(n_words, None)
         assert by_text == next(size for size in SIZES if n_words <= size.max_words)
-        assert reason == by_text.reason
         before = 0
         for hours in (0.01, 1, 30, 1e4):
-            size, reason = choose_size(n_words, hours)
-            assert before <= SIZES.index(size) <= SIZES.index(by_text)
-            before = SIZES.index(size)
-            assert size is SIZES[0] or size.estimate_hours(n_words) <= hours
-            assert (f"d_model {by_text.d_model}" in reason) == (size is not by_text)
-        assert size is by_text
+            size = choose_size(n_words, hours)
+            place = limits.index(size.max_words)
+            assert before <= place <= limits.index(by_text.max_words)
+            before = place
+            assert place == 0 or size.estimate_hours(n_words) <= hours
+            assert (f"d_model {by_text.d_model}" in size.reason) == (size != by_text)
+        assert size == by_text
 
 
 def test_the_hours_are_those_of_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.extras.init.hours.measure_ceiling", lambda *_: 1e12 / USED_SHARE)
-    size, _ = choose_size(345e3)  # multi30k.yaml's
-    n_operations = 6 * size.n_weights * size.tokens * size.count_updates(345e3)
+    size = choose_size(345e3, None)  # multi30k.yaml's: d_model 128, d_ff 256, 4 layers
+    weights = 4 * (12 * 128**2 + 4 * 128 * 256) + 128 * 10_000
+    n_operations = 6 * weights * 4_096 * size.count_updates(345e3)
     assert size.estimate_hours(345e3) == pytest.approx(n_operations / 1e12 / 3600)
 
 

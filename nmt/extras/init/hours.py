@@ -5,11 +5,12 @@ are part of it. So the run itself does not depend on a clock: the same config gi
 """
 
 import math
+from dataclasses import dataclass, replace
 
 import torch
 
-from nmt.config import ModelConfig, OptimizerConfig, RunConfig
-from nmt.extras.profile.cost import CHECKPOINT_BYTES, FLOP_PER_MULTIPLY_ADD, measure_ceiling
+from nmt.config import ModelConfig, RunConfig
+from nmt.extras.profile.cost import CHECKPOINT_BYTES, count_flop, measure_ceiling
 from nmt.extras.profile.dry_run import DryRun, open_dry_run
 from nmt.system.device import choose_device, choose_precision
 from nmt.system.errors import UserError
@@ -26,32 +27,44 @@ DISK_BYTES_PER_S = 300e6  # of a slow disk
 USED_SHARE = 0.4  # of the speed of matrix products alone, in training
 
 
-def estimate_update_seconds(model: ModelConfig, n_weights: int, n_tokens: int) -> float:
+@dataclass(frozen=True)
+class Schedule:
+    """How long a run trains, and when it validates and saves."""
+
+    tokens: int  # of an update, on each side
+    steps: int
+    validate_every: int
+    checkpoint_every: int
+    warmup_steps: int
+    reason: str
+
+
+def estimate_update_seconds(model: ModelConfig, n_vocab: int, n_tokens: int) -> float:
     """Estimate the time of an update from the speed of the model's largest matrix products here."""
     device = choose_device()
     precision, _ = choose_precision(device)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     speed = USED_SHARE * measure_ceiling(model, n_tokens, dtype, device)
-    return FLOP_PER_MULTIPLY_ADD * n_weights * n_tokens / speed
+    flop = count_flop(model, n_vocab, src_length=0, tgt_length=0)  # of the weights alone
+    return n_tokens * (flop.src + flop.tgt) / speed
 
 
-def fit_schedule(config: RunConfig, hours: float) -> dict[str, int | float]:
-    """Return the settings with which the run of this config takes these hours here."""
-    seconds = 3600 * hours
+def fit_schedule(schedule: Schedule, config: RunConfig, hours: float) -> Schedule:
+    """Return the schedule with which the run of this config takes these hours here."""
     world = World(0, 1, choose_device(config.device))
     update_s, validation_s = _measure(open_dry_run(config, world))
-    settings = plan_schedule(config.optimizer, seconds, update_s, validation_s)
-    n_validations = math.ceil(settings["training.steps"] / settings["training.validate_every"])
+    fitted = plan_schedule(schedule, 3600 * hours, update_s, validation_s)
+    n_validations = math.ceil(fitted.steps / fitted.validate_every)
     say(
-        f"--hours {hours:g}: {settings['training.steps']:,} updates of {update_s:.3f} s and "
+        f"--hours {hours:g}: {fitted.steps:,} updates of {update_s:.3f} s and "
         f"{n_validations} validations of {validation_s:.1f} s"
     )
-    return settings
+    return fitted
 
 
 def plan_schedule(
-    optimizer: OptimizerConfig, seconds: float, update_s: float, validation_s: float
-) -> dict[str, int | float]:
+    schedule: Schedule, seconds: float, update_s: float, validation_s: float
+) -> Schedule:
     """Return how many updates of these costs fit, and what follows from their number."""
     useful_s = (1 - RESERVE) * seconds
     affordable = int(VALIDATION_SHARE * useful_s / max(validation_s, 1e-9))
@@ -63,19 +76,17 @@ def plan_schedule(
             f"{update_s:.2f} s, too few to learn anything; give at least "
             f"{format_duration(LEAST_UPDATES * update_s + validation_s)}"
         )
-    warmup = min(optimizer.warmup_steps, int(WARMUP_SHARE * steps))
     every = max(1, steps // PLANNED_CHECKPOINTS)
-    settings: dict[str, int | float] = {
-        "training.steps": steps,
+    return replace(
+        schedule,
+        steps=steps,
         # a multiple, so that each validated update has a checkpoint
-        "training.validate_every": every * math.ceil(steps / (n_validations * every)),
-        "training.checkpoint_every": every,
-        "optimizer.warmup_steps": warmup,
-    }
-    if optimizer.schedule == "paper":  # the same highest rate, reached earlier
-        factor = math.sqrt(warmup / optimizer.warmup_steps)
-        settings["optimizer.scale"] = float(f"{optimizer.scale * factor:.4g}")
-    return settings
+        validate_every=every * math.ceil(steps / (n_validations * every)),
+        checkpoint_every=every,
+        warmup_steps=min(schedule.warmup_steps, int(WARMUP_SHARE * steps)),
+        reason=f"what fits into {seconds / 60:g} minutes, by a measured speed; so do warm-up, validations "
+        "and checkpoints",
+    )
 
 
 def _measure(dry_run: DryRun) -> tuple[float, float]:
