@@ -4,9 +4,11 @@ An engine is chosen once, when a training is opened, from the device alone. With
 torch does everything, as `TrainingEngine` does.
 """
 
+from collections.abc import Callable
+
 import torch
 
-from nmt.config import ModelConfig, RunConfig, TrainingConfig
+from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import BatchShape
 from nmt.data.plan import divide_tokens
 from nmt.model.backend import PLAIN, Backend
@@ -18,6 +20,8 @@ from nmt.train.replica import Replica
 
 CPU_MICRO_TOKENS = 4_096  # little memory; eight times as many are 12 % faster (docs/benchmarks.md)
 MAX_ROUNDS = 64  # micro-batches of an update on one rank
+# Makes the update that needs the most memory, with micro-batches of a size, on a rank that is alone
+TrySize = Callable[[int, World], None]
 
 
 class TrainingEngine:
@@ -38,9 +42,9 @@ class TrainingEngine:
     ) -> Replica:
         return Replica(objective, world, is_bf16)
 
-    def choose_micro_tokens(self, config: RunConfig, world: World) -> int:
+    def choose_micro_tokens(self, training: TrainingConfig, world: World, try_size: TrySize) -> int:
         """Return an equal share of an update for each rank, divided until it is small."""
-        update_tokens = max(config.training.src_tokens, config.training.tgt_tokens)
+        update_tokens = max(training.src_tokens, training.tgt_tokens)
         for n_rounds in range(1, MAX_ROUNDS + 1):
             size = divide_tokens(update_tokens, world.size * n_rounds)
             if size <= CPU_MICRO_TOKENS:

@@ -28,7 +28,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.engine import choose_training_engine
 from nmt.train.precision import check_precision
-from nmt.train.setup import Setup
+from nmt.train.setup import Setup, open_setup
 
 # A run resumed on another number of ranks keeps its micro-batches, unless less than this share of
 # the ranks would be busy.
@@ -83,6 +83,16 @@ def probe_peak_memory(setup: Setup) -> None:
     replica.clear_gradients()
 
 
+def try_update(setup: Setup) -> None:
+    """Do an update that needs as much memory as any will."""
+    probe_peak_memory(setup)
+    # a batch of one pair, so that there is a gradient and the optimizer allocates its moments
+    batch = make_batch(setup.store, np.arange(min(1, len(setup.store))), setup.shape)
+    setup.replica.run(batch.to(setup.world.device), 0.0, 0)
+    setup.replica.gradient_norm()
+    setup.optimizer.step()
+
+
 def explain_out_of_memory(micro_tokens: int) -> contextlib.AbstractContextManager[None]:
     """Turn an out-of-memory error into a `UserError` that proposes a smaller micro-batch."""
     explanation = UserError(
@@ -99,14 +109,19 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
     """Return `training.micro_tokens`. If it is `auto`, return the number that the run began with,
     provided that it keeps the ranks busy, or else an equal share of an update that fits into
     memory."""
-    if isinstance(config.training.micro_tokens, int):
-        return config.training.micro_tokens
+    training = config.training
+    if isinstance(training.micro_tokens, int):
+        return training.micro_tokens
+
+    def try_size(micro_tokens: int, alone: World) -> None:
+        try_update(open_setup(config, micro_tokens, alone))
 
     def find_micro_tokens() -> int:
-        recorded = _read_micro_tokens(RunFolder(config.folder), config.training, world.size)
+        recorded = _read_micro_tokens(RunFolder(config.folder), training, world.size)
         if recorded is not None:
             return recorded
-        micro_tokens = choose_training_engine(world.device).choose_micro_tokens(config, world)
+        engine = choose_training_engine(world.device)
+        micro_tokens = engine.choose_micro_tokens(training, world, try_size)
         say(f"training.micro_tokens: auto has chosen {micro_tokens}")
         return micro_tokens
 

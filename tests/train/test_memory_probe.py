@@ -23,16 +23,22 @@ from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
-from nmt.train import engine
+from nmt.train import engine, memory_probe
+from nmt.train.engine import TrySize
 from nmt.train.memory_probe import (
     probe_peak_memory,
     resolve_micro_tokens,
+    try_update,
     useful_share,
 )
 from nmt.train.setup import open_setup
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PAPER = RunConfig()
+
+
+def not_tried(*_: object) -> None:
+    raise AssertionError("memory is not tried here")
 
 
 Found = TypeVar("Found")
@@ -63,12 +69,12 @@ def test_on_a_gpu_an_equal_share_is_halved_until_it_fits(
 ) -> None:
     seen: list[int] = []
 
-    def fits_below(config: RunConfig, micro_tokens: int, world: World) -> bool:
+    def fits_below(_: TrySize, micro_tokens: int, world: World) -> bool:
         seen.append(micro_tokens)
         return micro_tokens <= limit
 
     monkeypatch.setattr(memory_trial, "fits", fits_below)
-    assert choose_micro_tokens(PAPER, World(0, n_ranks, GPU)) == tried[-1]
+    assert choose_micro_tokens(PAPER.training, World(0, n_ranks, GPU), not_tried) == tried[-1]
     assert seen == tried
 
 
@@ -77,12 +83,13 @@ def test_where_nothing_fits_it_is_said_what_to_lower(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         UserError, match=r"training.micro_tokens: auto tried down to .* none fit into memory; lower"
     ):
-        choose_micro_tokens(PAPER, World(0, 1, GPU))
+        choose_micro_tokens(PAPER.training, World(0, 1, GPU), not_tried)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
 def test_on_a_cpu_shares_are_what_caches_like_and_all_ranks_work(n_ranks: int) -> None:
-    size = engine.TrainingEngine().choose_micro_tokens(PAPER, World(0, n_ranks, CPU))
+    world = World(0, n_ranks, CPU)
+    size = engine.TrainingEngine().choose_micro_tokens(PAPER.training, world, not_tried)
     assert 2_000 < size <= engine.CPU_MICRO_TOKENS
     assert useful_share(PAPER.training, size, n_ranks) == 1.0
 
@@ -138,40 +145,35 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     error: type[Exception], prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[weakref.ref[Any]] = []
-    open_setup = memory_trial.open_setup
 
-    def noted(*args: Any) -> Any:
+    def noted(micro_tokens: int, world: World) -> None:
         assert [one for one in made if one() is not None] == []
-        setup = open_setup(*args)
+        setup = open_setup(prepared, micro_tokens, world)
         made.append(weakref.ref(setup.model))
-        return setup
+        try_update(setup)
 
     def full(*_: object) -> None:
         raise error("out of memory")
 
-    monkeypatch.setattr(memory_trial, "open_setup", noted)
     world = World(0, 1, CPU)
     with monkeypatch.context() as context:
-        context.setattr(memory_trial, "probe_peak_memory", full)
+        context.setattr(memory_probe, "probe_peak_memory", full)
         gc.disable()  # what is left to chance otherwise
         try:
-            assert not fits(prepared, 300, world)
-            assert not fits(prepared, 150, world)
+            assert not fits(noted, 300, world)
+            assert not fits(noted, 150, world)
         finally:
             gc.enable()
-    assert fits(prepared, 75, world)
+    assert fits(noted, 75, world)
     assert len(made) == 3
 
 
-def test_another_error_is_not_taken_for_want_of_memory(
-    prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_error_is_not_taken_for_want_of_memory() -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(memory_trial, "probe_peak_memory", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
-        fits(prepared, 300, World(0, 1, CPU))
+        fits(broken, 300, World(0, 1, CPU))
 
 
 def test_trying_the_worst_first_changes_nothing(

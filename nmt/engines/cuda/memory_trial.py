@@ -3,29 +3,25 @@
 import gc
 from dataclasses import replace
 
-import numpy as np
 import torch
 
-from nmt.config import RunConfig
-from nmt.data.loader import make_batch
+from nmt.config import TrainingConfig
 from nmt.data.plan import divide_tokens
 from nmt.system.errors import UserError
 from nmt.system.memory import is_out_of_memory
 from nmt.system.ranks import World
-from nmt.train.engine import MAX_ROUNDS
-from nmt.train.memory_probe import probe_peak_memory
-from nmt.train.setup import open_setup
+from nmt.train.engine import MAX_ROUNDS, TrySize
 
 TRIAL_MEMORY = 0.92  # the share of a GPU's memory that a trial may take
 
 
-def choose_micro_tokens(config: RunConfig, world: World) -> int:
+def choose_micro_tokens(training: TrainingConfig, world: World, try_size: TrySize) -> int:
     """Return an equal share of an update for each rank, halved until it fits into memory."""
-    update_tokens = max(config.training.src_tokens, config.training.tgt_tokens)
+    update_tokens = max(training.src_tokens, training.tgt_tokens)
     n_rounds = 1
     while n_rounds <= MAX_ROUNDS:
         micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
-        if fits(config, micro_tokens, world):
+        if fits(try_size, micro_tokens, world):
             return micro_tokens
         n_rounds *= 2
     raise UserError(
@@ -34,7 +30,7 @@ def choose_micro_tokens(config: RunConfig, world: World) -> int:
     )
 
 
-def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
+def fits(try_size: TrySize, micro_tokens: int, world: World) -> bool:
     """Whether model, optimizer and the worst micro-batches of this size fit into memory. All of it
     is freed again.
     """
@@ -42,7 +38,7 @@ def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
     if is_cuda:  # NCCL and others use memory that torch does not count
         torch.cuda.set_per_process_memory_fraction(TRIAL_MEMORY, world.device)
     try:
-        _try_update(config, micro_tokens, replace(world, rank=0, size=1))
+        try_size(micro_tokens, replace(world, rank=0, size=1))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -53,13 +49,3 @@ def fits(config: RunConfig, micro_tokens: int, world: World) -> bool:
             torch.cuda.empty_cache()
             torch.cuda.set_per_process_memory_fraction(1.0, world.device)
     return True
-
-
-def _try_update(config: RunConfig, micro_tokens: int, world: World) -> None:
-    setup = open_setup(config, micro_tokens, world)
-    probe_peak_memory(setup)
-    # a batch of one pair, so that there is a gradient and the optimizer allocates its moments
-    batch = make_batch(setup.store, np.arange(min(1, len(setup.store))), setup.shape)
-    setup.replica.run(batch.to(world.device), 0.0, 0)
-    setup.replica.gradient_norm()
-    setup.optimizer.step()

@@ -1,11 +1,12 @@
 """What makes updates where several ranks share the work, code is compiled, or there is a GPU."""
 
-from nmt.config import ModelConfig, RunConfig, TrainingConfig
+from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import BatchShape
+from nmt.engines.cuda.memory_trial import choose_micro_tokens
 from nmt.engines.cuda.recorded_replica import RecordedReplica, has_fixed_shape
 from nmt.model.backend import Backend
 from nmt.system.ranks import World
-from nmt.train.engine import TrainingEngine
+from nmt.train.engine import TrainingEngine, TrySize
 from nmt.train.loss import Objective
 from nmt.train.replica import Replica
 
@@ -22,10 +23,7 @@ class RecordedTraining(TrainingEngine):
     ) -> Replica:
         return RecordedReplica(objective, world, is_bf16, shape)
 
-    def choose_micro_tokens(self, config: RunConfig, world: World) -> int:
+    def choose_micro_tokens(self, training: TrainingConfig, world: World, try_size: TrySize) -> int:
         if not self.is_cuda:
-            return super().choose_micro_tokens(config, world)
-        # Only here, because a trial opens a training, which has chosen this engine.
-        from nmt.engines.cuda.memory_trial import choose_micro_tokens
-
-        return choose_micro_tokens(config, world)
+            return super().choose_micro_tokens(training, world, try_size)
+        return choose_micro_tokens(training, world, try_size)
