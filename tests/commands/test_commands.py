@@ -244,7 +244,6 @@ def test_a_rehearsal_leaves_no_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("nmt.extras.profile.cost.MEASURED_S", 0.05)
     monkeypatch.setattr("nmt.extras.profile.estimate.TIMED_S", 0.2)
     monkeypatch.setattr(
         "nmt.extras.profile.profile.profile_training", partial(profile_training, seconds=0.2)

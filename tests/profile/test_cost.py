@@ -6,11 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.config import ModelConfig
 from nmt.data.batch import pack
-from nmt.extras.profile.cost import (
-    CHECKPOINT_BYTES,
-    TRAINING_BYTES,
-    count_flop,
-)
+from nmt.extras.profile.cost import CHECKPOINT_BYTES, count_flop
 from nmt.model.size import count_weights
 from nmt.model.transformer import Transformer
 
@@ -72,4 +68,3 @@ def test_bytes_are_those_of_the_tensors(is_tied: bool) -> None:
         moments += sum(4 * moment.numel() for name, moment in state.items() if name != "step")
     n = count_weights(model.config, model.sizes)
     assert CHECKPOINT_BYTES * n == weights + moments
-    assert TRAINING_BYTES * n == 2 * weights + moments

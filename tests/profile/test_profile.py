@@ -10,7 +10,6 @@ from support.prepared_toy import prepare_toy
 import nmt.extras.profile.profile
 from nmt.config import RunConfig
 from nmt.data.loader import Loader, Update
-from nmt.extras.profile import cost
 from nmt.extras.profile.dry_run import open_dry_run
 from nmt.extras.profile.profile import profile_training
 from nmt.system.ranks import World
@@ -25,7 +24,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 @pytest.fixture
 def config(prepared: RunConfig, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    monkeypatch.setattr(cost, "MEASURED_S", 0.05)
     monkeypatch.setattr(nmt.extras.profile.profile, "PROFILED_MICROS", 1)
     return prepared
 
@@ -34,17 +32,16 @@ def test_it_times_updates_and_leaves_nothing(
     config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = set(Path(config.data.root).rglob("*"))
-    result = profile_training(open_dry_run(config, ALONE), seconds=0.2)
+    dry_run = open_dry_run(config, ALONE)
+    timing = profile_training(dry_run, seconds=0.2)
     assert set(Path(config.data.root).rglob("*")) == before
     assert not list(tmp_path.iterdir())
 
-    timing, store = result.timing, result.setup.store
+    store = dry_run.setup.store
     assert timing.n_updates >= 3
     assert 200 < timing.n_tgt / timing.n_updates <= config.training.tgt_tokens
     ratio = timing.n_src / timing.n_tgt
     assert ratio == pytest.approx(store.src.n_tokens / store.tgt.n_tokens, rel=0.05)
-    # which is larger depends on what else the machine does
-    assert result.flop_per_s > 0 and result.ceiling > 0
     out = capsys.readouterr().out
     for operation in ("Self CPU", "aten::", "waiting for data"):
         assert operation in out
@@ -59,6 +56,5 @@ def test_waiting_for_data_is_shown(config: RunConfig, monkeypatch: pytest.Monkey
         return ready(self)
 
     monkeypatch.setattr(Loader, "__next__", wait)
-    result = profile_training(open_dry_run(config, ALONE), seconds=0.0)
-    timing = result.timing
+    timing = profile_training(open_dry_run(config, ALONE), seconds=0.0)
     assert 0.1 * timing.n_updates <= timing.waited_s < sum(timing.seconds)

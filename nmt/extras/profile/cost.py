@@ -16,10 +16,9 @@ from nmt.system.progress import clock
 
 # Operations for a multiply-add of the forward pass: two there, and four for the two gradients.
 FLOP_PER_MULTIPLY_ADD = 6
-# Bytes of a parameter, all of it fp32: a checkpoint has the weight and Adam's two moments, memory
-# also the gradient.
-CHECKPOINT_BYTES, TRAINING_BYTES = 12, 16
-AVERAGE_BYTES = 4  # more of both with training.ema
+# Bytes of a parameter in a checkpoint, all of them fp32: the weight and Adam's two moments
+CHECKPOINT_BYTES = 12
+AVERAGE_BYTES = 4  # more with training.ema
 MEASURED_S = 1.5
 
 
