@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Without a GPU, torch's small build is enough. The package index has the one for CUDA, of some gigabytes.
 SMALL_TORCH := --index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 20
 # every file of tests that has a longer form
-SOAKED = $(shell grep -rlE 'support.soaking|support.interpreted|NMT_SOAK' tests --include='test_*.py')
+SOAKED = $(shell grep -rlE 'mark.soak|support.soaking|support.interpreted' tests --include='test_*.py')
 
 DOCS_TYPES := python_blocks_have_no_type_errors
 
@@ -74,14 +74,14 @@ test: style  ## format, lint, types and every test, four at a time
 	$(MAKE) --no-print-directory --jobs 2 --keep-going types tests
 
 tests: $(INSTALLED)
-	$(BIN)/pytest -n 4 --dist worksteal --durations 20 -k 'not $(DOCS_TYPES)'  # many tests wait, for signals or other processes
+	$(BIN)/pytest -n 4 --dist worksteal -k 'not $(DOCS_TYPES)'  # many tests wait, for signals or other processes
 
 docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html; a broken link or anchor is an error
 	$(BIN)/python scripts/make_docs.py
 	$(BIN)/zensical build --clean --strict
 
 soak: $(INSTALLED)  ## every test that has a longer form: 600 kills, each signal ten times, damage, a million hostile files; over an hour
-	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP $(SOAKED)
+	NMT_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal -rP tests/soak $(SOAKED)
 
 # Not part of check: it asks the package index, and check must not depend on a server.
 audit: build/audit/.installed  ## ask the package index for known vulnerabilities of the versions in constraints.txt

@@ -3,9 +3,12 @@
 import gc
 import importlib.util
 import os
+import shlex
 import signal
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,10 +41,48 @@ if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do witho
     hypothesis.settings.load_profile("nmt")
 
 
+N_SLOWEST = 10  # tests that are named at the end
+# Tests with one of these marks run where it is on, and are otherwise left out without a word.
+MODES = {
+    "soak": IS_SOAK,
+    "gpu_dry": os.environ.get("NMT_GPU_DRY") == "1",
+    "interpreted": os.environ.get("TRITON_INTERPRET") == "1",
+    "on_gpu": torch.cuda.is_available(),
+}
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    modes = {mark.name for mark in item.iter_markers()} & MODES.keys()
+    return bool(modes) and not any(MODES[mode] for mode in modes)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if not is_left_out(item)]
+
+
 def pytest_collection_finish() -> None:
     """What is loaded by now stays, so looking for garbage among it would only take time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How to repeat a failure, what was skipped for want of what, and where the time went."""
+    stats = terminalreporter.stats
+    for report in stats.get("failed", []) + stats.get("error", []):
+        terminalreporter.write_line(f"alone: .venv/bin/pytest {shlex.quote(report.nodeid)}")
+    reasons = Counter(report.longrepr[2] for report in stats.get("skipped", []))
+    for reason, n in reasons.most_common():
+        terminalreporter.write_line(f"{n} skipped: {reason.removeprefix('Skipped: ')}")
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid] += report.duration
+    if len(seconds) > N_SLOWEST:
+        slowest = sorted(seconds, key=lambda name: -seconds[name])[:N_SLOWEST]
+        told = (f"{name.rpartition('/')[2]} {seconds[name]:.0f} s" for name in slowest)
+        terminalreporter.write_line(f"slowest: {', '.join(told)}")
 
 
 @pytest.fixture

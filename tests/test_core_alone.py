@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.soaking import IS_SOAK
 from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.two_ranks import run_on_two_ranks
 
@@ -183,7 +182,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.skipif(not IS_SOAK, reason="takes minutes: NMT_SOAK=1")
+@pytest.mark.soak  # takes minutes
 @pytest.mark.timeout(1800)
 def test_the_tests_of_the_core_pass_without_engines(tmp_path: Path) -> None:
     copy = tmp_path / "copy"

@@ -12,7 +12,6 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from support.soaking import counted
 from support.waiting import until
 
 import nmt
@@ -83,7 +82,7 @@ def test_a_hub_corpus_needs_the_hub_extra(
     assert "; pip install 'nmtkit[hub]'" in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.skipif(counted(True, False), reason="asks the package index: make soak")
+@pytest.mark.soak  # asks the package index
 @pytest.mark.parametrize("version", [OLDEST, *PYTHONS])
 def test_pins_suit_each_python(version: str) -> None:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -136,7 +135,7 @@ class Installation:
         return done.stdout
 
 
-@pytest.mark.skipif(counted(True, False), reason="builds a wheel and trains: make soak")
+@pytest.mark.soak  # builds a wheel and trains
 @pytest.mark.timeout(600)
 def test_the_wheel_makes_the_journey(tmp_path: Path) -> None:
     installation = Installation(tmp_path)

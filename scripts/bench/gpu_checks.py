@@ -404,7 +404,7 @@ def driver_version() -> str:
 
 # ---- 2: kernels --------------------------------------------------------------------------------------------------
 
-KERNEL_TESTS = ("tests/model/test_attention_triton.py", "tests/train/test_loss_triton.py")
+KERNEL_TESTS = ("tests/kernels/test_attention_triton.py", "tests/kernels/test_loss_triton.py")
 
 
 def check_kernels(bench: Bench, sheet: Sheet) -> None:

@@ -24,7 +24,6 @@ classify: Any = importlib.import_module("classify")
 reviews: Any = importlib.import_module("reviews")
 
 IDS = [[5, 6, 7, 3], [9, 3], [3], [*range(4, 30), 3]]
-IS_SOAK = os.environ.get("NMT_SOAK") == "1"
 SMALL = ["--epochs", "1", "--d-model", "16", "--layers", "1", "--pieces", "60", "--batch", "4"]
 TSV = "".join(
     f"{label}\tthis is {'not ' * denied}{word}, number {n}\n"
@@ -222,10 +221,10 @@ def test_other_mistakes_are_one_line_too(
         run_train("--d-model", "12")
 
 
-# ---- what it learns: minutes, so behind NMT_SOAK=1 ---------------------------------------------------------------
+# ---- what it learns: minutes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not IS_SOAK, reason="trains for a minute; NMT_SOAK=1 runs it")
+@pytest.mark.soak  # trains for a minute
 @pytest.mark.timeout(600)
 def test_the_encoder_reaches_95_percent_and_a_bag_of_words_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

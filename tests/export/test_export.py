@@ -196,7 +196,7 @@ sys.exit(any(main([checkpoint, "--to", to, "-o", f"{out}/{to}"]) for to in forma
 
 @NEEDS_CT2
 @NEEDS_HF
-@pytest.mark.skipif(not IS_SOAK, reason="NMT_SOAK=1; test_tensor_files.py covers our own writer")
+@pytest.mark.soak  # test_tensor_files.py covers our own writer
 def test_every_process_exports_the_same_bytes(checkpoint: Checkpoint, tmp_path: Path) -> None:
     command = [sys.executable, "-c", EXPORT_TO_EACH, str(checkpoint.path)]
     processes = []

@@ -4,7 +4,7 @@ One table says which command meets what in the place of which file, and what bec
 refused in one line, the work is done without it and a line says so, or it is replaced. What the
 user keeps elsewhere stays as it is to the byte and to the time of its last change. Damage to the
 newest checkpoint is named, and a run that goes on from the one before ends in the bits of the
-undisturbed one. `make test` tries one kind in every other place; NMT_SOAK=1 tries all kinds in
+undisturbed one. `make test` tries one kind in every other place; `make soak` tries all kinds in
 all places, and ten times as many places of damage.
 """
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from support.prepared_toy import prepare_toy
-from support.soaking import IS_SOAK
 
 from nmt.config import format_config
 from nmt.system.run_folder import MODEL_FILE, RunFolder
@@ -36,7 +35,6 @@ WITHOUT_RIGHTS = [
     "--inh-caps",
     "-all",
 ]  # root may write anywhere
-SLOW = pytest.mark.skipif(not IS_SOAK, reason="compiles for half a minute; NMT_SOAK=1 runs it")
 Damage = Callable[[bytes], bytes]
 DAMAGES: dict[str, Damage] = {
     "cut": lambda data: data[: len(data) // 2],
@@ -91,7 +89,7 @@ def test_a_cache_that_is_removed_in_the_middle_changes_no_bit(folder: Path, expe
     assert not numba.exists()
 
 
-@SLOW
+@pytest.mark.soak  # compiles for half a minute
 def test_a_cache_that_cannot_be_written_changes_no_bit(folder: Path, expected: str) -> None:
     caches, numba = copy_caches(folder, "read-only")
     command = WITHOUT_RIGHTS if os.geteuid() == 0 else []
@@ -102,7 +100,7 @@ def test_a_cache_that_cannot_be_written_changes_no_bit(folder: Path, expected: s
     assert train(folder, caches, command=command) == expected
 
 
-@SLOW
+@pytest.mark.soak  # compiles for half a minute
 @pytest.mark.parametrize("pattern", ["*.nbi", "*.nbc", "*fill_by_loop*"])
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.timeout(300)

@@ -9,7 +9,7 @@ the folder that it runs in stay as they are.
 One stream is disturbed at a time, because each is treated by code of its own (system/streams.py);
 all three together are tried for one state. test_streams.py has terminals, test_places.py disks and
 homes, and test_damaged.py what else may have the name of a file. `make test` tries some cases,
-NMT_SOAK=1 tries all.
+`make soak` tries all.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ STDIN_STATES = {"closed": "<&-", "ended": "</dev/null", "write-only": "0>/dev/nu
 
 
 def list_cases(states: dict[str, str], *usual: tuple[str, str]) -> list[tuple[str, str]]:
-    """Every command with every state; without NMT_SOAK=1 the usual ones."""
+    """Every command with every state; in `make test` the usual ones."""
     return counted(list(usual), list(itertools.product(CASES, states)))
 
 

@@ -2,7 +2,7 @@
 
 SentencePiece reads them in C++, where a mistake is not an exception but a crash or worse. So one
 child process with little memory and time opens them all: it would not come back from a crash. In
-`make test` it also opens 200 damaged ones, with NMT_SOAK=1 it opens 10,000.
+`make test` it also opens 200 damaged ones, in `make soak` it opens 10,000.
 """
 
 import json

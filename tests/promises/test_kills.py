@@ -138,7 +138,7 @@ def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> No
     assert any("os.rmdir" in change for change in changes)  # pruning was among them
 
 
-@pytest.mark.skipif(not IS_SOAK, reason="make soak: of the harness, not of the run")
+@pytest.mark.soak  # of the harness, not of the run
 def test_a_fork_ends_in_the_bits_of_a_start_from_the_shell(ground: Ground) -> None:
     command = [sys.executable, "-m", "nmt.commands.train", *ground.argv("shell")]
     done = subprocess.run(
@@ -176,7 +176,7 @@ def test_of_many_starts_at_once_one_trains(ground: Ground) -> None:
     check_same(ground.finish("crowded"), whole)
 
 
-@pytest.mark.skipif(not IS_SOAK, reason="make soak: half a minute; test_launch.py starts torchrun")
+@pytest.mark.soak  # half a minute; test_launch.py starts torchrun
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("attempt", range(5))
 def test_torchrun_starts_ranks_again_after_a_kill(attempt: int, ground: Ground) -> None:

@@ -8,7 +8,7 @@ the command.
 A full disk ends a command in one line, at every page of what it writes; what is there then is
 complete or absent, and with room again the same command gives what it gives undisturbed. Homes and
 disks are not combined: nothing that a command makes is below the home. A run may be mounted;
-test_fixed_folders.py has other mounted results. NMT_SOAK=1 tries everything.
+test_fixed_folders.py has other mounted results. `make soak` tries everything.
 """
 
 import shutil
@@ -196,7 +196,7 @@ def test_a_full_disk(
 # ---- mount points -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not IS_SOAK, reason="NMT_SOAK=1; test_fixed_folders.py mounts results")
+@pytest.mark.soak  # test_fixed_folders.py mounts results
 @pytest.mark.parametrize("name", ["run", "run/checkpoints"])
 def test_a_run_or_its_checkpoints_may_be_mounted(
     name: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

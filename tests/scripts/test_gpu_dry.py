@@ -118,7 +118,6 @@ HEADS = [
     (FP32, 96, 96),
     (FP32, 128, 128),
 ]
-needs_dry_run = pytest.mark.skipif(not IS_DRY_RUN, reason="NMT_GPU_DRY=1 compiles it")
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES if IS_DRY_RUN else [90])
@@ -146,7 +145,7 @@ def test_attention_stays_in_registers(
     assert not re.search(r"(?m)^\s*(@\S+\s+)?(atom|red)\.", built.ptx)
 
 
-@needs_dry_run
+@pytest.mark.gpu_dry
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(
     ("n_vocab", "needs_grad"),
@@ -180,7 +179,7 @@ def test_a_row_of_logits_is_read_once(n_vocab: int, needs_grad: bool, capability
     assert moved["st"] == (pairs * 4 * parts if needs_grad else 0)
 
 
-@needs_dry_run
+@pytest.mark.gpu_dry
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_row_read_twice_does_not_spill(dtype: torch.dtype, capability: int) -> None:

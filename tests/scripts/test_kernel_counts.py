@@ -19,9 +19,6 @@ sys.path.insert(0, str(ROOT / "scripts" / "bench"))
 from count_kernels import Counts, load  # noqa: E402
 from roofline import GPUS, predict, target_tokens_per_s  # noqa: E402
 
-needs_dry_run = pytest.mark.skipif(
-    os.environ.get("NMT_GPU_DRY") != "1", reason="minutes: NMT_GPU_DRY=1 (make gpu-dry)"
-)
 STORED = {
     (counts.size, counts.n_ranks): counts
     for counts in load(ROOT / "scripts" / "bench" / "kernels.json")
@@ -58,7 +55,7 @@ def count_launches(tmp_path: Path, config: str, n_ranks: int) -> Counts:
     return load(file)[0]
 
 
-@needs_dry_run
+@pytest.mark.gpu_dry  # minutes
 @pytest.mark.parametrize(("size", "n_ranks"), BUDGETS)
 def test_the_papers_models_stay_within_their_budgets(
     size: str, n_ranks: int, tmp_path: Path

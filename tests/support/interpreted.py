@@ -39,7 +39,7 @@ def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         mend_bf16(monkeypatch)
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        pytest.skip("no GPU: runs interpreted, in the process of test_in_the_interpreter")
+        pytest.skip("no GPU: tests/engines/test_interpreted.py runs it interpreted")
     return torch.device("cuda")
 
 

@@ -4,7 +4,7 @@ A start costs three seconds because torch is imported. Here one process imports 
 computes nothing, and each start is a fork of it: a process and a group of its own that calls the
 real command, with the environment that torchrun would give a rank. test_kills.py shows that it ends
 in the bits of a start from the shell. Faults are armed in the fork alone, and where they strike
-follows from a seed or from a number. NMT_SOAK=1 asks for more of everything.
+follows from a seed or from a number. `make soak` asks for more of everything.
 """
 
 import contextlib

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.soaking import IS_SOAK
 from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.waiting import is_alive, until
 
@@ -189,7 +188,7 @@ def list_processes(word: str) -> list[int]:
     return [pid for pid in found if is_alive(pid)]
 
 
-@pytest.mark.skipif(not IS_SOAK, reason="takes ten seconds: NMT_SOAK=1")
+@pytest.mark.soak  # takes ten seconds
 @pytest.mark.timeout(300)
 def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> None:
     """One run is finished, the other is killed while it trains."""
@@ -207,7 +206,7 @@ def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> Non
     assert read_table(place / "killed") == read_table(whole.folder)
 
 
-@pytest.mark.skipif(not IS_SOAK, reason="takes minutes: NMT_SOAK=1")
+@pytest.mark.soak  # takes minutes
 @pytest.mark.timeout(3600)
 def test_kills_at_random_moments(place: Path) -> None:
     (place / "grid.yaml").write_text(f"{GRID}seeds: [1, 2]\n")

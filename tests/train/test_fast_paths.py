@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.interpreted import IS_INTERPRETED
 from torch import Tensor
 
 from nmt.config import ModelConfig, TrainingConfig
@@ -35,7 +36,6 @@ from nmt.train.loss import Objective
 from nmt.train.replica import forward_backward
 
 V, EPS, SCALE = 61, 0.1, 0.01
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 POST = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.0)
 CONFIGS = {
     "post": POST,
@@ -288,7 +288,7 @@ class OnPretendedGpu(CudaBackend):
     drop = CpuBackend.drop
 
 
-@pytest.mark.skipif(not IS_INTERPRETED, reason="runs interpreted: test_attention_triton.py")
+@pytest.mark.interpreted
 def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
     # Asked of an environment that is not traced

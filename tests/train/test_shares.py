@@ -101,7 +101,7 @@ def test_bf16_weights_are_those_of_one_rank(ground: Ground) -> None:
     check_close(ground.finish("bf16-two", *settings, size=2), one, 1e-4)
 
 
-@pytest.mark.skipif(not IS_SOAK, reason="takes ten seconds: NMT_SOAK=1")
+@pytest.mark.soak  # takes ten seconds
 def test_a_stop_and_a_validation_of_shares(ground: Ground) -> None:
     """One micro-batch for each update and three ranks, two of which run blank ones."""
     settings = (*CALM, *EXTRAS, "training.micro_tokens=300", "training.steps=4")
@@ -200,7 +200,8 @@ def test_layers_wait_for_their_weights_and_sums_begin_in_the_backward_pass() -> 
 
 
 # Without the compiler, test_a_recorded_micro_batch_includes_what_ranks_do computes the same.
-@pytest.mark.skipif(not IS_DRY_RUN, reason="compiles for 20 seconds: make soak, make gpu-dry")
+@pytest.mark.gpu_dry
+@pytest.mark.soak  # compiles for 20 seconds
 def test_compiled_code_hands_over_the_gradients_of_one_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -47,19 +47,22 @@ PRESETS = {
 }
 
 
-# What a usual run of the tests asks of one search alone: both have the same rules, which all other
-# tests hold.
+# What `make test` asks of one search alone: both have the same rules, which all other tests hold.
 LONG = {
     "test_it_is_the_search_of_hugging_face",
     "test_it_is_the_search_of_ctranslate2",
 }
 
 
-@pytest.fixture(autouse=True, params=["step by step", "recorded"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    is_short = metafunc.function.__name__ in LONG and not IS_SOAK
+    ways = ["step by step"] if is_short else ["step by step", "recorded"]
+    metafunc.parametrize("way", ways, indirect=True)
+
+
+@pytest.fixture(autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "recorded":
-        if request.node.originalname in LONG and not IS_SOAK:
-            pytest.skip("the recorded search runs these in make soak")
         make_steps_small(monkeypatch)
         monkeypatch.setitem(globals(), "search", search_recorded)
 

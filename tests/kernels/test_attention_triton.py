@@ -1,20 +1,14 @@
-"""The attention kernels against float64 written out, values and gradients: on a GPU, else
-interpreted.
-"""
+"""The attention kernels against float64 written out, values and gradients: on a GPU, else interpreted.
 
-import subprocess
-import sys
-from pathlib import Path
+Without a GPU the process that tests/engines/test_interpreted.py starts runs this file.
+"""
 
 import numpy as np
 import pytest
 import torch
 from support.interpreted import (
-    IS_INTERPRETED,
     TAKES_ALL,
     kernel_device,  # noqa: F401 (the fixture `device`)
-    needs_interpreter,
-    run_interpreted,
 )
 from support.packed_pairs import (
     CASES,
@@ -24,21 +18,11 @@ from support.packed_pairs import (
     packed_heads,
     side,
 )
-from support.soaking import counted
 from torch import Tensor
 
 from nmt.engines.cuda import attention_triton
 from nmt.engines.cuda.attention_triton import supports_triton, triton_attention
 from nmt.model.attention_mask import AttentionMask
-
-
-@needs_interpreter
-@pytest.mark.timeout(330)
-def test_in_the_interpreter() -> None:
-    """These kernels and those of the loss; in make soak the graph of both too."""
-    train = Path(__file__).parents[1] / "train"
-    graph = f"{train}/test_fast_paths.py::test_what_a_gpu_runs_is_one_graph"
-    run_interpreted(__file__, f"{train}/test_loss_triton.py", *counted([], [graph]))
 
 
 def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
@@ -63,7 +47,8 @@ def test_random_batches(seed: int, device: torch.device) -> None:
     check_attention(attend_by_kernel, case, device, seed)
 
 
-@pytest.mark.skipif(not TAKES_ALL, reason="make soak: the interpreter repeats itself anyway")
+@pytest.mark.on_gpu
+@pytest.mark.soak  # the interpreter repeats itself anyway
 def test_repeats_to_the_bit(device: torch.device) -> None:
     torch.manual_seed(2)
     queries, keys = side([40, 1, 0, 70], 3, device), side([3, 33, 2, 70], 3, device)
@@ -80,7 +65,8 @@ def test_repeats_to_the_bit(device: torch.device) -> None:
         assert torch.equal(a, b) and a.any()
 
 
-@pytest.mark.skipif(not TAKES_ALL, reason="make soak: the compiler takes seconds to load")
+@pytest.mark.on_gpu
+@pytest.mark.soak  # the compiler takes seconds to load
 def test_the_ops_follow_the_rules_of_torch(device: torch.device) -> None:
     torch.manual_seed(4)
     queries, keys = side([2, 0, 33], 2, device), side([4, 1, 3], 2, device)
@@ -111,15 +97,3 @@ def test_what_is_not_supported_is_announced(
 ) -> None:
     q, v = (torch.zeros(3, 1, size, dtype=dtype, device=device) for size in (d_k, d_v))
     assert supports_triton(q, v) == is_taken and not supports_triton(q, v.half())
-
-
-@pytest.mark.skipif(IS_INTERPRETED, reason="no kernel; runs in the other process")
-def test_without_triton_the_modules_load_and_say_so() -> None:
-    program = (
-        "import sys; sys.modules['triton'] = None\nimport torch\nfrom nmt.engines.cuda import attention_triton as a\n"
-        "from nmt.engines.cuda import loss_triton as b\nx = torch.zeros(3, 1, 16)\n"
-        "assert a.triton is None and not a.supports_triton(x, x) and not b.supports_fused_loss(x)"
-    )
-    subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=60
-    )

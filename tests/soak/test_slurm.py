@@ -3,7 +3,7 @@ that kept it.
 
 The tests start a cluster of their own on the loopback interface: one slurmctld and two slurmd, which
 play two nodes of this machine. Nothing of it is left behind. It needs Debian's slurmctld, slurmd
-and slurm-client, and minutes: NMT_SOAK=1.
+and slurm-client, and minutes.
 """
 
 import json
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.soaking import IS_SOAK, check_same, free_port
+from support.soaking import check_same, free_port
 from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.waiting import until
 
@@ -37,7 +37,6 @@ NODES = ("127.0.0.1", "127.0.0.2")  # names that need no resolver
 WAIT_S = 300.0  # for what takes seconds on a machine that does nothing else
 
 pytestmark = [
-    pytest.mark.skipif(not IS_SOAK, reason="takes minutes: NMT_SOAK=1"),
     pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {', '.join(MISSING)} not found"),
     pytest.mark.timeout(1200),
 ]

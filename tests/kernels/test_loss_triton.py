@@ -1,6 +1,6 @@
 """The loss kernels against float64 written out, values and gradients: on a GPU, else interpreted.
 
-Without a GPU the process that tests/model/test_attention_triton.py starts runs this file.
+Without a GPU the process that tests/engines/test_interpreted.py starts runs this file.
 """
 
 import pytest
@@ -88,7 +88,8 @@ def test_fused_loss_equals_the_definition(
         assert error(a, b.detach()) < (1e-2 if is_mixed else 1e-6)
 
 
-@pytest.mark.skipif(not TAKES_ALL, reason="make soak: the compiler takes seconds to load")
+@pytest.mark.on_gpu
+@pytest.mark.soak  # the compiler takes seconds to load
 def test_the_op_follows_the_rules_of_torch(device: torch.device) -> None:
     torch.manual_seed(4)
     logits, labels = torch.randn(3, 40, device=device), torch.tensor([4, -1, 39], device=device)

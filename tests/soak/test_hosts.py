@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from support.soaking import IS_SOAK, check_same, steps_logged
+from support.soaking import check_same, steps_logged
 from support.waiting import until
 
 from nmt.commands.train import main
@@ -40,8 +40,6 @@ def ip(*words: str) -> str:
 
 def why_not() -> str:
     """Why no namespaces are made here, or nothing."""
-    if not IS_SOAK:
-        return "minutes of waiting for TCP: set NMT_SOAK=1"
     if sys.platform != "linux" or IP is None or os.geteuid() != 0:
         return "needs Linux, root and the command ip"
     name = f"nmt-probe-{os.getpid()}"
