@@ -8,7 +8,6 @@ by a 64-bit digest of the pair, later and over all corpora: `find_duplicates`. T
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -17,12 +16,10 @@ import numpy as np
 from nmt.config import CleanConfig
 from nmt.corpus.reader import Block, Pair
 from nmt.system.files import open_plain_file
-from nmt.system.pool import Executor, map_in_order
 
 UNREADABLE = "unreadable"
 N_SAMPLES = 3  # that each rule keeps of a corpus
 SAMPLE_LENGTH = 200  # characters
-DIGESTS_IN_MEMORY = 4_000_000  # sorted at a time
 
 
 HeldOutPairs = dict[str, list[Pair]]  # of the dev and test sets, by name
@@ -172,40 +169,16 @@ def _search_held_out(
     return broken
 
 
-def find_duplicates(files: Sequence[Path], executor: Executor) -> np.ndarray:
-    """True for each pair that equals an earlier one; `files` hold the digests of consecutive pairs.
-
-    The digests are sorted in ranges of their values, so that few are in memory at a time.
-    """
-    sizes = [file.stat().st_size // 8 for file in files]
-    starts = np.cumsum([0, *sizes])[:-1]
-    is_duplicate = np.zeros(sum(sizes), bool)
-    n_ranges = -(-len(is_duplicate) // DIGESTS_IN_MEMORY)
-    find = partial(find_later_equals, files, starts, n_ranges)
-    for repeats in map_in_order(find, range(n_ranges), executor):
-        is_duplicate[repeats] = True
-    return is_duplicate
-
-
-def find_later_equals(
-    files: Sequence[Path], starts: np.ndarray, n_ranges: int, number: int
-) -> np.ndarray:
-    """The numbers of the pairs that equal an earlier one, among those whose digests are in a range."""
-    found = []
-    places = []
-    for file, start in zip(files, starts, strict=True):
-        with open_plain_file(file) as opened:
-            digests = np.fromfile(opened, "<u8")
-        ranges = (digests >> np.uint64(32)) * np.uint64(n_ranges) >> np.uint64(32)
-        here = np.flatnonzero(ranges == number)
-        found.append(digests[here])
-        places.append(start + here)
-    digests = np.concatenate(found)
-    pairs = np.concatenate(places)
-
-    # equal digests come together, and stay in the order of the corpus because the sort is stable
+def find_duplicates(files: Sequence[Path]) -> np.ndarray:
+    """True for each pair that equals an earlier one; `files` hold the digests of consecutive pairs."""
+    parts = [np.empty(0, "<u8")]
+    for path in files:
+        with open_plain_file(path) as file:
+            parts.append(np.fromfile(file, "<u8"))
+    digests = np.concatenate(parts)
+    # Equal digests come together, and stay in the order of the corpus because the sort is stable.
     order = np.argsort(digests, kind="stable")
     in_order = digests[order]
-    equals_previous = in_order[1:] == in_order[:-1]
-    repeats: np.ndarray = pairs[order[1:]][equals_previous]
-    return repeats
+    is_duplicate = np.zeros(len(digests), bool)
+    is_duplicate[order[1:]] = in_order[1:] == in_order[:-1]
+    return is_duplicate

@@ -68,7 +68,9 @@ def fetch_hub_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     if not files:  # not of the hub
         return []
     with _explain_failures(corpus):
-        return download_files(_find_on_hub(corpus), list(files), _describe_dataset(corpus))
+        return download_files(
+            _find_on_hub(corpus), list(files), f"dataset {describe_dataset(corpus)}"
+        )
 
 
 def read_dataset_tables(
@@ -106,8 +108,8 @@ def _dataset_folder(corpus: CorpusConfig, data: DataConfig) -> Path:
     return Path(data.root) / str(corpus.dataset)
 
 
-def _describe_dataset(corpus: CorpusConfig) -> str:
-    parts = ("dataset", corpus.dataset, corpus.subset, corpus.split or "train")
+def describe_dataset(corpus: CorpusConfig) -> str:
+    parts = (corpus.dataset, corpus.subset, corpus.split or "train")
     return " ".join(filter(None, parts))
 
 
@@ -229,7 +231,9 @@ def _explain_failures(corpus: CorpusConfig) -> Iterator[None]:
         remedy = "check its id, subset, split and revision"
         if isinstance(error, OSError) and error.errno:
             remedy = f"check {error.filename or 'the disk'}"
-        raise UserError(f"{_describe_dataset(corpus)}: {describe_error(error)}; {remedy}") from None
+        raise UserError(
+            f"dataset {describe_dataset(corpus)}: {describe_error(error)}; {remedy}"
+        ) from None
 
 
 # ---- sacreBLEU --------------------------------------------------------------------------------------------------
@@ -256,8 +260,7 @@ def find_test_set_files(name: str, data: DataConfig) -> tuple[Path, Path]:
             f"{', '.join(known.langpairs)}"
         )
     remedy = "give local files instead, {src: FILE, tgt: FILE}"
-    cached = [known._get_txt_file_path(langpair, field) for field in known.fieldnames(langpair)]
-    if is_offline() and not all(map(os.path.exists, cached)):
+    if is_offline() and not is_test_set_cached(name, data):
         raise UserError(
             f"sacrebleu: {name} is not in sacreBLEU's cache and cannot be downloaded, because "
             f"HF_HUB_OFFLINE is set; {remedy}"
@@ -274,3 +277,12 @@ def find_test_set_files(name: str, data: DataConfig) -> tuple[Path, Path]:
         ) from None
     finally:
         socket.setdefaulttimeout(timeout)
+
+
+def is_test_set_cached(name: str, data: DataConfig) -> bool:
+    """Whether sacreBLEU's cache has a set, which sacreBLEU knows by this name."""
+    from sacrebleu.dataset import DATASETS
+
+    known, langpair = DATASETS[name], f"{data.src}-{data.tgt}"
+    fields = known.fieldnames(langpair)
+    return all(os.path.exists(known._get_txt_file_path(langpair, field)) for field in fields)

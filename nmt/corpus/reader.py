@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.downloads import (
+    describe_dataset,
     fetch_hub_files,
     find_dataset_files,
     find_test_set_files,
@@ -71,8 +72,7 @@ def describe_corpus(corpus: CorpusConfig) -> str:
         archive = f"{corpus.archive}: " if corpus.archive else ""
         return f"{archive}{corpus.src} + {corpus.tgt}"
     if corpus.dataset is not None:
-        parts = (corpus.dataset, corpus.subset, corpus.split or "train")
-        return " ".join(filter(None, parts))
+        return describe_dataset(corpus)
     if corpus.file:
         return f"{corpus.archive}: {corpus.file}" if corpus.archive else corpus.file
     if corpus.sacrebleu:
@@ -115,7 +115,9 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
             raise UserError(
                 f"{path}: is an archive; give archive: {path.name}, and two of its members as src and tgt"
             )
-        check_is_file(path, data)
+        if not os.path.isfile(path):  # Path.is_file would raise if the name is too long
+            remedy = f"give a file (relative paths start from data.root={data.root})"
+            raise explain_missing(path, remedy)
     if len(paths) == 2 and os.path.samefile(*paths):
         raise UserError(f"{paths[1]}: is the same file as {paths[0]}; give two different files")
     return paths
@@ -124,12 +126,6 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
 def fetch_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     """List the files that `corpus` reads, after fetching what is on the hub."""
     return [*fetch_hub_files(corpus, data), *find_local_files(corpus, data)]
-
-
-def check_is_file(path: Path, data: DataConfig) -> None:
-    if os.path.isfile(path):  # Path.is_file would raise if the name is too long
-        return
-    raise explain_missing(path, f"give a file (relative paths start from data.root={data.root})")
 
 
 # ---- sources ----------------------------------------------------------------------------------------------------

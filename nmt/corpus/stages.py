@@ -284,7 +284,7 @@ def mark_duplicates(
             for each in train
             for number in range(len(each.report.kept))
         ]
-        is_duplicate = find_duplicates(digests, job.executor)  # of all parts, one after the other
+        is_duplicate = find_duplicates(digests)  # of all parts, one after the other
         counts = {}
         first = 0
         for each in train:

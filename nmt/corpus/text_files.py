@@ -74,7 +74,7 @@ def read_line_blocks(text: TextFile, size: int) -> Iterator[tuple[list[bytes], f
                 lines.extend(islice(file, size))  # keeps what comes before an error
                 if not lines:
                     break
-                yield lines, min(1.0, _count_read(compressed) / max(1, n_bytes))
+                yield lines, _find_share(compressed, n_bytes)
                 n += len(lines)
     except MemoryError:
         raise UserError(
@@ -92,7 +92,7 @@ def read_byte_blocks(text: TextFile) -> Iterator[tuple[bytes, float]]:
     try:
         with _open_text(text) as (file, compressed, n_bytes):
             while block := file.read(BUFFER_BYTES):
-                yield block, min(1.0, _count_read(compressed) / max(1, n_bytes))
+                yield block, _find_share(compressed, n_bytes)
     except DAMAGE as error:
         raise _explain_damage(text, error) from None
 
@@ -105,12 +105,12 @@ def _explain_damage(text: TextFile, error: Exception, place: str = "") -> UserEr
     )
 
 
-def _count_read(file: IO[bytes]) -> int:
-    """How many bytes of it have been read; 0 for a pipe, where it is unknown."""
+def _find_share(file: IO[bytes], n_bytes: int) -> float:
+    """How much of it has been read; 0 for a pipe, where it is unknown."""
     try:
-        return file.tell()
+        return min(1.0, file.tell() / max(1, n_bytes))
     except OSError:
-        return 0
+        return 0.0
 
 
 def read_lines(text: TextFile) -> Iterator[str]:
@@ -132,13 +132,17 @@ def decode_lines(lines: list[bytes], first: int, name: str) -> tuple[list[str], 
     """
     if first == 1:
         check_encoding(lines, name)
+    texts = []
     bad: Complaints = {}
-    try:
-        texts = [line.decode() for line in lines]
-    except UnicodeDecodeError:
-        bad = _find_undecodable(lines, first, name)
-        texts = ["" if i in bad else line.decode() for i, line in enumerate(lines)]
-    texts = [text.removesuffix("\n").removesuffix("\r") for text in texts]
+    for i, line in enumerate(lines):
+        try:
+            texts.append(line.decode().removesuffix("\n").removesuffix("\r"))
+        except UnicodeDecodeError as error:
+            texts.append("")
+            bad[i] = (
+                f"{name}:{first + i}:{error.start + 1}: byte 0x{line[error.start]:02x} is not valid UTF-8; "
+                "convert the file to UTF-8"
+            )
     if first == 1 and texts:
         texts[0] = texts[0].removeprefix("\ufeff")
     return texts, bad
@@ -160,19 +164,6 @@ def check_encoding(lines: list[bytes], name: str) -> None:
             f"warning: {name}:1: has {n_single:,} carriage returns in {len(lines):,} lines; if they end "
             "lines, convert them: tr '\\r' '\\n'"
         )
-
-
-def _find_undecodable(lines: list[bytes], first: int, name: str) -> Complaints:
-    bad: Complaints = {}
-    for i, line in enumerate(lines):
-        try:
-            line.decode()
-        except UnicodeDecodeError as error:
-            bad[i] = (
-                f"{name}:{first + i}:{error.start + 1}: byte 0x{line[error.start]:02x} is not valid UTF-8; "
-                "convert the file to UTF-8"
-            )
-    return bad
 
 
 def digest_source(path: Path) -> str:

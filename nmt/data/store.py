@@ -75,9 +75,9 @@ class Side:
     def read_sentences(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of these sentences, end to end, and how many each has."""
         with self._explaining_damage():
-            bounds = _copy_runs(self.offsets, numbers.astype(np.int64), np.full(len(numbers), 2))
-            starts, ends = bounds.reshape(-1, 2).T
-            ids = _copy_runs(self.ids, starts, ends - starts)
+            firsts = numbers.astype(np.int64)
+            starts, ends = _copy_runs(self.offsets, firsts, firsts + 2).reshape(-1, 2).T
+            ids = _copy_runs(self.ids, starts, ends)
             self._check_ids(ids)
         return ids, ends - starts
 
@@ -126,15 +126,13 @@ def _copy_slice(array: np.ndarray, first: int, end: int) -> np.ndarray:
     return np.array(array[first:end])
 
 
-def _copy_runs(array: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Copy the runs that begin at `starts`, end to end; IndexError if the array has no such runs."""
-    n = len(array)
-    for values in (starts, lengths):  # first each, because their sum may overflow
-        if len(values) and not 0 <= values.min() <= values.max() <= n:
-            raise IndexError("sentences outside the file")
-    if len(starts) and (starts + lengths).max() > n:
+def _copy_runs(array: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Copy array[start:end] of each pair, end to end; IndexError if the array does not have all of it."""
+    if len(starts) and not (
+        starts.min() >= 0 and (starts <= ends).all() and ends.max() <= len(array)
+    ):
         raise IndexError("sentences outside the file")
-    return gather_runs(np.asarray(array), starts, lengths)
+    return gather_runs(np.asarray(array), starts, ends - starts)
 
 
 def gather_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -49,7 +49,14 @@ def open_executor(on: Literal["ray"] | None, n_workers: int, uses_gpu: bool) -> 
             threading.Thread(target=watch_head, args=(head, is_over), daemon=True).start()
             needs = share_cluster(ray, n_workers, uses_gpu)
             start_worker = partial(_RayWorker, ray, needs)
-            yield Executor(n_workers, True, start_worker, list_losses(ray), WINDOW_ELSEWHERE)
+            known = ray.exceptions
+            losses = (
+                known.RayActorError,
+                known.ObjectLostError,
+                known.OutOfMemoryError,
+                known.NodeDiedError,
+            )
+            yield Executor(n_workers, True, start_worker, losses, WINDOW_ELSEWHERE)
     except ray.exceptions.RayError as error:
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         if not isinstance(cause, ray.exceptions.RayError):
@@ -74,11 +81,6 @@ def share_cluster(ray: Any, n_workers: int, uses_gpu: bool) -> dict[str, Any]:
     if is_full:
         say(f"waiting for Ray to find a place for a worker with {needs}")
     return needs
-
-
-def list_losses(ray: Any) -> tuple[type[Exception], ...]:
-    known = ray.exceptions
-    return (known.RayActorError, known.ObjectLostError, known.OutOfMemoryError, known.NodeDiedError)
 
 
 def watch_head(address: str, is_over: threading.Event) -> None:

@@ -12,7 +12,6 @@ from nmt.config import CleanConfig, RunConfig, load_config, override_config
 from nmt.corpus.cleaning import clean_block, digest_pairs, find_duplicates, make_held_out_set
 from nmt.corpus.reader import Block, Pair
 from nmt.system.errors import UserError
-from nmt.system.pool import use_processes
 
 WORDS = st.lists(st.sampled_from(["a", "b", "\u3000", "c\u2028d", "\u00a0e", ""]), max_size=6).map(
     " ".join
@@ -76,15 +75,12 @@ def test_a_pair_of_two_held_out_sentences_need_not_be_a_held_out_pair() -> None:
     )
 )
 def test_repeats_are_those_of_a_set(parts: list[list[int]]) -> None:
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nmt.corpus.cleaning.DIGESTS_IN_MEMORY", 5)
+    with TemporaryDirectory() as folder:
         files = [Path(folder) / str(i) for i in range(len(parts))]
         for file, part in zip(files, parts, strict=True):
             np.array(part, "<u8").tofile(file)
         whole = [n for part in parts for n in part]
-        assert find_duplicates(files, use_processes(1)).tolist() == [
-            n in whole[:i] for i, n in enumerate(whole)
-        ]
+        assert find_duplicates(files).tolist() == [n in whole[:i] for i, n in enumerate(whole)]
 
 
 def test_a_preset_fills_in_what_is_not_given(tmp_path: Path) -> None:

@@ -346,7 +346,6 @@ def test_repeats_are_counted_always_and_dropped_on_request(
     pairs = [(line(rng.randrange(40)), line(rng.randrange(3))) for _ in range(400)]
     train = (write_pairs(root / "c.tsv", pairs[:150]), write_pairs(root / "d.tsv", pairs[150:]))
     monkeypatch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 64)
-    monkeypatch.setattr("nmt.corpus.cleaning.DIGESTS_IN_MEMORY", 90)
     clean = CleanConfig(duplicates=is_dropped)
     store = make(config(root, train=train, workers=1, clean=clean))
     assert kept(store) == (list(dict.fromkeys(pairs)) if is_dropped else pairs)
