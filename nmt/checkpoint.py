@@ -59,7 +59,7 @@ from nmt.system.files import (
 )
 from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.progress import say
-from nmt.system.ranks import Share, share_nothing
+from nmt.system.ranks import Share
 from nmt.system.records import COUNT, RecordReader, default, name_places_in
 from nmt.system.run_folder import (
     CONFIG_FILE,
@@ -84,6 +84,14 @@ COMMON_FILES = (MODEL_FILE, STATE_FILE, CONFIG_FILE)
 MAX_BYTES = {STATE_FILE: 1 << 20, CONFIG_FILE: MAX_CONFIG_BYTES}
 MAX_BYTES |= dict.fromkeys((VOCAB_FILE, *SIDE_VOCAB_FILES), MAX_MODEL_BYTES)
 MAX_HEADER_BYTES = 8 << 20  # of safetensors: enough for hundreds of layers
+# Tensors with a row for each piece of the source's vocabulary, 0, or the target's, 1. One that is tied
+# has its first name, and two sides share only one vocabulary.
+SIDE_OF_ROWS = {
+    "src_embedding.weight": 0,
+    "tgt_embedding.weight": 1,
+    "projection.weight": 1,
+    "projection.bias": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -184,20 +192,18 @@ class Snapshot:
 def take_snapshot(
     model: nn.Module,
     optimizer: torch.optim.Adam,
+    shares: dict[str, Share],
     averages: dict[str, Tensor] | None = None,
     has_moments: bool = True,
-    shares: dict[str, Share] | None = None,
     gather: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
 ) -> Snapshot:
     """Collect the weights, or their `averages`, and moments unless `has_moments` is false. No tensor is
     copied.
 
-    If ranks have `shares` of averages and moments, `gather` makes whole tensors of them on the main
-    rank. Then this is a collective operation: all ranks must call it.
+    `gather` makes whole tensors of the ranks' `shares` of averages and moments on the main rank. With
+    several ranks this is a collective operation: all must call it.
     """
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    if shares is None:
-        shares = share_nothing(model)
     moments = {}
     if has_moments and averages is not None:
         moments = {f"weight.{name}": weight for name, weight in weights.items()}
@@ -462,16 +468,10 @@ def load_grown_weights(checkpoint: Checkpoint, model: Transformer) -> None:
     """Copy the weights into a model whose vocabulary has further pieces at its end. Their rows of
     the embeddings and the projection begin as the mean of all rows that were trained.
     """
-    side_of = {
-        id(model.src_embedding.weight): 0,
-        id(model.tgt_embedding.weight): 1,
-        id(model.projection.weight): 1,
-        id(model.projection.bias): 1,
-    }
     with open_tensors(checkpoint.path / MODEL_FILE, "pt") as file:
         for name, target in model.named_parameters():
             trained = file.get_tensor(name)
-            side = side_of.get(id(target))
+            side = SIDE_OF_ROWS.get(name)
             if side is None:
                 target.copy_(trained)
                 continue
@@ -485,15 +485,13 @@ def load_optimizer(
     checkpoint: Checkpoint,
     model: nn.Module,
     optimizer: torch.optim.Adam,
-    shares: dict[str, Share] | None = None,
+    shares: dict[str, Share],
 ) -> TrainState:
-    """Copy Adam's moments into `optimizer`, of which a rank may have `shares`; return the state that
+    """Copy Adam's moments into `optimizer`, of which this rank has `shares`; return the state that
     training continues from. With `training.ema`, also copy the weights themselves into `model`.
     """
     assert isinstance(checkpoint.origin, TrainState), "an average has no optimizer"
     path = checkpoint.path / OPTIMIZER_FILE
-    if shares is None:
-        shares = share_nothing(model)
     with open_tensors(path, "pt") as file:
         for name, share in shares.items():
             device = share.weight.device

@@ -41,21 +41,26 @@ SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")  # of every vocabulary
 FOLLOWS_LANGUAGES = ("src", "tgt", "archive", "file", "dataset", "subset")
 CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
 
+
+def between(low: float, high: float) -> Rule:
+    return Rule(lambda x: low <= x <= high, f"be between {low} and {high}")
+
+
 # Rules for numeric values; a null or a string is not checked against them.
-WORKERS = Rule(lambda x: 1 <= x <= 4_096, "be between 1 and 4096")
+WORKERS = between(1, 4_096)
 SIZE = Rule(lambda x: 1 <= x <= 2**40, "be between 1 and 2^40")
 POSITIVE = Rule(lambda x: x > 0, "be positive")
 AT_LEAST_ONE = Rule(lambda x: x >= 1, "be at least 1")
 FRACTION = Rule(lambda x: 0 <= x < 1, "be in [0, 1)")
 DECAY = Rule(lambda x: 0 < x < 1, "be between 0 and 1; null switches it off")
 PROBABILITY = Rule(lambda x: 0 < x <= 1, "be in (0, 1]")
-BEAM_SIZE = Rule(lambda x: 1 <= x <= 1_000, "be between 1 and 1000")
-ALPHA = Rule(lambda x: 0 <= x <= 10, "be between 0 and 10")
-LENGTH = Rule(lambda x: 0 <= x <= 10_000, "be between 0 and 10000")
-LENGTH_RATIO = Rule(lambda x: 0 <= x <= 100, "be between 0 and 100")
+BEAM_SIZE = between(1, 1_000)
+ALPHA = between(0, 10)
+LENGTH = between(0, 10_000)
+LENGTH_RATIO = between(0, 100)
 WEIGHT = Rule(lambda x: 0 < x <= 1_000, "be above 0 and at most 1000")
-TEMPERATURE = Rule(lambda x: 0.01 <= x <= 100, "be between 0.01 and 100")
-COVERAGE = Rule(lambda x: 0.98 <= x <= 1, "be between 0.98 and 1")
+TEMPERATURE = between(0.01, 100)
+COVERAGE = between(0.98, 1)
 VOCAB_SIZE = Rule(
     lambda x: 16 <= x <= 65_535, "be between 16 and 65535, because ids are stored in 16 bits"
 )
@@ -180,10 +185,13 @@ class DataConfig:
     clean: CleanConfig = CleanConfig()
 
     @property
+    def is_weighted(self) -> bool:
+        return any(corpus.weight is not None for corpus in self.train)
+
+    @property
     def is_mixed(self) -> bool:
         """Whether an epoch has other pairs than the store, or other numbers of copies of them."""
-        is_weighted = any(corpus.weight is not None for corpus in self.train)
-        return self.temperature is not None or is_weighted
+        return self.temperature is not None or self.is_weighted
 
     @property
     def has_tags_only(self) -> bool:
@@ -202,8 +210,7 @@ class DataConfig:
         for name, corpus in (("valid", self.valid), ("test", self.test)):
             if corpus is not None and corpus.weight is not None:
                 return f"{name} has a weight, but only a corpus of train can have one; leave it out"
-        is_weighted = any(corpus.weight is not None for corpus in self.train)
-        if self.temperature is not None and is_weighted:
+        if self.temperature is not None and self.is_weighted:
             return "temperature is given, but a corpus has a weight; give only one of these"
         for key, folder in (("root", self.root), ("store", self.store)):
             if folder.startswith("~"):
@@ -246,10 +253,11 @@ class VocabConfig:
     user_symbols: tuple[str, ...] | None = None
 
     def check(self) -> str | None:
-        for symbol in self.user_symbols or ():
+        symbols = self.user_symbols or ()
+        for symbol in symbols:
             if fault := explain_invalid_symbol(symbol):
                 return f"user_symbols: {fault}"
-        if len(set(self.user_symbols or ())) < len(self.user_symbols or ()):
+        if len(set(symbols)) < len(symbols):
             return "user_symbols names a symbol twice; leave one of them out"
         for key, value in (("tgt_size", self.tgt_size), ("tgt_model", self.tgt_model)):
             if self.joint and value is not None:
@@ -396,25 +404,27 @@ class OptimizerConfig:
     weight_decay: float = default(0.0, FRACTION)
 
     def check(self) -> str | None:
-        if self.schedule == "paper" and self.peak_lr is not None:
+        schedule, peak, final = self.schedule, self.peak_lr, self.final_lr
+        if schedule == "paper":
+            if peak is not None:
+                return (
+                    f"peak_lr is {peak:g}, but schedule is paper, whose rate comes from scale; "
+                    "choose another schedule, or leave peak_lr out"
+                )
+        elif peak is None:
+            return f"schedule is {schedule}, which needs a peak_lr; give one, such as 5e-4"
+        elif self.scale != 1:
             return (
-                f"peak_lr is {self.peak_lr:g}, but schedule is paper, whose rate comes from scale; "
-                "choose another schedule, or leave peak_lr out"
-            )
-        if self.schedule != "paper" and self.peak_lr is None:
-            return f"schedule is {self.schedule}, which needs a peak_lr; give one, such as 5e-4"
-        if self.schedule != "paper" and self.scale != 1:
-            return (
-                f"scale is {self.scale:g}, but schedule is {self.schedule}, whose rate comes from "
+                f"scale is {self.scale:g}, but schedule is {schedule}, whose rate comes from "
                 "peak_lr; set scale to 1"
             )
-        if self.schedule != "cosine" and self.final_lr != 0:
+        if schedule != "cosine" and final != 0:
             return (
-                f"final_lr is {self.final_lr:g}, but schedule is {self.schedule}, and only cosine "
+                f"final_lr is {final:g}, but schedule is {schedule}, and only cosine "
                 "ends at a given rate; leave final_lr out"
             )
-        if self.peak_lr is not None and self.final_lr > self.peak_lr:
-            return f"final_lr is {self.final_lr:g}, more than the peak_lr of {self.peak_lr:g}; lower it"
+        if peak is not None and final > peak:
+            return f"final_lr is {final:g}, more than the peak_lr of {peak:g}; lower it"
         return None
 
     @property
@@ -684,12 +694,10 @@ class RunConfig:
         )
 
     def _check_course(self) -> str | None:
-        if self.training.patience is not None and self.data.valid is None:
-            return (
-                f"training.patience is {self.training.patience}, but there is no dev set; "
-                "give data.valid"
-            )
-        warmup_steps, steps = self.optimizer.warmup_steps, self.training.steps
+        patience, steps = self.training.patience, self.training.steps
+        if patience is not None and self.data.valid is None:
+            return f"training.patience is {patience}, but there is no dev set; give data.valid"
+        warmup_steps = self.optimizer.warmup_steps
         if self.optimizer.schedule == "cosine" and warmup_steps >= steps:
             return (
                 f"optimizer.warmup_steps is {warmup_steps}, but training.steps is {steps}, so the "
@@ -712,19 +720,19 @@ class RunConfig:
         return None
 
     def _check_embeddings(self) -> str | None:
-        rows = self.model.vocab_rows
-        src_size, tgt_size = self.vocab.sizes
-        pieces = max(src_size, tgt_size)
+        model, vocab = self.model, self.vocab
+        sizes = vocab.sizes
+        rows, pieces = model.vocab_rows, max(sizes)
         # the size of a given BPE model is not known here
-        if rows is not None and self.vocab.model is None and rows < pieces:
-            key = "vocab.size" if src_size == pieces else "vocab.tgt_size"
+        if rows is not None and vocab.model is None and rows < pieces:
+            key = "vocab.size" if sizes[0] == pieces else "vocab.tgt_size"
             return (
                 f"model.vocab_rows is {rows}, but {key} is {pieces}; "
                 "give at least one row for each piece"
             )
-        if self.model.has_shared_embeddings and not self.vocab.joint:
+        if model.has_shared_embeddings and not vocab.joint:
             return (
-                f"model.tied is {self.model.tied}, but with vocab.joint=false each language has its own embeddings; "
+                f"model.tied is {model.tied}, but with vocab.joint=false each language has its own embeddings; "
                 "set model.tied=decoder or false"
             )
         return None
@@ -855,14 +863,9 @@ def list_config_names() -> list[str]:
     return sorted(by_bare_name) + sorted(rows_of_table_3)
 
 
-def list_setting_keys(kind: type = RunConfig, section: str = "") -> list[str]:
+def list_setting_keys() -> list[str]:
     """Return the dotted names of all settings."""
-    keys = []
-    for field in dataclasses.fields(kind):
-        key = f"{section}{field.name}"
-        is_section = dataclasses.is_dataclass(field.default)
-        keys += list_setting_keys(type(field.default), f"{key}.") if is_section else [key]
-    return keys
+    return list(_flatten(to_plain_values(RunConfig())))
 
 
 def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
@@ -1083,8 +1086,7 @@ def drop_removed_settings(values: Any, name: str) -> None:
             say_once(
                 f"{name}: {key}={value!r:.99} is a setting of an earlier version, and ignored; {remedy}"
             )
-    for value in values.values():
-        drop_removed_settings(value, name)
+    drop_removed_settings(list(values.values()), name)
 
 
 def _explain_unknown_key(name: str) -> str | None:

@@ -32,6 +32,7 @@ from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import remove_leftovers, seal
+from nmt.system.ranks import share_nothing
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
 from nmt.train.optimizer import make_optimizer
 
@@ -82,18 +83,22 @@ def write(
     path: Path, seed: int = 1, state: TrainState = STATE, vocab: Vocab = VOCAB
 ) -> Transformer:
     model, optimizer = make_trained(seed)
-    save_checkpoint(path, take_snapshot(model, optimizer), state, CONFIG, vocab)
+    save_checkpoint(
+        path, take_snapshot(model, optimizer, share_nothing(model)), state, CONFIG, vocab
+    )
     return model
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     model, optimizer = make_trained(1)
-    save_checkpoint(tmp_path / "c", take_snapshot(model, optimizer), STATE, CONFIG, VOCAB)
+    save_checkpoint(
+        tmp_path / "c", take_snapshot(model, optimizer, share_nothing(model)), STATE, CONFIG, VOCAB
+    )
     checkpoint = open_checkpoint(tmp_path / "c")
     assert (checkpoint.config, checkpoint.vocab.src.model) == (CONFIG, VOCAB.model)
     other, other_optimizer = make_trained(2)
     load_weights(checkpoint, other)
-    assert load_optimizer(checkpoint, other, other_optimizer) == STATE
+    assert load_optimizer(checkpoint, other, other_optimizer, share_nothing(other)) == STATE
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         for key, value in optimizer.state[a].items():

@@ -22,7 +22,7 @@ import torch
 from classifier import Classifier, compute_probabilities, encode_texts, load_classifier
 from torch import Tensor
 
-from nmt.commands.cli import make_parser, start_command
+from nmt.commands.cli import CommandParser, start_command
 from nmt.data.batch import pack
 from nmt.data.vocab import Vocab
 from nmt.extras.report.attention_view import render_attention_page
@@ -37,7 +37,7 @@ EXAMPLES = """\
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = make_parser("classify.py", "Classify texts.", EXAMPLES)
+    parser = CommandParser("classify.py", "Classify texts.", EXAMPLES)
     parser.add_argument("model", type=Path, metavar="DIR", help="what train.py wrote")
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="default: lines of standard input")
     parser.add_argument("--attention", type=Path, metavar="FILE", help="a .html")

@@ -36,7 +36,7 @@ from classifier import (
 from reviews import Corpus, Review, read_corpus
 from torch import Tensor, nn
 
-from nmt.commands.cli import make_parser, parse_positive, start_command
+from nmt.commands.cli import CommandParser, parse_positive, start_command
 from nmt.config import ModelConfig, OptimizerConfig, VocabConfig
 from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
 from nmt.data.batch import pack
@@ -62,7 +62,7 @@ class Encoded(NamedTuple):
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = make_parser("train.py", "Train a classifier of reviews.", EXAMPLES)
+    parser = CommandParser("train.py", "Train a classifier of reviews.", EXAMPLES)
     add = parser.add_argument
     add("--data", metavar="PLACE", help="a .tsv, or a folder")
     add("-o", "--out", type=Path, default=Path("runs/sentiment"), metavar="DIR", help="the model")

@@ -42,9 +42,9 @@ class Point:
 def measure_curve(
     run: RunFolder,
     candidates: Sequence[Candidate],
-    sizes: Sequence[int] = CURVE_SIZES,
-    choice: str = "last",
-    device: Literal["auto", "cpu"] = "auto",
+    sizes: Sequence[int],
+    choice: str,
+    device: Literal["auto", "cpu"],
 ) -> list[Point]:
     """Score the mean of the newest N candidates for each N; write RUN/averaging.json."""
     world = World(0, 1, choose_device(device))

@@ -7,7 +7,7 @@ checkpoints, that is an error: the mean of fewer would not be the recipe that wa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 
 from nmt.checkpoint import TrainState, list_steps, read_origin
@@ -34,12 +34,12 @@ class Candidate:
     step: int
     elapsed_s: float
     # the figures of the newest validation up to `step`, and its own update
-    scores: Mapping[str, float] = field(default_factory=dict)
-    scored_step: int = 0
+    scores: Mapping[str, float]
+    scored_step: int
 
     @property
     def is_validated(self) -> bool:
-        return bool(self.scores) and self.scored_step == self.step
+        return self.scored_step == self.step
 
     def __str__(self) -> str:
         text = f"update {self.step:,}, minute {self.elapsed_s / 60:.1f}"

@@ -4,9 +4,10 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from nmt.commands.cli import check_options, make_parser, parse_positive, start_command
+from nmt.commands.cli import CommandParser, check_options, parse_positive, start_command
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -35,7 +36,7 @@ def _parse_minutes(text: str) -> float:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser("nmt-average", "Average the weights of checkpoints.", EXAMPLES)
+    parser = CommandParser("nmt-average", "Average the weights of checkpoints.", EXAMPLES)
     parser.add_argument(
         "paths",
         nargs="+",
@@ -93,10 +94,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.settings and args.curve is None:
         parser.error(f"{args.settings[0]}: only --curve computes on another device; leave it out")
     return args
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-average", parse_arguments, average_run, argv)
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:
@@ -193,6 +190,8 @@ def draw_curve(args: argparse.Namespace, run: RunFolder) -> int:
     print(f"best: N = {find_best_point(points).n}; {run.curve}")
     return 0
 
+
+main = partial(start_command, "nmt-average", parse_arguments, average_run)
 
 if __name__ == "__main__":
     sys.exit(main())

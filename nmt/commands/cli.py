@@ -67,11 +67,11 @@ def start_command(
     program: str,
     parse: Callable[[Sequence[str] | None], argparse.Namespace],
     work: Callable[[argparse.Namespace], int],
-    argv: Sequence[str] | None,
+    argv: Sequence[str] | None = None,
     extra: str | None = None,
 ) -> int:
-    """Parse the arguments of a command and do its work; this is all of each command's `main`. `extra` is
-    the folder of nmt/extras/ that has the work.
+    """Parse the arguments of a command and do its work; each command's `main` is this for that command.
+    `extra` is the folder of nmt/extras/ that has the work.
     """
     secure_standard_streams()
     args = parse(argv)
@@ -106,31 +106,28 @@ def run_command(work: Callable[[], int], program: str) -> int:
 
 def report_error(error: BaseException, program: str) -> int | None:
     """Report an error in one line and return its exit code, or None for a bug of ours."""
+    code = 1
     if isinstance(error, UserError):
-        return _print_line(f"{program}: error: {error}", 2)
-    if isinstance(error, Failure):
-        return _print_line(f"{program}: failed: {error}", 1)
-    if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("nmt."):
-        return _print_line(f"{program}: error: {error.name} is missing; install nmt again", 2)
-    if isinstance(error, KeyboardInterrupt):
-        return _print_line(f"{program}: interrupted", 130)
-    if isinstance(error, ReaderLeft):  # it has read all that it wanted
+        code, text = 2, f"error: {error}"
+    elif isinstance(error, Failure):
+        text = f"failed: {error}"
+    elif isinstance(error, ModuleNotFoundError) and str(error.name).startswith("nmt."):
+        code, text = 2, f"error: {error.name} is missing; install nmt again"
+    elif isinstance(error, KeyboardInterrupt):
+        code, text = 130, "interrupted"
+    elif isinstance(error, ReaderLeft):  # it has read all that it wanted
         return 0
-    if is_out_of_memory(error):
+    elif is_out_of_memory(error):
         remedy = TO_LOWER.get(program, "end other processes, or use a machine with more")
-        return _print_line(f"{program}: failed: out of memory; {remedy}", 1)
-    if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
-        remedy = "raise the limit, for example with ulimit -n 1024"
-        return _print_line(f"{program}: failed: too many files are open; {remedy}", 1)
-    if isinstance(error, OSError) and error.errno in FORESEEN_ERRORS:
-        place = error.filename or "output"
-        return _print_line(f"{program}: error: {place}: {error.strerror}", 1)
-    return None
-
-
-def _print_line(text: str, exit_code: int) -> int:
-    print(escape_line(text), file=sys.stderr)
-    return exit_code
+        text = f"failed: out of memory; {remedy}"
+    elif isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
+        text = "failed: too many files are open; raise the limit, for example with ulimit -n 1024"
+    elif isinstance(error, OSError) and error.errno in FORESEEN_ERRORS:
+        text = f"error: {error.filename or 'output'}: {error.strerror}"
+    else:
+        return None
+    print(escape_line(f"{program}: {text}"), file=sys.stderr)
+    return code
 
 
 def leave_ranks(error: BaseException, reported: int | None) -> NoReturn:
@@ -163,24 +160,28 @@ class StoreOnce(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        assert isinstance(parser, OneLineParser)
+        assert isinstance(parser, CommandParser)
         if self.option_strings and self.dest in parser.given:
             raise argparse.ArgumentError(self, "given twice; leave one of them out")
         parser.given.add(self.dest)
         setattr(namespace, self.dest, values)
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """An argument parser that reports errors in one line, because the usage of our commands takes
-    ten, and that refuses an option given twice and a word that is empty.
+class CommandParser(argparse.ArgumentParser):
+    """The argument parser of a command, which reports errors in one line, because the usage of our commands takes
+    ten, and refuses an option given twice and a word that is empty.
     """
 
-    def __init__(self, prog: str, description: str, epilog: str, formatter_class: Any) -> None:
+    def __init__(self, program: str, description: str, examples: str) -> None:
         super().__init__(
-            prog=prog, description=description, epilog=epilog, formatter_class=formatter_class
+            prog=program,
+            description=description,
+            epilog=f"examples:\n{examples}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.register("action", None, StoreOnce)  # what add_argument() takes by default
         self.given: set[str] = set()  # options seen so far
+        self.add_argument("--version", action="version", version=f"nmt {nmt.__version__}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.given.clear()
@@ -211,17 +212,6 @@ class OneLineParser(argparse.ArgumentParser):
         # argparse would ignore a full disk, and complain about a reader that has left.
         if code := run_command(print_all, self.prog):
             self.exit(code)
-
-
-def make_parser(program: str, description: str, examples: str) -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog=program,
-        description=description,
-        epilog=f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"nmt {nmt.__version__}")
-    return parser
 
 
 def parse_checkpoints(

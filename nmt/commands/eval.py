@@ -6,14 +6,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
+    CommandParser,
     add_engine,
     add_offline,
     check_options,
     go_offline,
-    make_parser,
     start_command,
 )
 
@@ -43,7 +44,7 @@ docs/evaluation.md explains the ladder. The scores of a run are kept in its resu
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(
+    parser = CommandParser(
         "nmt-eval",
         "Translate a test set with a checkpoint and score it, or score a file.",
         EXAMPLES,
@@ -124,10 +125,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-eval", parse_arguments, evaluate, argv)
-
-
 def find_misuse(args: argparse.Namespace) -> str | None:
     """Return what is wrong with the systems and the text named by the arguments, if anything."""
     n_checkpoints = len(args.checkpoints)
@@ -178,7 +175,6 @@ def check_files(args: argparse.Namespace) -> None:
 def evaluate(args: argparse.Namespace) -> int:
     go_offline(args)
 
-    from functools import partial
     from pathlib import Path
 
     from nmt.system.runtime import tune_process
@@ -238,20 +234,21 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def write_evaluation_page(evaluation: "Evaluation", path: "Path") -> None:
     """Write a page of what a report can show of each system, even without a run."""
-    from nmt.evaluate.evaluation import collect_texts, make_result
+    from nmt.evaluate.evaluation import describe_system
     from nmt.extras.report.facts import RunFacts
     from nmt.extras.report.page import write_page
     from nmt.system.escapes import escape_line
 
     facts = []
     for system in evaluation.systems:
-        texts = collect_texts(system)
+        result, texts = describe_system(system)
         config = None if system.model is None else system.model.config
-        result = make_result(system, texts.hypotheses_sha256)
         name = escape_line(system.label)
         facts.append(RunFacts(name, {}, config, results=(result,), texts=texts))
     write_page(facts, path)
 
+
+main = partial(start_command, "nmt-eval", parse_arguments, evaluate)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,8 +3,9 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
-from nmt.commands.cli import make_parser, start_command
+from nmt.commands.cli import CommandParser, start_command
 
 EXAMPLES = """\
   nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
@@ -22,7 +23,7 @@ MAX_LINES = 1000
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(
+    parser = CommandParser(
         "nmt-export", "Write a checkpoint in the format of another engine, and check it.", EXAMPLES
     )
     parser.add_argument(
@@ -58,10 +59,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return build_parser().parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-export", parse_arguments, export_model, argv, "export")
-
-
 def export_model(args: argparse.Namespace) -> int:
     from itertools import islice
     from pathlib import Path
@@ -92,6 +89,8 @@ def export_model(args: argparse.Namespace) -> int:
     say(f"{out}: {args.to}, {args.quantization}; {agreement}")
     return 0
 
+
+main = partial(start_command, "nmt-export", parse_arguments, export_model, extra="export")
 
 if __name__ == "__main__":
     sys.exit(main())

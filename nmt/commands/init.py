@@ -5,10 +5,11 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import make_parser, start_command
+from nmt.commands.cli import CommandParser, start_command
 from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ test set, one is drawn from your text, into files such as my.test.de beside the 
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(
+    parser = CommandParser(
         "nmt-init",
         "Look at your own text and write a config that fits it, with a reason for each choice.",
         EXAMPLES,
@@ -84,10 +85,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return build_parser().parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-init", parse_arguments, write_config, argv, "init")
 
 
 def write_config(args: argparse.Namespace) -> int:
@@ -205,6 +202,8 @@ def find_config_for(src: str, tgt: str) -> str:
         write_config(args)
     return config
 
+
+main = partial(start_command, "nmt-init", parse_arguments, write_config, extra="init")
 
 if __name__ == "__main__":
     sys.exit(main())

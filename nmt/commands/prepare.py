@@ -10,14 +10,15 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from nmt.commands.cli import (
+    CommandParser,
     add_config_arguments,
     add_offline,
     add_on,
     check_options,
     go_offline,
-    make_parser,
     start_command,
 )
 from nmt.system.errors import UserError
@@ -39,7 +40,7 @@ CONFLICTS = {"--inspect": "--config --on"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser("nmt-prepare", DESCRIPTION, EXAMPLES)
+    parser = CommandParser("nmt-prepare", DESCRIPTION, EXAMPLES)
     add_config_arguments(parser, is_required=False)
     parser.add_argument(
         "--inspect",
@@ -58,10 +59,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if not args.config and not args.inspect:
         parser.error("give --config FILE, to prepare a store, or --inspect STORE, to look at one")
     return args
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-prepare", parse_arguments, prepare_corpus, argv)
 
 
 def prepare_corpus(args: argparse.Namespace) -> int:
@@ -98,6 +95,8 @@ def print_store(args: argparse.Namespace) -> int:
     print(describe_store(Path(args.inspect)))
     return 0
 
+
+main = partial(start_command, "nmt-prepare", parse_arguments, prepare_corpus)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,8 +3,9 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
-from nmt.commands.cli import make_parser, start_command
+from nmt.commands.cli import CommandParser, start_command
 
 EXAMPLES = """\
   nmt-report runs/base                                  writes runs/base/report.html, as training does when it ends
@@ -16,7 +17,7 @@ For other people's translations: nmt-eval --hypotheses FILE --ref FILE --report 
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(
+    parser = CommandParser(
         "nmt-report", "Write one self-contained page about one or several runs.", EXAMPLES
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder")
@@ -32,10 +33,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if len(args.runs) > 1 and args.output is None:
         parser.error("several runs need -o FILE, because the page belongs to none of them alone")
     return args
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-report", parse_arguments, report, argv, "report")
 
 
 def report(args: argparse.Namespace) -> int:
@@ -55,6 +52,8 @@ def report(args: argparse.Namespace) -> int:
     say(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
     return 0
 
+
+main = partial(start_command, "nmt-report", parse_arguments, report, extra="report")
 
 if __name__ == "__main__":
     sys.exit(main())

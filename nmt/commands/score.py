@@ -11,11 +11,11 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 from nmt.commands.cli import (
+    CommandParser,
     add_checkpoints,
     add_workers,
     check_options,
     do_chunks,
-    make_parser,
     open_lines_output,
     parse_checkpoints,
     start_command,
@@ -36,7 +36,7 @@ NEEDS = {"--resume": "-o"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser("nmt-score", "Score given translations with a model.", EXAMPLES)
+    parser = CommandParser("nmt-score", "Score given translations with a model.", EXAMPLES)
     add_checkpoints(parser, "score")
     parser.add_argument(
         "--src", required=True, metavar="FILE", help="the sources, one per line; may be compressed"
@@ -73,10 +73,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parse_checkpoints(parser, argv)
     check_options(parser, args, {}, NEEDS)
     return args
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-score", parse_arguments, score_files, argv)
 
 
 def score_files(args: argparse.Namespace) -> int:
@@ -119,10 +115,12 @@ def score_files(args: argparse.Namespace) -> int:
         chunks = read_pair_chunks(args.src, args.tgt, n_done)
         done = do_chunks(args, start, here, chunks, out, progress)
         for chunk in stack.enter_context(closing(done)):
-            totals.extend(chunk.totals)
+            totals.add(chunk)
     say(totals.describe())
     return 0
 
+
+main = partial(start_command, "nmt-score", parse_arguments, score_files)
 
 if __name__ == "__main__":
     sys.exit(main())

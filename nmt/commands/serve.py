@@ -8,11 +8,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
+    CommandParser,
     add_engine,
-    make_parser,
     parse_checkpoints,
     parse_positive,
     start_command,
@@ -38,7 +39,7 @@ See docs/serving.md."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser("nmt-serve", "Serve translations over HTTP.", EXAMPLES)
+    parser = CommandParser("nmt-serve", "Serve translations over HTTP.", EXAMPLES)
     parser.add_argument(
         "places",
         nargs="+",
@@ -98,10 +99,6 @@ def parse_port(text: str) -> int:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parse_checkpoints(build_parser(), argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-serve", parse_arguments, serve_models, argv, "serve")
 
 
 def serve_models(args: argparse.Namespace) -> int:
@@ -168,6 +165,8 @@ def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
     warn_if_untagged(data, loaded.config.decoding.tag)
     return ServedModel(name or f"{data.src}-{data.tgt}", loaded)
 
+
+main = partial(start_command, "nmt-serve", parse_arguments, serve_models, extra="serve")
 
 if __name__ == "__main__":
     sys.exit(main())

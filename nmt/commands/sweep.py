@@ -3,10 +3,11 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import add_overrides, make_parser, parse_positive, start_command
+from nmt.commands.cli import CommandParser, add_overrides, parse_positive, start_command
 
 if TYPE_CHECKING:
     from nmt.extras.sweep.grid import PlannedRun, Sweep
@@ -23,7 +24,7 @@ DIR/NAME-seedN. DIR also gets table.md and table.csv. docs/sweeps.md explains GR
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(
+    parser = CommandParser(
         "nmt-sweep", "Train, average and score a set of runs, and compare them.", EXAMPLES
     )
     parser.add_argument(
@@ -55,10 +56,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return build_parser().parse_intermixed_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-sweep", parse_arguments, sweep_runs, argv, "sweep")
 
 
 def sweep_runs(args: argparse.Namespace) -> int:
@@ -135,6 +132,8 @@ def describe_end(sweep: "Sweep", run: "PlannedRun", failures: dict[str, str]) ->
     scores = [f"{name} BLEU {score.bleu:.2f}" for name, score in result.scores.items()]
     return ", ".join([f"{result.updates:,} updates in {result.minutes:.1f} min", *scores])
 
+
+main = partial(start_command, "nmt-sweep", parse_arguments, sweep_runs, extra="sweep")
 
 if __name__ == "__main__":
     sys.exit(main())

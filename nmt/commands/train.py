@@ -7,14 +7,15 @@ import shutil
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
+    CommandParser,
     add_config_arguments,
     add_offline,
     check_options,
     go_offline,
-    make_parser,
     parse_positive,
     start_command,
 )
@@ -45,7 +46,7 @@ NEEDS = {"--src": "--tgt", "--tgt": "--src", "--price": "--plan"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(
+    parser = CommandParser(
         "nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES
     )
     add_config_arguments(parser, is_required=False)
@@ -101,15 +102,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def format_train_setting(src: str, tgt: str) -> str:
-    """Return the setting that names two files."""
-    return f"data.train=[{{src: {json.dumps(src)}, tgt: {json.dumps(tgt)}}}]"  # YAML reads JSON's strings
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-train", parse_arguments, train_model, argv)
-
-
 def train_model(args: argparse.Namespace) -> int:
     go_offline(args)
 
@@ -122,7 +114,8 @@ def train_model(args: argparse.Namespace) -> int:
         check_extra("init", "--src and --tgt without --config")
         args.config = find_config_for(args.src, args.tgt)
     elif args.src is not None:
-        args.overrides.append(format_train_setting(args.src, args.tgt))
+        src, tgt = json.dumps(args.src), json.dumps(args.tgt)  # YAML reads JSON's strings
+        args.overrides.append(f"data.train=[{{src: {src}, tgt: {tgt}}}]")
     config = api.load_config(args.config, args.overrides)
     if not args.print_config and not args.explain:
         use_gpus(args, config.device)
@@ -225,6 +218,8 @@ def profile_or_plan(config: "RunConfig", args: argparse.Namespace) -> None:
         else:
             estimate_run(open_dry_run(config, world), price=args.price)
 
+
+main = partial(start_command, "nmt-train", parse_arguments, train_model)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
+    CommandParser,
     add_checkpoints,
     add_engine,
     add_workers,
     check_options,
     do_chunks,
-    make_parser,
     open_lines_output,
     parse_checkpoints,
     parse_positive,
@@ -32,8 +32,7 @@ from nmt.system.extras import check_extra
 from nmt.system.streams import STDOUT
 
 if TYPE_CHECKING:
-    from nmt.translate.formats import Layout
-    from nmt.translate.translator import LoadedModel, TextToText
+    from nmt.translate.stream import ChunkTranslator
 
 EXAMPLES = """\
   nmt-translate runs/demo/average < text.en > text.de
@@ -68,14 +67,20 @@ NEEDS = {"--resume": "-o"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(
+    parser = CommandParser(
         "nmt-translate", "Translate standard input, line by line, to standard output.", EXAMPLES
     )
     add_checkpoints(parser, "translate")
     add_stream_arguments(parser)
     add_search_arguments(parser.add_argument_group("search"))
     add_output_arguments(parser.add_argument_group("output"))
-    add_process_arguments(parser)
+    add_engine(parser)
+    add_workers(parser)
+    parser.add_argument(
+        "--interactive",
+        action="store_true",
+        help="prompt for lines, even if standard input is not a terminal",
+    )
     return parser
 
 
@@ -98,10 +103,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.engine == "ctranslate2" and len(args.checkpoints) > 1:
         parser.error("--engine ctranslate2 does not support several checkpoints; give one")
     return args
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return start_command("nmt-translate", parse_arguments, translate_text, argv)
 
 
 def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
@@ -187,17 +188,6 @@ def add_output_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_process_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the engine, the workers and the prompt."""
-    add_engine(parser)
-    add_workers(parser)
-    parser.add_argument(
-        "--interactive",
-        action="store_true",
-        help="prompt for lines, even if standard input is not a terminal",
-    )
-
-
 def collect_overrides(args: argparse.Namespace) -> list[str]:
     """Return the options as settings, followed by the settings given as such, which take precedence."""
     from nmt.config import RUNNING_TEXT
@@ -224,7 +214,7 @@ def translate_text(args: argparse.Namespace) -> int:
     from nmt.system.errors import UserError
     from nmt.system.progress import say
     from nmt.translate.formats import Layout
-    from nmt.translate.stream import share_cores
+    from nmt.translate.stream import start_translating
     from nmt.translate.translator import warn_if_untagged
 
     if (args.input is None and sys.stdin is None) or (args.output is None and sys.stdout is None):
@@ -240,8 +230,9 @@ def translate_text(args: argparse.Namespace) -> int:
         is_text=args.text,
     )
     load_model = partial(open_model, args.checkpoints, collect_overrides(args), args.engine)
-    share_cores(1 if args.on else args.workers)
-    model = load_model()
+    start = partial(start_translating, load_model, layout, 1 if args.on else args.workers)
+    here = start()
+    model = here.model
     decoding = model.config.decoding
     warn_if_untagged(model.config.data, decoding.tag)
     if args.engine == "ctranslate2":
@@ -261,19 +252,20 @@ def translate_text(args: argparse.Namespace) -> int:
     # a person who gave no input would otherwise wait in vain
     is_at_terminal = not names_files and is_alone and sys.stdin.isatty()
     if args.interactive or is_at_terminal:
-        converse(model, layout)
+        converse(here)
     else:
-        translate_input(args, model.translator, layout, load_model)
+        translate_input(args, start, here)
     return 0
 
 
-def converse(model: "LoadedModel", layout: "Layout") -> None:
+def converse(here: "ChunkTranslator") -> None:
+    from dataclasses import replace
+
     from nmt.commands.prompt import answer_lines
+    from nmt.system.errors import UserError
     from nmt.system.progress import say
     from nmt.translate.formats import Layout
-    from nmt.translate.sentences import RunningText
-
-    translator = model.translator
+    from nmt.translate.lines import Chunk
 
     def answer(line: str) -> str:
         if re.fullmatch(
@@ -281,31 +273,31 @@ def converse(model: "LoadedModel", layout: "Layout") -> None:
         ):  # like :q and :help of other prompts; not a sentence
             say(f"{line.strip()}: the prompt has no commands; Ctrl-C drops a line, Ctrl-D ends")
             return ""
-        if is_paragraph:
-            text = RunningText(line, translator.make_splitter())
-            (translated,) = translator.translate_texts([text], layout.request)
-            return layout.paragraph(1, line, translated, translator)
-        (candidates,) = translator.find_candidates([line], layout.request)
-        return layout.lines(1, line, candidates, translator)
+        chunk = here(Chunk(1, [line], share=0))
+        if chunk.error is not None:
+            raise UserError(chunk.error)
+        return chunk.data.decode()
 
-    # several candidates can only be of one sentence
-    is_paragraph = layout.is_text or layout == Layout()
-    languages = f"{model.config.data.src} -> {model.config.data.tgt}"
-    unit = "paragraph" if is_paragraph else "sentence"
-    say(f"{languages}; one {unit} per line, Ctrl-C drops it, Ctrl-D ends")
+    if here.layout == Layout():  # several candidates can only be of one sentence
+        here = replace(here, layout=Layout(is_text=True))
+    data = here.model.config.data
+    unit = "paragraph" if here.layout.is_text else "sentence"
+    say(f"{data.src} -> {data.tgt}; one {unit} per line, Ctrl-C drops it, Ctrl-D ends")
     answer_lines(answer)
 
 
 def translate_input(
     args: argparse.Namespace,
-    translator: "TextToText",
-    layout: "Layout",
-    load_model: "Callable[[], LoadedModel]",
+    start: "Callable[[], ChunkTranslator]",
+    here: "ChunkTranslator",
 ) -> None:
     """Translate a file or standard input."""
+    from nmt.system.progress import say
     from nmt.translate.lines import LARGEST_CHUNK, add_prefixes, open_input
-    from nmt.translate.stream import check_not_among, start_translating, translate_chunk
+    from nmt.translate.stream import check_not_among
     from nmt.translate.translator import warn_of_cut
+
+    translator = here.model.translator
 
     with ExitStack() as stack:
         source = stack.enter_context(open_input(args.input))
@@ -330,8 +322,6 @@ def translate_input(
             chunks = add_prefixes(chunks, prefixes, n_done)
         is_warned = False
         n_cut = first_cut = 0
-        start = partial(start_translating, load_model, layout, 1 if args.on else args.workers)
-        here = partial(translate_chunk, translator, layout)
         done = do_chunks(args, start, here, chunks, out, progress)
         for result in stack.enter_context(closing(done)):
             if attention is not None:
@@ -341,19 +331,15 @@ def translate_input(
             n_cut += len(result.cut)
             if not is_warned and len(result.shortened) > MAX_SHORTENED * result.n_lines:
                 is_warned = True
-                warn_of_shortened(source.name, result.shortened)
+                say(
+                    f"warning: {source.name}:{result.shortened[0]}: has several sentences, and its "
+                    "translation has fewer; give --text to translate each sentence separately"
+                )
     if n_cut:
         warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done)
 
 
-def warn_of_shortened(name: str, lines: Sequence[int]) -> None:
-    from nmt.system.progress import say
-
-    say(
-        f"warning: {name}:{lines[0]}: has several sentences, and its translation has fewer; give --text to "
-        "translate each sentence separately"
-    )
-
+main = partial(start_command, "nmt-translate", parse_arguments, translate_text)
 
 if __name__ == "__main__":
     sys.exit(main())

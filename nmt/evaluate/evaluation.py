@@ -26,17 +26,12 @@ from nmt.config import (
     tabulate_differences,
     to_plain_values,
 )
+from nmt.corpus.text_files import TextFile, read_lines
 from nmt.evaluate.card import write_average_card
 from nmt.evaluate.outcome import Evaluation, Findings
 from nmt.evaluate.results import Result, ScoredTestSet, add_result, find_run, read_results
 from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
-from nmt.evaluate.systems import (
-    System,
-    TestSetChoice,
-    check_texts,
-    read_translations,
-    translate_test_set,
-)
+from nmt.evaluate.systems import System, TestSetChoice, check_texts, translate_test_set
 from nmt.evaluate.training_text import examine_training_text
 from nmt.evaluate.verdict import SEED_RUN_KEYS, check_one_recipe, judge
 from nmt.score.metrics import (
@@ -140,10 +135,10 @@ def _choose_average(name: str) -> str:
 
 def evaluate_difference(request: EvaluationRequest, names: Sequence[str]) -> Evaluation:
     """Test whether the difference between two systems is statistically significant."""
-    seed = read_seed()  # first, so that an invalid seed is refused before anything is translated
+    read_seed()  # first, so that an invalid seed is refused before anything is translated
     _check_folders([name for name in names if not Path(name).is_file()])
     a, b = systems = make_comparable_systems(request, names)
-    comparison = _compare(a, b, seed)
+    comparison = _compare(a, b)
     return Evaluation(score_systems(systems, [HEADLINE]), Findings(comparison=comparison))
 
 
@@ -181,8 +176,7 @@ def _check_same_data(checkpoints: Sequence[Checkpoint]) -> None:
 
 def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]) -> Evaluation:
     """Compare each run with the first, beside the settings in which the runs differ."""
-    seed = read_seed()
-    comparisons = [_compare(systems[0], other, seed) for other in systems[1:]]
+    comparisons = [_compare(systems[0], other) for other in systems[1:]]
     systems = score_systems(systems, [HEADLINE, CHRF2])
     chrf = [system.scores[1] for system in systems]
     return Evaluation(systems, Findings(chrf=chrf, settings=settings, comparisons=comparisons))
@@ -202,7 +196,9 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
             )
     if is_text:
         data = override_config(RunConfig(), request.overrides).data
-        system = read_translations(names[0], request.test_set, data)
+        (name,) = names
+        test = request.test_set.open(data)
+        system = System(name, data, test, list(read_lines(TextFile(Path(name)))))
     else:
         model = request.open_translator(names, request.overrides)
         if not request.is_forced:
@@ -291,50 +287,57 @@ def _doubt_average(system: System) -> str | None:
     return find_better_member(checkpoint, model.translator.device, RunFolder(run))
 
 
-def _compare(a: System, b: System, seed: int) -> Comparison:
+def _compare(a: System, b: System) -> Comparison:
     counter = HEADLINE.make_counter()
     references = [a.test.ref, *a.test.more_references]
-    return compare_systems(counter, a.texts, b.texts, references, seed=seed)
+    return compare_systems(counter, a.texts, b.texts, references, seed=read_seed())
 
 
 # ---- record ---------------------------------------------------------------------------------------------------------
 
 
-def collect_texts(system: System) -> ScoredTexts:
-    """Return what was scored, line by line."""
+def describe_system(system: System) -> tuple[Result, ScoredTexts]:
+    """Describe a system and its scores, and what was scored line by line. What only one checkpoint has
+    is empty for others.
+    """
+    test, model, checkpoint = system.test, system.model, system.only_checkpoint
     hypotheses = "".join(text + "\n" for text in system.texts)
-    return ScoredTexts(
+    texts = ScoredTexts(
         checkpoint=system.recorded_name,
-        test_set=system.test.label,
+        test_set=test.label,
         pair=system.pair,
         hypotheses_sha256=hashlib.sha256(hypotheses.encode()).hexdigest(),
-        sources=system.test.src,
-        references=system.test.ref,
+        sources=test.src,
+        references=test.ref,
         translations=system.texts,
     )
-
-
-def make_result(system: System, hypotheses_sha256: str) -> Result:
-    """Describe a system and its scores. What only one checkpoint has is empty for others."""
-    test, checkpoint = system.test, system.only_checkpoint
     versions = {"python": python_version(), "nmt": nmt.__version__}
     versions |= {name: version(name) for name in ("torch", "sacrebleu")}
-    return Result(
+    result = Result(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
-        checkpoint=system.recorded_name,
-        step=0 if checkpoint is None else checkpoint.step,
-        averaged=[] if checkpoint is None else checkpoint.averaged,
-        weights_sha256="" if checkpoint is None else checkpoint.sha256[MODEL_FILE],
-        vocab_sha256="" if checkpoint is None else checkpoint.vocab.digest,
+        checkpoint=texts.checkpoint,
+        step=0,
+        averaged=[],
+        weights_sha256="",
+        vocab_sha256="",
         test_set=ScoredTestSet(test.label, len(test.ref), test.src_sha256, test.ref_sha256),
-        pair=system.pair,
-        hypotheses_sha256=hypotheses_sha256,
-        decoding={} if system.model is None else to_plain_values(system.config.decoding),
-        engine="read from a file" if system.model is None else system.model.translator.engine,
+        pair=texts.pair,
+        hypotheses_sha256=texts.hypotheses_sha256,
+        decoding={} if model is None else to_plain_values(model.config.decoding),
+        engine="read from a file" if model is None else model.translator.engine,
         scores=list(system.scores),
         versions=versions,
         seconds=round(system.seconds, 2),
     )
+    if checkpoint is not None:
+        result = replace(
+            result,
+            step=checkpoint.step,
+            averaged=checkpoint.averaged,
+            weights_sha256=checkpoint.sha256[MODEL_FILE],
+            vocab_sha256=checkpoint.vocab.digest,
+        )
+    return result, texts
 
 
 def record_scores(evaluation: Evaluation) -> None:
@@ -354,12 +357,11 @@ def record_scores(evaluation: Evaluation) -> None:
 
 def _record(system: System) -> None:
     checkpoint = system.only_checkpoint
-    run = find_run(checkpoint.path) if checkpoint is not None else None
-    if (
-        checkpoint is None or run is None
-    ):  # a file, an export or an ensemble belongs to no single run
+    if checkpoint is None:  # a file, an export or an ensemble belongs to no single run
         return
-    texts = collect_texts(system)
-    add_result(run, make_result(system, texts.hypotheses_sha256))
-    write_scored_texts(run, texts)
-    write_average_card(checkpoint.path, read_results(run))
+    run = find_run(checkpoint.path)
+    if run is not None:
+        result, texts = describe_system(system)
+        add_result(run, result)
+        write_scored_texts(run, texts)
+        write_average_card(checkpoint.path, read_results(run))

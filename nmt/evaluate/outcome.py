@@ -62,9 +62,10 @@ class Evaluation:
             "test_set": first.test.name,
             "pair": first.pair,
             "sentences": len(first.texts),
-            "scores": [_drop_nones(score) for score in scores],
+            "scores": list(map(asdict, scores)),
         }
-        return values | _drop_nones(self.findings)
+        found = asdict(self.findings)
+        return values | {key: value for key, value in found.items() if value is not None}
 
     @property
     def report(self) -> str:
@@ -88,8 +89,7 @@ class Evaluation:
         return "\n".join(map(escape_line, lines))
 
     def _list_scores(self, system: System) -> Iterator[str]:
-        scores = [score for score in system.scores if score.low is not None]
-        yield from _indent([_make_row(score.name, score, score.signature) for score in scores])
+        yield from _format_scores(system.scores)
         if self.doubt is not None:
             yield f"  warning: {self.doubt}"
         if self.ladder:
@@ -108,10 +108,7 @@ class Evaluation:
                 f"on the {len(system.test.subset):,} of these lines that sacreBLEU's wmt14 contains; "
                 f"Table 2 counts all {len(system.texts):,}, so no score below compares with it:"
             )
-            filtered = self.findings.filtered
-            yield from _indent(
-                [_make_row(score.name, score, score.signature) for score in filtered]
-            )
+            yield from _format_scores(self.findings.filtered)
 
     def _list_side_by_side(self) -> Iterator[str]:
         yield from _indent([_make_row(system.label, system.scores[0]) for system in self.systems])
@@ -144,9 +141,13 @@ class Evaluation:
         yield "  difference from the first in BLEU, and its p by paired bootstrap"
 
 
-def _make_row(name: str, score: Score, *more: str) -> list[Cell]:
+def _format_scores(scores: Sequence[Score]) -> list[str]:
+    return _indent([[*_make_row(score.name, score), score.signature] for score in scores])
+
+
+def _make_row(name: str, score: Score) -> list[Cell]:
     """Name a score; its 95 % interval comes after it."""
-    return [name, f"{score.value:5.2f}", score.format_interval(), *more]
+    return [name, f"{score.value:5.2f}", score.format_interval()]
 
 
 def _indent(rows: Sequence[Sequence[Cell]]) -> list[str]:
@@ -171,7 +172,3 @@ def _format_comparison(comparison: Comparison) -> Iterator[str]:
         return
     better = "second" if comparison.difference > 0 else "first"
     yield f"  significant at p < 0.05: the {better} system is better on this kind of text"
-
-
-def _drop_nones(record: Score | Findings) -> dict[str, Any]:
-    return {key: value for key, value in asdict(record).items() if value is not None}

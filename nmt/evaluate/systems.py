@@ -11,8 +11,7 @@ from pathlib import Path
 from nmt.checkpoint import Checkpoint
 from nmt.config import CorpusConfig, DataConfig, RunConfig
 from nmt.corpus.test_sets import TestSet, add_references, open_reference, open_test_set
-from nmt.corpus.text_files import TextFile, read_lines
-from nmt.known_test_sets import KnownSet, find_filtered_set, name_sizes
+from nmt.known_test_sets import KnownSet, find_filtered_set
 from nmt.score.score import Score
 from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
@@ -129,7 +128,7 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     started_at = clock()
     with Progress("translating", len(test.src), "sentences") as progress:
         translations = model.translator.translate(test.src, progress)
-    cut = list_cut([[translation] for translation in translations])
+    cut = list_cut(translations)
     if len(cut) > FEW_CUT * len(translations):
         warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations))
     texts = [translation.text for translation in translations]
@@ -150,11 +149,6 @@ def _set_tag(model: LoadedModel, choice: TestSetChoice) -> LoadedModel:
         )
     model.translator.set_tag(test.tag)
     return replace(model, config=replace(model.config, decoding=replace(decoding, tag=test.tag)))
-
-
-def read_translations(path: str, choice: TestSetChoice, data: DataConfig) -> System:
-    """Read a file of translations, one per line."""
-    return System(path, data, choice.open(data), list(read_lines(TextFile(Path(path)))))
 
 
 def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
@@ -181,7 +175,7 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
     for text in references:
         if text.lines == hypotheses.lines:
             say(f"note: {hypotheses.name} and {text.name} are the same text, line for line")
-        for problem in find_problems(hypotheses, text, sources, name_sizes()):
+        for problem in find_problems(hypotheses, text, sources):
             if problem not in problems:  # what concerns the translations alone is said once
                 problems.append(problem)
     # If the user insists, a score may be wrong, but lists of unequal length have no score at all.

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from sacrebleu.metrics.base import Metric as Counter
-from sacrebleu.metrics.base import Signature
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 import nmt
 from nmt.score import moses
-from nmt.score.score import Score, check_lengths, make_headline_counter
+from nmt.score.score import Score, make_headline_counter
 from nmt.score.significance import bootstrap, read_seed
 
 Prepare = Callable[[str], str]
@@ -150,41 +149,27 @@ def compute_score(
     references: Sequence[str],
     test: str,
     pair: str,
-    n_bootstrap: int = 0,
+    n_bootstrap: int,
     more_references: Sequence[Sequence[str]] = (),
 ) -> Score:
-    """Score the hypotheses, with a 95 % interval if `n_bootstrap` is above 0.
+    """Score the hypotheses, with a 95 % interval of `n_bootstrap` resamples.
 
     `test` names the test set and `pair` the languages, such as en-de; both go into the signature.
     There may be more than one reference translation of the test set.
     """
     texts = [metric.prepare_hypothesis(line) for line in hypotheses]
-    gold = []
-    for lines in (references, *more_references):
-        check_lengths(hypotheses, lines)
-        gold.append([metric.prepare_reference(line) for line in lines])
+    gold = [
+        [metric.prepare_reference(line) for line in lines]
+        for lines in (references, *more_references)
+    ]
     counter = metric.make_counter()
-    resampled = None
-    if n_bootstrap:
-        value, resampled = bootstrap(counter, texts, gold, n_bootstrap, read_seed())
-    else:
-        value = counter.corpus_score(texts, gold).score
-    signature = counter.get_signature()
-    _complete_signature(signature, metric, test, pair, len(texts))
-    low = high = None
-    if resampled is not None:
-        low, high = resampled.low, resampled.high
-        signature.update("bs", str(resampled.n))
-        signature.update("seed", str(resampled.seed))
-    return Score(metric.name, value, f"{signature.format()}|nmt:{nmt.__version__}", low, high)
-
-
-def _complete_signature(
-    signature: Signature, metric: Metric, test: str, pair: str, n_lines: int
-) -> None:
-    signature.update("test", test)
-    signature.update("lang", pair)
-    signature.update("lines", str(n_lines))
+    value, resampled = bootstrap(counter, texts, gold, n_bootstrap, read_seed())
+    facts = {"test": test, "lang": pair, "lines": len(texts)}
     if metric.tokens:
-        signature.update("tok", metric.tokens)
-        signature.update("lists", moses.ABBREVIATIONS)
+        facts |= {"tok": metric.tokens, "lists": moses.ABBREVIATIONS}
+    facts |= {"bs": resampled.n, "seed": resampled.seed}
+    signature = counter.get_signature()
+    for key, fact in facts.items():
+        signature.update(key, str(fact))
+    described = f"{signature.format()}|nmt:{nmt.__version__}"
+    return Score(metric.name, value, described, resampled.low, resampled.high)

@@ -8,9 +8,11 @@ print nothing.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+from nmt.known_test_sets import name_sizes
 
 # If a whole file is in pieces or escaped, far more than one line in a hundred shows it, and fewer
 # lines change a score by less than a tenth of its confidence interval. So one marked line in 3,003
@@ -119,17 +121,13 @@ def find_problems(
     hypotheses: Text,
     references: Text,
     sources: Text | None = None,
-    known_sizes: Mapping[int, str] | None = None,
 ) -> list[Problem]:
     """Return everything that is wrong or suspicious about scoring `hypotheses` against
     `references`, fatal problems first.
-
-    `known_sizes` maps numbers of lines to names of test sets, for the message when the two sides
-    differ in length.
     """
     unusable = [
         *_check_not_empty(hypotheses, references),
-        *_check_lengths(hypotheses, references, known_sizes or {}),
+        *_check_lengths(hypotheses, references),
     ]
     if unusable:
         return unusable[:1]
@@ -153,29 +151,25 @@ def find_problems(
 def _check_not_empty(hypotheses: Text, references: Text) -> Iterator[Problem]:
     """Report a side without any text. Translations that are all empty are allowed and score 0: a
     model early in training produces them."""
-    if not hypotheses.lines:
-        yield _report_nothing(hypotheses)
-    if not any(line.strip() for line in references.lines):
-        yield _report_nothing(references)
+    for text in (hypotheses, references):
+        n = len(text.lines)
+        has_text = any(line.strip() for line in text.lines)
+        if not n or (text is references and not has_text):
+            seen = f"all {n:,} lines are empty" if n else "there are no lines"
+            yield Problem(
+                True,
+                f"{text.name}:1: nothing to score: {seen}; give one line of text for each source "
+                "sentence",
+            )
 
 
-def _report_nothing(text: Text) -> Problem:
-    n = len(text.lines)
-    seen = f"all {n:,} lines are empty" if n else "there are no lines"
-    return Problem(
-        True,
-        f"{text.name}:1: nothing to score: {seen}; give one line of text for each source sentence",
-    )
-
-
-def _check_lengths(
-    hypotheses: Text, references: Text, known_sizes: Mapping[int, str]
-) -> Iterator[Problem]:
+def _check_lengths(hypotheses: Text, references: Text) -> Iterator[Problem]:
     n, m = len(hypotheses.lines), len(references.lines)
     if n == m:
         return
     shorter = min(n, m)
     longer = hypotheses if n > m else references
+    known_sizes = name_sizes()
     if n in known_sizes and m in known_sizes:
         remedy = (
             f"{n:,} is the size of {known_sizes[n]}, {m:,} that of {known_sizes[m]}: score against "
@@ -197,30 +191,28 @@ def _check_lengths(
 
 def _check_traces(hypotheses: Text, references: Text) -> Iterator[Problem]:
     for trace in TRACES:
-        for text, other in ((hypotheses, references), (references, hypotheses)):
-            problem = _check_trace(trace, text, other, text is hypotheses)
-            if problem is not None:
-                yield problem
+        yield from _check_trace(trace, hypotheses, references, is_hypotheses=True)
+        yield from _check_trace(trace, references, hypotheses, is_hypotheses=False)
 
 
-def _check_trace(trace: Trace, text: Text, other: Text, is_hypotheses: bool) -> Problem | None:
+def _check_trace(trace: Trace, text: Text, other: Text, is_hypotheses: bool) -> Iterator[Problem]:
     marked = trace.find_lines(text)
     unmatched = trace.find_unmatched(marked, other)
     is_systematic = trace.is_systematic(text, marked)
+    what, remedy = trace.what, trace.remedy
     report = partial(_report, text, pattern=trace.pattern)
     if not trace.is_one_sided:
         if is_systematic:
-            return report(marked, trace.what, trace.remedy, is_fatal=True)
-        return report(unmatched, trace.what, trace.remedy) if unmatched else None
-    if is_systematic and len(unmatched) >= MIN_SHARE_OF_POSSIBLE * len(marked):
-        return report(marked, f"{trace.what}, unlike {other.name}", trace.remedy, is_fatal=True)
-    if is_systematic and is_hypotheses:
-        remedy = f"{trace.remedy} on both sides; as it is, the score is not comparable with others"
-        return report(marked, f"{trace.what}, in {other.name} as well", remedy)
-    if len(unmatched) >= MIN_SHARE * len(text.lines):
-        what = f"{trace.what}, unlike the same lines of {other.name}"
-        return report(unmatched, what, trace.remedy)
-    return None
+            yield report(marked, what, remedy, is_fatal=True)
+        elif unmatched:
+            yield report(unmatched, what, remedy)
+    elif is_systematic and len(unmatched) >= MIN_SHARE_OF_POSSIBLE * len(marked):
+        yield report(marked, f"{what}, unlike {other.name}", remedy, is_fatal=True)
+    elif is_systematic and is_hypotheses:
+        remedy += " on both sides; as it is, the score is not comparable with others"
+        yield report(marked, f"{what}, in {other.name} as well", remedy)
+    elif len(unmatched) >= MIN_SHARE * len(text.lines):
+        yield report(unmatched, f"{what}, unlike the same lines of {other.name}", remedy)
 
 
 # ---- what may be genuine --------------------------------------------------------------------------------------------
@@ -279,20 +271,13 @@ def _check_script(hypotheses: Text) -> Iterator[Problem]:
 
 
 def _check_copies(hypotheses: Text, references: Text, sources: Text) -> Iterator[Problem]:
-    n = len(hypotheses.lines)
-    if len(sources.lines) != n:
-        yield Problem(
-            False,
-            f"{sources.name}:1: {len(sources.lines):,} source sentences for {n:,} translations; "
-            "check that both belong to the same test set",
-        )
-        return
     copied = []
-    for i, hypothesis in enumerate(hypotheses.lines):
-        source, reference = sources.lines[i].strip(), references.lines[i].strip()
-        if hypothesis.strip() == source and source not in ("", reference):
+    lines = zip(hypotheses.lines, references.lines, sources.lines, strict=True)
+    for i, texts in enumerate(lines):
+        hypothesis, reference, source = map(str.strip, texts)
+        if hypothesis == source and source not in ("", reference):
             copied.append(i)
-    if copied and len(copied) >= MAX_COPIED * n:
+    if copied and len(copied) >= MAX_COPIED * len(hypotheses.lines):
         what = f"a copy of the source sentence in {sources.name}"
         remedy = "check the file, and that the model was trained on pairs in two languages"
         yield _report(hypotheses, copied, what, remedy)

@@ -379,7 +379,7 @@ class Trainer:
         average, gather = self.optimizer.average, self.setup.replica.gather
         averages = None if average is None else average.averages
         return checkpoint.take_snapshot(
-            self.model, self.optimizer, averages, has_moments, self.optimizer.shares, gather
+            self.model, self.optimizer, self.optimizer.shares, averages, has_moments, gather
         )
 
     def has_finite_weights(self) -> bool:

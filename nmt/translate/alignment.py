@@ -35,16 +35,12 @@ def align(
     return links
 
 
-def find_alignment_layer(n_layers: int) -> int:
-    """The decoder layer, counted from 0, whose attention follows the source best."""
-    return max(0, n_layers - 2)
-
-
 def link_pieces(
     layers: Sequence[Tensor], sources: Packed, tgt: Sequence[Sequence[int]]
 ) -> list[list[int]]:
     """Link pieces by the memory attention of all layers, each (S, H, Lt, Ls)."""
-    attention = layers[find_alignment_layer(len(layers))].mean(1)  # (S, Lt, Ls)
+    follows_best = max(0, len(layers) - 2)
+    attention = layers[follows_best].mean(1)  # (S, Lt, Ls)
 
     # the closing eos gets much attention and means nothing
     positions = torch.arange(attention.shape[2], device=attention.device)

@@ -18,6 +18,8 @@ from nmt.translate.translator import (
     Translation,
 )
 
+Fields = dict[str, Any]  # of a JSON object
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -52,7 +54,7 @@ class Layout:
         """
         if not self.is_json:
             return translated.text + "\n"
-        fields: dict[str, Any] = {"line": number, "source": source, "text": translated.text}
+        fields: Fields = {"line": number, "source": source, "text": translated.text}
         fields["sentences"] = [
             self._fields(n, sentence.text, candidates, translator)
             for n, (sentence, candidates) in enumerate(
@@ -77,10 +79,10 @@ class Layout:
 
     def _fields(
         self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText
-    ) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = []
+    ) -> Fields:
+        rows: list[Fields] = []
         for one in candidates:
-            row: dict[str, Any] = {"text": one.text, "score": round(one.score, 6)}
+            row: Fields = {"text": one.text, "score": round(one.score, 6)}
             if self.has_alignments:
                 row["pieces"] = translator.vocab.tgt.pieces(one.piece_ids)
                 row["alignment"] = [[s, t] for t, s in enumerate(one.alignment)]
@@ -88,7 +90,7 @@ class Layout:
                 row["is_cut"] = True
             rows.append(row)
         name = "sentence" if self.is_text else "line"
-        fields: dict[str, Any] = {name: number, "source": source, "candidates": rows}
+        fields: Fields = {name: number, "source": source, "candidates": rows}
         if translator.direction is not None and not self.is_text:
             fields["direction"] = translator.direction
         if self.has_alignments:

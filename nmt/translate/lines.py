@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 from nmt.corpus.text_files import decode_lines
 from nmt.system.errors import UserError
@@ -35,6 +36,11 @@ class Chunk:
     lines: list[str]
     share: float  # of the stream, read up to the end of the chunk; 0: unknown
     prefixes: list[str] | None = None  # how the translation of each must begin
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of its lines."""
+        return range(self.first, self.first + len(self.lines))
 
     def cut(self, n: int) -> "Chunk":
         """Its first `n` lines."""
@@ -99,16 +105,20 @@ def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
     rest = bytearray()  # of a line whose end has not come yet
     size = FIRST_CHUNK
     n_lines = 0  # yielded
-    while data := _read(handle, name):
+    while True:
+        data = _read(handle, name)
         *ended, last = data.split(b"\n")
         if ended:
             ended[0] = bytes(rest) + ended[0]
             rest.clear()
         rest += last
         ready += [line + b"\n" for line in ended]
+        if rest and not data:  # the end of the stream
+            ready.append(bytes(rest))
+            rest.clear()
 
         # full blocks, or everything so far if waiting would not help
-        is_pausing = not select.select([handle], [], [], PAUSE_S)[0]
+        is_pausing = not data or not select.select([handle], [], [], PAUSE_S)[0]
         is_large = len(rest) > MAX_LINE_BYTES or sum(map(len, ready)) > MAX_CHUNK_BYTES
         while len(ready) >= size or (ready and (is_pausing or is_large)):
             block, ready = ready[:size], ready[size:]
@@ -120,13 +130,8 @@ def _read_blocks(handle: int, name: str, largest: int) -> Iterator[list[bytes]]:
                 f"{name}:{n_lines + 1}: is longer than {MAX_LINE_BYTES:,} bytes; "
                 "give a text file with one sentence per line"
             )
-
-    # the end of the stream
-    if rest:
-        ready.append(bytes(rest))
-    while ready:
-        yield ready[:size]
-        ready, size = ready[size:], min(largest, 2 * size)
+        if not data:
+            return
 
 
 def _read(handle: int, name: str) -> bytes:
@@ -153,23 +158,18 @@ def open_input(path: str | None) -> Iterator[LineReader]:
 
 def add_prefixes(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> Iterator[Chunk]:
     """Chunks with the lines of another stream as their prefixes. It must have as many lines."""
-    waiting: list[str] = []  # prefixes that are read and not used
-    prefix_chunks = reader.read_chunks(skip)
+    prefixes = chain.from_iterable(chunk.lines for chunk in reader.read_chunks(skip))
     n = skip  # lines of the input so far
     for chunk in chunks:
-        needed = len(chunk.lines)
-        n = chunk.first + needed - 1
-        while len(waiting) < needed and (more := next(prefix_chunks, None)) is not None:
-            waiting.extend(more.lines)
-        if len(waiting) < needed:
-            n_prefixes = n - needed + len(waiting)
+        own = list(islice(prefixes, len(chunk.lines)))
+        if len(own) < len(chunk.lines):
             raise UserError(
-                f"{reader.name}: ends after line {n_prefixes:,}, but the input has more lines; "
+                f"{reader.name}: ends after line {n + len(own):,}, but the input has more lines; "
                 f"give one line for each input line, empty if it has no prefix"
             )
-        yield replace(chunk, prefixes=waiting[:needed])
-        del waiting[:needed]
-    if waiting or next(prefix_chunks, None) is not None:
+        yield replace(chunk, prefixes=own)
+        n += len(own)
+    if next(prefixes, None) is not None:
         raise UserError(
             f"{reader.name}: has more lines than the input ({n:,}); give exactly one line for each input line"
         )

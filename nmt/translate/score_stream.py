@@ -29,26 +29,16 @@ class ScoreTotals:
     impossible: int = 0
     tokens: int = 0  # of the possible ones, end marks included
     nll: float = 0.0
-    warnings: list[str] = field(default_factory=list)  # the first few
 
-    def add(self, score: PairScore, number: int) -> None:
-        self.pairs += 1
-        if score.problem is not None:
+    def add(self, chunk: "ScoredChunk") -> None:
+        """Add the pairs of a chunk, and say what is wrong with the first few of all."""
+        self.pairs += chunk.n_lines
+        for number, problem in chunk.problems.items():
             self.impossible += 1
             if self.impossible <= MAX_NAMED:
-                self.warnings.append(f"warning: pair {number:,} is impossible: {score.problem}")
-        else:
-            self.tokens += len(score.piece_ids)
-            self.nll -= score.log_prob
-
-    def extend(self, later: "ScoreTotals") -> None:
-        """Add the totals of the pairs that follow, and say what is wrong with the first few."""
-        for warning in later.warnings[: max(0, MAX_NAMED - self.impossible)]:
-            say(warning)
-        self.pairs += later.pairs
-        self.impossible += later.impossible
-        self.tokens += later.tokens
-        self.nll += later.nll
+                say(f"warning: pair {number:,} is impossible: {problem}")
+        self.tokens += chunk.n_tokens
+        self.nll += chunk.nll
 
     def describe(self) -> str:
         text = f"{self.pairs:,} pairs, {self.tokens:,} tokens"
@@ -79,7 +69,9 @@ def read_pair_chunks(src: str, tgt: str, skip: int = 0) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class ScoredChunk(DoneChunk):
-    totals: ScoreTotals = field(default_factory=ScoreTotals)
+    problems: dict[int, str] = field(default_factory=dict)  # of impossible pairs, by number
+    n_tokens: int = 0
+    nll: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,14 +81,19 @@ class ChunkScorer:
     is_json: bool
 
     def __call__(self, chunk: Block) -> ScoredChunk:
-        totals = ScoreTotals()
-        scores = self.scorer.score_pairs(chunk.src, chunk.tgt)
         rows = []
+        problems = {}
+        n_tokens, nll = 0, 0.0
+        scores = self.scorer.score_pairs(chunk.src, chunk.tgt)
         for number, score in enumerate(scores, chunk.first):
-            totals.add(score, number)
             rows.append(self._format(score, number))
+            if score.problem is not None:
+                problems[number] = score.problem
+            else:
+                n_tokens += len(score.piece_ids)
+                nll -= score.log_prob
         data = "".join(rows).encode()
-        return ScoredChunk(data, len(chunk.src), chunk.share, totals=totals)
+        return ScoredChunk(data, len(rows), chunk.share, None, problems, n_tokens, nll)
 
     def _format(self, score: PairScore, number: int) -> str:
         value = score.value(self.kind, self.scorer.config)

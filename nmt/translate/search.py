@@ -93,7 +93,10 @@ def beam_step(
     beam = rules.beam
 
     # The continuations to consider, (S, 2B)
-    parents, pieces, scores = _find_continuations(beams, model, hidden, length, rules)
+    blocks = []
+    for block in compute_logit_blocks(beams, model, hidden, length, rules):
+        blocks.append(_best_continuations(block, beams.scores, model, length, rules))
+    parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))
     rank = torch.arange(scores.shape[1], device=scores.device)
     if rules.finishing == "shrink":
         scores = scores.masked_fill(rank >= beam - beams.n_finished[:, None], NEG_INF)
@@ -121,26 +124,16 @@ def beam_step(
     return parents.gather(1, order)
 
 
-def _find_continuations(
-    beams: Beams, model: Decodable, hidden: Tensor, length: Length, rules: SearchRules
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the 2 * beam best continuations of each sentence: parents, pieces and log-probabilities."""
-    blocks = []
-    for block in compute_logit_blocks(beams, model, hidden, length, rules):
-        scores = beams.scores[block.here]
-        blocks.append(_best_continuations(block, scores, model, length, rules))
-    parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))
-    return parents, pieces, scores
-
-
 def _best_continuations(
     block: LogitBlock, scores: Tensor, model: Decodable, length: Length, rules: SearchRules
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the n best continuations of each sentence: parents, pieces and log-probabilities, each (S, n).
+    """Return the n best continuations of each sentence of a block: parents, pieces and log-probabilities,
+    each (s, n).
 
     `scores` (S, B) are those of the hypotheses.
     """
-    _, logits, required, repeats = block
+    here, logits, required, repeats = block
+    scores = scores[here]
     n = rules.n_considered
     # A continuation's score is base + its logit, where base = hypothesis score - logsumexp(logits).
     # Any logit minus its log_softmax is logsumexp; torch's log_softmax takes half the time of its logsumexp.

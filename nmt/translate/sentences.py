@@ -115,24 +115,6 @@ def find_cut(text: str) -> int:
     return middle
 
 
-def interleave(
-    paragraph: str, sentences: Sequence[Sentence], translations: Sequence[str]
-) -> list[str]:
-    """Return the white space before the first sentence, its translation, the white space after it, and so
-    on. It is that of the paragraph, but for a space between translations of sentences in Chinese or
-    Japanese, which have none.
-    """
-    parts: list[str] = []
-    done = 0
-    for sentence, translation in zip(sentences, translations, strict=True):
-        gap = paragraph[done : sentence.start]
-        if parts and not gap and is_wide(paragraph[done - 1]) and not is_wide(parts[-1][-1:]):
-            gap = " "
-        parts += [gap, translation]
-        done = sentence.end
-    return [*parts, paragraph[done:]]
-
-
 def is_wide(character: str) -> bool:
     """Whether it belongs to a script that is written without spaces, or to no script."""
     return not character or east_asian_width(character) in "WF"
@@ -155,6 +137,15 @@ class RunningText:
             start += len(line) + 1
 
     def join(self, translations: Sequence[str]) -> str:
-        """Return the text with each sentence replaced by its translation."""
-        texts = [translation.replace("\n", " ") for translation in translations]
-        return "".join(interleave(self.text, self.sentences, texts))
+        """Return the text with each sentence replaced by its translation. White space stays, but there is
+        a space between translations of sentences in Chinese or Japanese, which have none.
+        """
+        parts: list[str] = []
+        done = 0
+        for sentence, translation in zip(self.sentences, translations, strict=True):
+            gap = self.text[done : sentence.start]
+            if parts and not gap and is_wide(self.text[done - 1]) and not is_wide(parts[-1][-1:]):
+                gap = " "
+            parts += [gap, translation.replace("\n", " ")]
+            done = sentence.end
+        return "".join([*parts, self.text[done:]])

@@ -12,7 +12,6 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from io import FileIO
 from pathlib import Path
 from types import FrameType
@@ -61,57 +60,62 @@ def share_cores(n_workers: int) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // n_workers))
 
 
+@dataclass(frozen=True)
+class ChunkTranslator:
+    """Translates chunks in one process."""
+
+    model: LoadedModel
+    layout: Layout
+
+    def __call__(self, task: Chunk) -> TranslatedChunk:
+        """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
+        translate = self._translate_paragraphs if self.layout.is_text else self._translate_lines
+        try:
+            chunk = translate(task)
+        except LineTooLong as error:
+            before = self(task.cut(error.number - task.first))
+            return replace(before, error=str(error))
+        if self.layout.keeps_translations:
+            return chunk
+        return replace(chunk, lines=(), translations=())
+
+    def _translate_lines(self, task: Chunk) -> TranslatedChunk:
+        translator, layout, lines = self.model.translator, self.layout, task.lines
+        candidates = translator.find_candidates(lines, layout.request, task.prefixes, task.first)
+        best = [of_line[0] for of_line in candidates]
+        rows = []
+        for number, line, of_line in zip(task.numbers, lines, candidates, strict=True):
+            rows.append(layout.lines(number, line, of_line, translator))
+        shortened = find_shortened(translator, task, best)
+        cut = list_cut(best, task.first)
+        return TranslatedChunk(
+            _encode(rows), len(rows), task.share, None, lines, best, shortened=shortened, cut=cut
+        )
+
+    def _translate_paragraphs(self, task: Chunk) -> TranslatedChunk:
+        translator, layout = self.model.translator, self.layout
+        splitter = translator.make_splitter()
+        paragraphs = [RunningText(line, splitter) for line in task.lines]
+        translated = translator.translate_texts(paragraphs, layout.request, task.first)
+        rows = []
+        sentences: list[str] = []
+        best: list[Translation] = []
+        cut = []
+        for number, line, one in zip(task.numbers, task.lines, translated, strict=True):
+            rows.append(layout.paragraph(number, line, one, translator))
+            sentences += [sentence.text for sentence in one.sentences]
+            own = [candidates[0] for candidates in one.candidates]
+            best += own
+            if list_cut(own):
+                cut.append(number)
+        return TranslatedChunk(_encode(rows), len(rows), task.share, None, sentences, best, cut=cut)
+
+
 def start_translating(
     load_model: Callable[[], LoadedModel], layout: Layout, n_here: int
-) -> Callable[[Chunk], TranslatedChunk]:
+) -> ChunkTranslator:
     share_cores(n_here)
-    return partial(translate_chunk, load_model().translator, layout)
-
-
-def translate_chunk(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
-    """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
-    translate = _translate_paragraphs if layout.is_text else _translate_lines
-    return translate(translator, layout, task)
-
-
-def _translate_lines(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
-    lines = task.lines
-    try:
-        candidates = translator.find_candidates(lines, layout.request, task.prefixes, task.first)
-    except LineTooLong as error:
-        before = _translate_lines(translator, layout, task.cut(error.index))
-        return replace(before, error=str(error))
-    rows = []
-    for number, (line, of_line) in enumerate(zip(lines, candidates, strict=True), task.first):
-        rows.append(layout.lines(number, line, of_line, translator))
-    best = [of_line[0] for of_line in candidates]
-    shortened = find_shortened(translator, lines, [one.text for one in best])
-    chunk = TranslatedChunk(
-        _encode(rows),
-        len(lines),
-        task.share,
-        shortened=[task.first + i for i in shortened],
-        cut=list_cut(candidates, task.first),
-    )
-    if layout.keeps_translations:
-        return replace(chunk, lines=lines, translations=best)
-    return chunk
-
-
-def _translate_paragraphs(translator: TextToText, layout: Layout, task: Chunk) -> TranslatedChunk:
-    splitter = translator.make_splitter()
-    paragraphs = [RunningText(line, splitter) for line in task.lines]
-    translated = translator.translate_texts(paragraphs, layout.request, task.first)
-    rows = []
-    for number, (line, one) in enumerate(zip(task.lines, translated, strict=True), task.first):
-        rows.append(layout.paragraph(number, line, one, translator))
-    cut = [n for n, one in enumerate(translated, task.first) if list_cut(one.candidates)]
-    chunk = TranslatedChunk(_encode(rows), len(task.lines), task.share, cut=cut)
-    if layout.keeps_translations:
-        sentences = [one.text for text in translated for one in text.sentences]
-        best = [candidates[0] for text in translated for candidates in text.candidates]
-        return replace(chunk, lines=sentences, translations=best)
-    return chunk
+    return ChunkTranslator(load_model(), layout)
 
 
 def _encode(rows: Sequence[str]) -> bytes:
@@ -119,17 +123,17 @@ def _encode(rows: Sequence[str]) -> bytes:
 
 
 def find_shortened(
-    translator: TextToText, lines: Sequence[str], translations: Sequence[str]
+    translator: TextToText, task: Chunk, translations: Sequence[Translation]
 ) -> list[int]:
-    """Return which lines have several sentences, and fewer in their translations: a model that was trained on
-    single sentences leaves out the others.
+    """Return the numbers of the lines that have several sentences, and fewer in their translations: a
+    model that was trained on single sentences leaves out the others.
     """
     src, tgt = (Splitter(language, lambda _: True) for language in translator.languages)
     found = []
-    for i, (line, translation) in enumerate(zip(lines, translations, strict=True)):
+    for number, line, one in zip(task.numbers, task.lines, translations, strict=True):
         n_sentences = len(src.split(line))
-        if n_sentences > 1 and len(tgt.split(translation)) < n_sentences:
-            found.append(i)
+        if n_sentences > 1 and len(tgt.split(one.text)) < n_sentences:
+            found.append(number)
     return found
 
 

@@ -83,9 +83,9 @@ class Request:
 
 
 class LineTooLong(UserError):
-    def __init__(self, index: int, message: str) -> None:
-        super().__init__(message)
-        self.index = index  # of the line, among those given
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(f"line {number}{message}")
+        self.number = number
 
 
 class TextToText(ABC):
@@ -94,6 +94,7 @@ class TextToText(ABC):
     engine = OUR_ENGINE  # other engines' scores are labelled with name and version
     languages = ("", "")  # of the sources and of the translations, if they are known
     direction: str | None = None  # the same as en-de; None also if tags choose the languages
+    usual_batch_tokens = DEFAULT_BATCH_TOKENS  # unless the config sets them
 
     def __init__(self, vocab: Vocabulary, config: DecodingConfig, *shapes: ModelConfig) -> None:
         self.vocab, self.config = vocab, config
@@ -119,7 +120,7 @@ class TextToText(ABC):
     @property
     def chunk_lines(self) -> int:
         """How many lines to give at a time, so that they make several batches."""
-        return (self.config.batch_tokens or DEFAULT_BATCH_TOKENS) // 4
+        return (self.config.batch_tokens or self.usual_batch_tokens) // 4
 
     @abstractmethod
     def search_batches(self, requests: Requests, n_best: int) -> Iterator[SearchedBatch]:
@@ -137,13 +138,16 @@ class TextToText(ABC):
         self, lines: Sequence[str], translations: Sequence["Translation"]
     ) -> Iterator[AttentionMap | None]:
         """Yield the attention behind the translation of each line; None for an empty line."""
+        encoded = self.encode_source(lines)
         sources = []
-        for ids in self.encode_source(lines):
-            sources.append([*self.tag_ids, *ids[: self.longest]] if ids else [])
-        shown = [i for i, source in enumerate(sources) if source]
-        maps = self.attend([sources[i] for i in shown], [translations[i].piece_ids for i in shown])
-        for source in sources:
-            yield next(maps) if source else None
+        targets = []
+        for ids, one in zip(encoded, translations, strict=True):
+            if ids:
+                sources.append([*self.tag_ids, *ids[: self.longest]])
+                targets.append(one.piece_ids)
+        maps = self.attend(sources, targets)
+        for ids in encoded:
+            yield next(maps) if ids else None
 
     def attend(self, sources: Sentences, targets: Sentences) -> Iterator[AttentionMap]:
         """Yield the attention behind each translation, pieces without marks but with tags."""
@@ -189,10 +193,9 @@ class TextToText(ABC):
         report_parts(sentences)
         candidates: list[Candidates] = []
         for start in range(0, len(sentences), self.chunk_lines):
-            end = start + self.chunk_lines
-            lines = [one.text for one in sentences[start:end]]
-            prefixes = [""] * len(lines)
-            candidates += self._collect(lines, prefixes, request, numbers[start:end])
+            here = slice(start, start + self.chunk_lines)
+            lines = [one.text for one in sentences[here]]
+            candidates += self._collect(lines, request, numbers[here])
 
         remaining = iter(candidates)
         results = []
@@ -212,10 +215,9 @@ class TextToText(ABC):
 
     def translate_into(self, results: list[Translation], lines: Sequence[str]) -> Generator[int]:
         """Fill `results` batch by batch; yields how many lines each batch completed."""
-        n = len(lines)
-        for found in self._search_lines(lines, [""] * n, Request(), range(1, n + 1)):
-            for place, candidates in found.items():
-                results[place] = candidates[0]
+        for found in self._search_lines(lines, Request(), range(1, len(lines) + 1)):
+            for place, (best, *_) in found.items():
+                results[place] = best
             yield len(found)
 
     def find_candidates(
@@ -229,18 +231,17 @@ class TextToText(ABC):
 
         `first` is the number of the first line in messages.
         """
-        n = len(lines)
-        return self._collect(lines, prefixes or [""] * n, request, range(first, first + n))
+        return self._collect(lines, request, range(first, first + len(lines)), prefixes)
 
     def _collect(
         self,
         lines: Sequence[str],
-        prefixes: Sequence[str],
         request: Request,
         numbers: Sequence[int],
+        prefixes: Sequence[str] | None = None,
     ) -> list[Candidates]:
         results = [[NO_TRANSLATION]] * len(lines)
-        for found in self._search_lines(lines, prefixes, request, numbers):
+        for found in self._search_lines(lines, request, numbers, prefixes):
             for place, candidates in found.items():
                 results[place] = candidates
         return results
@@ -248,25 +249,32 @@ class TextToText(ABC):
     def _search_lines(
         self,
         lines: Sequence[str],
-        prefixes: Sequence[str],
         request: Request,
         numbers: Sequence[int],
+        prefixes: Sequence[str] | None = None,
     ) -> Iterator[dict[int, Candidates]]:
         """Search lines that are not empty; yields the candidates of those that each batch completes.
         `numbers` are those of the lines in messages.
         """
         encoded = self.encode_source(lines)
         self._warn_of_unknown(encoded, numbers)
-        encoded_prefixes = self.vocab.tgt.encode(prefixes)
         places = []  # of the lines that are not empty
         sources = []
-        for place, ids in enumerate(encoded):
-            self._check_prefix(encoded_prefixes[place], place, numbers[place])
+        own_prefixes = []
+        all_prefixes = self.vocab.tgt.encode(prefixes or [""] * len(lines))
+        for place, (ids, prefix) in enumerate(zip(encoded, all_prefixes, strict=True)):
+            number = numbers[place]
+            if len(prefix) > self.longest:
+                raise LineTooLong(
+                    number,
+                    f": its prefix has {len(prefix):,} pieces, more than {self.longest:,}; "
+                    "shorten it, or raise decoding.max_source",
+                )
             if ids:
                 places.append(place)
-                sources.append([*self.tag_ids, *self.shorten(ids, place, numbers[place])])
+                sources.append([*self.tag_ids, *self.shorten(ids, number)])
+                own_prefixes.append(prefix)
 
-        own_prefixes = [encoded_prefixes[place] for place in places]
         requests = Requests(sources, own_prefixes if any(own_prefixes) else None)
         for batch, hypotheses in self.search_batches(requests, request.n_best):
             found = {}
@@ -277,14 +285,6 @@ class TextToText(ABC):
                     candidates = [replace(one, text=one.text.upper()) for one in candidates]
                 found[place] = candidates
             yield found
-
-    def _check_prefix(self, prefix: list[int], index: int, number: int) -> None:
-        if len(prefix) > self.longest:
-            raise LineTooLong(
-                index,
-                f"line {number}: its prefix has {len(prefix):,} pieces, more than "
-                f"{self.longest:,}; shorten it, or raise decoding.max_source",
-            )
 
     def _warn_of_unknown(self, sources: Sequence[list[int]], numbers: Sequence[int]) -> None:
         """Say once that the model cannot read a text."""
@@ -326,27 +326,27 @@ class TextToText(ABC):
         )
         return [list(islice(remaining, len(some))) for some in hypotheses]
 
-    def shorten(self, ids: list[int], index: int, number: int) -> list[int]:
-        """Return what the model reads of the line at `index`, which has this number in messages."""
-        n = len(ids)
-        if n <= self.longest:
+    def shorten(self, ids: list[int], number: int) -> list[int]:
+        """Return what the model reads of the line that has this number in messages."""
+        n, longest = len(ids), self.longest
+        if n <= longest:
             return ids
-        line = f"line {number} has {n:,} pieces"
         if self.config.long_lines == "refuse":
             raise LineTooLong(
-                index,
-                f"{line}, more than {self.longest:,}; split it, raise decoding.max_source, or "
+                number,
+                f" has {n:,} pieces, more than {longest:,}; split it, raise decoding.max_source, or "
                 "set decoding.long_lines=cut",
             )
         say(
-            f"warning: {line} and is cut to {self.longest:,}; split it, or raise decoding.max_source"
+            f"warning: line {number} has {n:,} pieces and is cut to {longest:,}; split it, or raise "
+            "decoding.max_source"
         )
-        return ids[: self.longest]
+        return ids[:longest]
 
 
-def list_cut(candidates: Sequence[Candidates], first: int = 1) -> list[int]:
+def list_cut(translations: Sequence[Translation], first: int = 1) -> list[int]:
     """Return the numbers of the lines whose translations reach the length limit."""
-    return [number for number, (best, *_) in enumerate(candidates, first) if best.is_cut]
+    return [number for number, one in enumerate(translations, first) if one.is_cut]
 
 
 def warn_of_cut(place: str, n_cut: int, n: int) -> None:
@@ -380,40 +380,39 @@ class Translator(TextToText):
         others: Sequence[Transformer] = (),
     ) -> None:
         super().__init__(vocab, config, model.config, *(other.config for other in others))
-        self.model, self.others, self.device = model, list(others), device
-        models = [model, *others]
-        self.search_engine = choose_engine(models, config, device)
-        for each in models:
+        self.models, self.device = [model, *others], device
+        self.search_engine = choose_engine(self.models, config, device)
+        self.usual_batch_tokens = self.search_engine.batch_tokens
+        for each in self.models:
             use_backend(each, self.search_engine.backend)
+
+    @property
+    def model(self) -> Transformer:
+        """The first, whose attention is shown."""
+        return self.models[0]
 
     @cached_property
     def decodable(self) -> Decodable:
         """What is searched."""
         models = self.prepared_models
-        return Ensemble(models) if self.others else models[0]
+        return Ensemble(models) if len(models) > 1 else models[0]
 
     @cached_property
     def prepared_models(self) -> list[Transformer]:
         """Copies of the models as the engine reads them; made at the first use, from the weights of
         that moment.
         """
-        copies = [copy_sharing_weights(model) for model in (self.model, *self.others)]
-        return [self._prepare(copy) for copy in copies]
+        return [self._prepare(copy_sharing_weights(model)) for model in self.models]
 
     def keep_prepared_models(self) -> None:
         """Prepare the models themselves, so that no weights are in memory twice. They cannot be trained
         or written afterwards.
         """
-        self.prepared_models = [self._prepare(model) for model in (self.model, *self.others)]
-        self.model, *self.others = self.prepared_models
+        self.models = self.prepared_models = [self._prepare(model) for model in self.models]
 
     def _prepare(self, model: Transformer) -> Transformer:
         model.writes_unknown = not self.vocab.tgt.has_bytes
         return self.search_engine.prepare(model, self.config.precision == "bf16")
-
-    @property
-    def chunk_lines(self) -> int:
-        return (self.config.batch_tokens or self.search_engine.batch_tokens) // 4
 
     def search_batches(self, requests: Requests, n_best: int) -> Iterator[SearchedBatch]:
         requests = replace(requests, sources=[[*ids, EOS] for ids in requests.sources])

@@ -12,7 +12,6 @@ from itertools import islice
 import pytest
 
 from nmt.corpus.demo import generate_pairs
-from nmt.known_test_sets import name_sizes
 from nmt.score.text_checks import Problem, Text, find_problems
 
 ENGLISH, GERMAN = (list(side) for side in zip(*islice(generate_pairs("train"), 303), strict=True))
@@ -33,7 +32,6 @@ def look(
         Text("out.txt", hypotheses, language),
         Text("ref.de", references or GERMAN, language),
         Text("src.en", sources, "en") if sources is not None else None,
-        name_sizes(),
     )
     for problem in found:
         assert "\n" not in problem.message and problem.message.isascii()
@@ -188,11 +186,6 @@ def test_the_source_as_translation_is_warned_of() -> None:
         found = look(hypotheses, sources=ENGLISH)
         assert not any(problem.is_fatal for problem in found)
         assert any("a copy of the source sentence" in problem.message for problem in found)
-
-
-def test_sources_of_another_size_are_warned_of() -> None:
-    (problem,) = look(good(), sources=ENGLISH[:200])
-    assert not problem.is_fatal and "200 source sentences" in problem.message
 
 
 GENUINE = {

@@ -16,7 +16,7 @@ from support.soaking import make_ground
 from test_checkpoint import VOCAB
 
 from nmt import checkpoint
-from nmt.checkpoint import TrainState, take_snapshot
+from nmt.checkpoint import Snapshot, TrainState, take_snapshot
 from nmt.commands.train import main
 from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.model.transformer import Transformer
@@ -49,6 +49,10 @@ def make_trained() -> tuple[Transformer, Adam]:
     optimizer = make_optimizer(model, CONFIG.optimizer)
     train_on(model, optimizer)
     return model, optimizer
+
+
+def take(model: Transformer, optimizer: Adam) -> Snapshot:
+    return take_snapshot(model, optimizer, optimizer.shares)
 
 
 def train_on(model: Transformer, optimizer: Adam) -> None:
@@ -148,7 +152,7 @@ def test_a_thread_writes_what_was_when_it_was_asked(
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
     started_at = time.monotonic()
-    writer.save(take_snapshot(model, optimizer), TrainState(step=1))
+    writer.save(take(model, optimizer), TrainState(step=1))
     assert time.monotonic() - started_at < 0.4
     train_on(model, optimizer)
     writer.poll()
@@ -158,8 +162,8 @@ def test_a_thread_writes_what_was_when_it_was_asked(
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert not torch.equal(found["tgt_embedding.weight"], model.tgt_embedding.weight)
     # Into the same memory, once it is free
-    writer.save(take_snapshot(model, optimizer), TrainState(step=2))
-    writer.save(take_snapshot(model, optimizer), TrainState(step=3))
+    writer.save(take(model, optimizer), TrainState(step=2))
+    writer.save(take(model, optimizer), TrainState(step=3))
     writer.close()  # the run's lock is released next
     assert checkpoint.list_steps(RunFolder(tmp_path)) == [2, 3]
 
@@ -168,7 +172,7 @@ def test_a_failure_in_the_thread_is_counted_and_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = make_writer(tmp_path, in_background=True)
-    taken = take_snapshot(*make_trained())
+    taken = take(*make_trained())
     with monkeypatch.context() as context:
         context.setattr("nmt.system.files.os.fsync", _full)
         for step in (1, 2):
@@ -185,7 +189,7 @@ def test_a_failure_in_the_thread_is_counted_and_forgotten(
 
 def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
     """As when a run resumes from 2 because 3 is damaged, with room for one."""
-    taken = take_snapshot(*make_trained())
+    taken = take(*make_trained())
     one = replace(CONFIG, training=replace(CONFIG.training, keep_checkpoints=1))
     run = RunFolder(tmp_path)
     for step in (2, 3):
@@ -203,7 +207,7 @@ def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
 def test_a_best_that_could_not_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, taken = make_writer(tmp_path), take_snapshot(*make_trained())
+    writer, taken = make_writer(tmp_path), take(*make_trained())
     writer.save(taken, TrainState(step=1, best=1.0, best_step=1))
     with monkeypatch.context() as context:
         context.setattr("nmt.system.files.os.fsync", _full)
@@ -217,7 +221,7 @@ def test_a_best_that_could_not_be_written_leaves_the_one_before(
 def test_links_that_cannot_be_made_are_no_failed_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    writer, taken = make_writer(tmp_path), take_snapshot(*make_trained())
+    writer, taken = make_writer(tmp_path), take(*make_trained())
     with monkeypatch.context() as context:
         context.setattr("nmt.checkpoint.point_link", lambda *_: _full(0))
         writer.save(taken, TrainState(step=1))

@@ -93,7 +93,7 @@ def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
         LineTooLong, match=r"line 12 has [0-9]+ pieces, more than 40; .*max_source.*long_lines"
     ) as error:
         ours.find_candidates([*SOURCES[:2], " ".join(SOURCES)], Request(), first=10)
-    assert error.value.index == 2
+    assert error.value.number == 12
 
 
 def test_learned_positions_bound_a_line_too(
@@ -126,7 +126,7 @@ def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
         LineTooLong, match="line 8: its prefix has 16 pieces, more than 15; "
     ) as error:
         ours.find_candidates(["red", "blue"], Request(), ["", *vocab.decode([ids])], 7)
-    assert error.value.index == 1
+    assert error.value.number == 8
     found = ours.find_candidates(["red"], Request(), vocab.decode([ids[:15]]))[0][0]
     assert found.piece_ids == tuple(ids[:15])  # nothing more has a place
 

@@ -144,7 +144,7 @@ def _encode_lines(
     for n, ids in enumerate(vocab.src.encode(lines), 1):
         if ids:
             tag = [vocab.src.find_symbol(tags[n % len(tags)])] if tags else []
-            src.append([*tag, *translator.shorten(ids, 0, n)])
+            src.append([*tag, *translator.shorten(ids, n)])
     if not src:
         raise UserError(
             "--check-lines: all lines are empty, so there is nothing to compare; give a file with text"
