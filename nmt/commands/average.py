@@ -1,13 +1,12 @@
 """nmt-average: the mean of several checkpoints, which is what the paper evaluates."""
 
-import argparse
 import math
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from functools import partial
 from pathlib import Path
 
-from nmt.commands.cli import CommandParser, check_options, parse_positive, start_command
+from nmt.commands.cli import Argv, CommandParser, check_options, parse_positive, start_command
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -27,15 +26,15 @@ def _parse_minutes(text: str) -> float:
     try:
         minutes = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
+        raise ArgumentTypeError(
             f"{text!r} is not a number; if it is the run, put it before the options"
         ) from None
     if not 0 < minutes < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: give a number of minutes above 0")
+        raise ArgumentTypeError(f"{text}: give a number of minutes above 0")
     return minutes
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser("nmt-average", "Average the weights of checkpoints.", EXAMPLES)
     parser.add_argument(
         "paths",
@@ -83,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
     args.settings = [word for word in args.paths if word.startswith("device=")]
@@ -100,16 +99,16 @@ def _parse_counts(text: str) -> tuple[int, ...]:
     try:
         counts = tuple(map(int, text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(
+        raise ArgumentTypeError(
             f"{text!r} is not a list of numbers such as 1,5,20; "
             "if it is the run or a setting, put it before the options"
         ) from None
     if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give numbers of at least 1")
+        raise ArgumentTypeError(f"{text}: give numbers of at least 1")
     return counts
 
 
-def check_is_run(args: argparse.Namespace) -> None:
+def check_is_run(args: Namespace) -> None:
     """Refuse options that a list of checkpoints does not support."""
     for name in ("last", "best", "curve", "every"):
         if vars(args)[name] is not None:
@@ -118,7 +117,7 @@ def check_is_run(args: argparse.Namespace) -> None:
         raise UserError("give -o DIR for the average of a list of checkpoints")
 
 
-def average_run(args: argparse.Namespace) -> int:
+def average_run(args: Namespace) -> int:
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
@@ -155,9 +154,11 @@ def average_run(args: argparse.Namespace) -> int:
             )
 
     # average
-    if not args.output:
-        check_own_folder(run.average, inside=run.path)
-    out = Path(args.output) if args.output else run.average
+    if args.output:
+        out = Path(args.output)
+    else:
+        out = run.average
+        check_own_folder(out, inside=run.path)
     names = average_checkpoints(paths, out, args.force)
 
     # describe
@@ -173,7 +174,7 @@ def average_run(args: argparse.Namespace) -> int:
     return 0
 
 
-def draw_curve(args: argparse.Namespace, run: RunFolder) -> int:
+def draw_curve(args: Namespace, run: RunFolder) -> int:
     """Measure the curve of `nmt-average --curve` and print it."""
     from nmt.average.curve import CURVE_SIZES, find_best_point, format_curve, measure_curve
     from nmt.average.select import list_candidates, take_last

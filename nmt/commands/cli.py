@@ -6,7 +6,6 @@ report; 2 the user's mistake, in one line; 75 preempted, and the same command co
 must be known before any library goes online.
 """
 
-import argparse
 import contextlib
 import errno
 import io
@@ -14,6 +13,14 @@ import os
 import re
 import sys
 import traceback
+from argparse import (
+    Action,
+    ArgumentError,
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+)
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -49,6 +56,7 @@ FORESEEN_ERRORS = (
     errno.EISDIR,
     errno.ENOTDIR,
 )
+Argv = Sequence[str] | None  # the words of a command line; None: those of this process
 MAX_WORKERS = 4_096
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
@@ -65,9 +73,9 @@ TO_LOWER = {
 
 def start_command(
     program: str,
-    parse: Callable[[Sequence[str] | None], argparse.Namespace],
-    work: Callable[[argparse.Namespace], int],
-    argv: Sequence[str] | None = None,
+    parse: Callable[[Argv], Namespace],
+    work: Callable[[Namespace], int],
+    argv: Argv = None,
     extra: str | None = None,
 ) -> int:
     """Parse the arguments of a command and do its work; each command's `main` is this for that command.
@@ -148,26 +156,26 @@ def leave_ranks(error: BaseException, reported: int | None) -> NoReturn:
     os._exit(code)
 
 
-class StoreOnce(argparse.Action):
+class StoreOnce(Action):
     """Stores the value of an option. An option given twice is an error, whereas argparse's own action
     silently drops the first value.
     """
 
     def __call__(
         self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
+        parser: ArgumentParser,
+        namespace: Namespace,
         values: Any,
         option_string: str | None = None,
     ) -> None:
         assert isinstance(parser, CommandParser)
         if self.option_strings and self.dest in parser.given:
-            raise argparse.ArgumentError(self, "given twice; leave one of them out")
+            raise ArgumentError(self, "given twice; leave one of them out")
         parser.given.add(self.dest)
         setattr(namespace, self.dest, values)
 
 
-class CommandParser(argparse.ArgumentParser):
+class CommandParser(ArgumentParser):
     """The argument parser of a command, which reports errors in one line, because the usage of our commands takes
     ten, and refuses an option given twice and a word that is empty.
     """
@@ -177,7 +185,7 @@ class CommandParser(argparse.ArgumentParser):
             prog=program,
             description=description,
             epilog=f"examples:\n{examples}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=RawDescriptionHelpFormatter,
         )
         self.register("action", None, StoreOnce)  # what add_argument() takes by default
         self.given: set[str] = set()  # options seen so far
@@ -214,9 +222,7 @@ class CommandParser(argparse.ArgumentParser):
             self.exit(code)
 
 
-def parse_checkpoints(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None
-) -> argparse.Namespace:
+def parse_checkpoints(parser: ArgumentParser, argv: Argv) -> Namespace:
     """Parse a command line that names checkpoints in `places`, and after them settings of decoding."""
     args = parser.parse_intermixed_args(argv)
     args.overrides = [word for word in args.places if is_setting(word)]
@@ -231,7 +237,7 @@ def parse_checkpoints(
     return args
 
 
-def add_checkpoints(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_checkpoints(parser: ArgumentParser, verb: str) -> None:
     """Add the models that translate or score, for `parse_checkpoints`."""
     parser.add_argument(
         "places",
@@ -242,7 +248,7 @@ def add_checkpoints(parser: argparse.ArgumentParser, verb: str) -> None:
     )
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
+def add_engine(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
         choices=("nmt", "ctranslate2"),
@@ -251,7 +257,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_workers(parser: argparse.ArgumentParser) -> None:
+def add_workers(parser: ArgumentParser) -> None:
     """Add the options for the processes that do the work, here or elsewhere."""
     parser.add_argument(
         "--workers",
@@ -263,7 +269,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     add_on(parser)
 
 
-def add_on(parser: argparse.ArgumentParser) -> None:
+def add_on(parser: ArgumentParser) -> None:
     """Add --on: where the workers are."""
     parser.add_argument(
         "--on",
@@ -276,7 +282,7 @@ def parse_workers(text: str) -> int:
     """Parse the value of --workers."""
     value = parse_positive(text)
     if value > MAX_WORKERS:
-        raise argparse.ArgumentTypeError(f"{value:,} is more than {MAX_WORKERS:,}")
+        raise ArgumentTypeError(f"{value:,} is more than {MAX_WORKERS:,}")
     return value
 
 
@@ -290,15 +296,15 @@ def parse_positive(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: give a number of at least 1")
+        raise ArgumentTypeError(f"{value}: give a number of at least 1")
     return value
 
 
 def check_options(
-    parser: argparse.ArgumentParser,
-    args: argparse.Namespace,
+    parser: ArgumentParser,
+    args: Namespace,
     conflicts: Mapping[str, str],
     needs: Mapping[str, str],
 ) -> None:
@@ -321,7 +327,7 @@ def check_options(
 
 
 def open_lines_output(
-    args: argparse.Namespace,
+    args: Namespace,
     inputs: Sequence[int],
     stack: ExitStack,
     task: str,
@@ -350,7 +356,7 @@ def open_lines_output(
 
 
 def do_chunks(
-    args: argparse.Namespace,
+    args: Namespace,
     start: Callable[[], Callable[[Any], "Done"]],
     here: Callable[[Any], "Done"],
     chunks: Iterator[Any],
@@ -379,7 +385,7 @@ def do_chunks(
                 raise UserError(chunk.error)
 
 
-def add_config_arguments(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
+def add_config_arguments(parser: ArgumentParser, is_required: bool = True) -> None:
     parser.add_argument(
         "-c",
         "--config",
@@ -390,7 +396,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, is_required: bool = Tr
     add_overrides(parser)
 
 
-def add_overrides(parser: argparse.ArgumentParser) -> None:
+def add_overrides(parser: ArgumentParser) -> None:
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -399,7 +405,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_offline(parser: argparse.ArgumentParser) -> None:
+def add_offline(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--offline",
         action="store_true",
@@ -407,7 +413,7 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def go_offline(args: argparse.Namespace) -> None:
+def go_offline(args: Namespace) -> None:
     """Keep huggingface_hub and wandb off the network; call this before they are imported, because
     they read these variables once.
     """

@@ -2,14 +2,14 @@
 the output of any system.
 """
 
-import argparse
 import os
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
+    Argv,
     CommandParser,
     add_engine,
     add_offline,
@@ -43,7 +43,7 @@ EXAMPLES = """\
 docs/evaluation.md explains the ladder. The scores of a run are kept in its results.json."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser(
         "nmt-eval",
         "Translate a test set with a checkpoint and score it, or score a file.",
@@ -113,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
     # A folder whose name contains "=" is still a checkpoint.
@@ -125,7 +125,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def find_misuse(args: argparse.Namespace) -> str | None:
+def find_misuse(args: Namespace) -> str | None:
     """Return what is wrong with the systems and the text named by the arguments, if anything."""
     n_checkpoints = len(args.checkpoints)
     is_other = args.hypotheses is not None or args.compare is not None
@@ -144,7 +144,7 @@ def find_misuse(args: argparse.Namespace) -> str | None:
     return None
 
 
-def check_files(args: argparse.Namespace) -> None:
+def check_files(args: Namespace) -> None:
     """Before the work begins, refuse files that cannot be read or written, or must not be overwritten."""
     from pathlib import Path
 
@@ -172,7 +172,7 @@ def check_files(args: argparse.Namespace) -> None:
         check_report_output(Path(args.report))
 
 
-def evaluate(args: argparse.Namespace) -> int:
+def evaluate(args: Namespace) -> int:
     go_offline(args)
 
     from pathlib import Path

@@ -1,11 +1,10 @@
 """nmt-export: write a checkpoint for another engine, after comparing that engine with ours."""
 
-import argparse
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from functools import partial
 
-from nmt.commands.cli import CommandParser, start_command
+from nmt.commands.cli import Argv, CommandParser, start_command
 
 EXAMPLES = """\
   nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
@@ -22,7 +21,7 @@ FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors", "argos")
 MAX_LINES = 1000
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser(
         "nmt-export", "Write a checkpoint in the format of another engine, and check it.", EXAMPLES
     )
@@ -55,11 +54,11 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     return build_parser().parse_args(argv)
 
 
-def export_model(args: argparse.Namespace) -> int:
+def export_model(args: Namespace) -> int:
     from itertools import islice
     from pathlib import Path
 

@@ -1,15 +1,14 @@
 """nmt-init: a first config for your own text, with a dev and a test set if there are none."""
 
-import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import CommandParser, start_command
+from nmt.commands.cli import Argv, CommandParser, start_command
 from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ nmt-train --config my.yaml then trains without further edits. Your text is not c
 test set, one is drawn from your text, into files such as my.test.de beside the config; training skips its pairs."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser(
         "nmt-init",
         "Look at your own text and write a config that fits it, with a reason for each choice.",
@@ -83,11 +82,11 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     return build_parser().parse_args(argv)
 
 
-def write_config(args: argparse.Namespace) -> int:
+def write_config(args: Namespace) -> int:
     from nmt.config import RANDOM_SEED
     from nmt.system.files import make_folder, refuse_run_file
     from nmt.system.progress import say
@@ -123,7 +122,7 @@ def open_start(name: str, config: Path, is_forced: bool) -> "Start":
     return Start(os.path.abspath(path), open_checkpoint(path).config)
 
 
-def choose_languages(args: argparse.Namespace) -> tuple[str, str]:
+def choose_languages(args: Namespace) -> tuple[str, str]:
     from nmt.extras.init.suggest import guess_languages
 
     if args.languages is None:
@@ -143,7 +142,7 @@ def choose_languages(args: argparse.Namespace) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def name_corpora(args: argparse.Namespace, root: Path) -> "DataConfig":
+def name_corpora(args: Namespace, root: Path) -> "DataConfig":
     """Return the corpora that the options name, with paths relative to `root`, and their languages."""
     from nmt.config import CorpusConfig, DataConfig
     from nmt.system.records import find_unusable_character

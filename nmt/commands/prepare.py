@@ -6,13 +6,13 @@ work. nmt-train prepares what is missing by itself, so this command is for prepa
 another machine, and for inspecting.
 """
 
-import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from functools import partial
 
 from nmt.commands.cli import (
+    Argv,
     CommandParser,
     add_config_arguments,
     add_offline,
@@ -39,7 +39,7 @@ EXAMPLES = """\
 CONFLICTS = {"--inspect": "--config --on"}
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser("nmt-prepare", DESCRIPTION, EXAMPLES)
     add_config_arguments(parser, is_required=False)
     parser.add_argument(
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
     check_options(parser, args, CONFLICTS, {})
@@ -61,7 +61,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def prepare_corpus(args: argparse.Namespace) -> int:
+def prepare_corpus(args: Namespace) -> int:
     go_offline(args)
     if args.inspect is not None:
         return print_store(args)
@@ -83,7 +83,7 @@ def prepare_corpus(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_store(args: argparse.Namespace) -> int:
+def print_store(args: Namespace) -> int:
     from pathlib import Path
 
     from nmt.corpus.inspection import describe_store

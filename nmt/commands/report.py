@@ -1,11 +1,10 @@
 """nmt-report: write one page about one or several runs: scores, curves, translations, recipe, data."""
 
-import argparse
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from functools import partial
 
-from nmt.commands.cli import CommandParser, start_command
+from nmt.commands.cli import Argv, CommandParser, start_command
 
 EXAMPLES = """\
   nmt-report runs/base                                  writes runs/base/report.html, as training does when it ends
@@ -16,7 +15,7 @@ The page is one file that needs no network. docs/report.md says what is in it.
 For other people's translations: nmt-eval --hypotheses FILE --ref FILE --report FILE.html"""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser(
         "nmt-report", "Write one self-contained page about one or several runs.", EXAMPLES
     )
@@ -27,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     parser = build_parser()
     args = parser.parse_args(argv)
     if len(args.runs) > 1 and args.output is None:
@@ -35,7 +34,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def report(args: argparse.Namespace) -> int:
+def report(args: Namespace) -> int:
     from pathlib import Path
 
     from nmt.extras.report.facts import read_run

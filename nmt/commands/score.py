@@ -4,13 +4,13 @@ The command parses, opens the model and the files, and at the end reports the fi
 corpus. Mistakes in the options are reported before torch is imported.
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from contextlib import ExitStack, closing
 from functools import partial
 
 from nmt.commands.cli import (
+    Argv,
     CommandParser,
     add_checkpoints,
     add_workers,
@@ -35,7 +35,7 @@ Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. See docs/
 NEEDS = {"--resume": "-o"}
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser("nmt-score", "Score given translations with a model.", EXAMPLES)
     add_checkpoints(parser, "score")
     parser.add_argument(
@@ -68,14 +68,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     parser = build_parser()
     args = parse_checkpoints(parser, argv)
     check_options(parser, args, {}, NEEDS)
     return args
 
 
-def score_files(args: argparse.Namespace) -> int:
+def score_files(args: Namespace) -> int:
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported

@@ -4,14 +4,14 @@ The command parses, opens the models and the socket, and hands them to the serve
 options are reported before torch is imported.
 """
 
-import argparse
 import os
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
 from functools import partial
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
+    Argv,
     CommandParser,
     add_engine,
     parse_checkpoints,
@@ -38,7 +38,7 @@ are answered, within 10 seconds. Exit codes: 0 ended by SIGTERM, 1 a failure, 2 
 See docs/serving.md."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser("nmt-serve", "Serve translations over HTTP.", EXAMPLES)
     parser.add_argument(
         "places",
@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_network_arguments(group: argparse._ArgumentGroup) -> None:
+def add_network_arguments(group: _ArgumentGroup) -> None:
     """Add the options for where the server listens, and to whom."""
     group.add_argument(
         "--host",
@@ -75,7 +75,7 @@ def add_network_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_limit_arguments(group: argparse._ArgumentGroup) -> None:
+def add_limit_arguments(group: _ArgumentGroup) -> None:
     """Add the limits of one client, and of all together."""
     for name, value, text in (
         ("--max-characters", 100_000, "maximum number of characters in a request"),
@@ -93,15 +93,15 @@ def add_limit_arguments(group: argparse._ArgumentGroup) -> None:
 
 def parse_port(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+        raise ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
     return int(text)
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     return parse_checkpoints(build_parser(), argv)
 
 
-def serve_models(args: argparse.Namespace) -> int:
+def serve_models(args: Namespace) -> int:
     from nmt.system.runtime import tune_process
 
     keys = read_keys(args.api_key_file)
@@ -142,7 +142,7 @@ def read_keys(path: str | None) -> frozenset[str]:
     return keys
 
 
-def open_served(word: str, args: argparse.Namespace) -> "ServedModel":
+def open_served(word: str, args: Namespace) -> "ServedModel":
     """Open [NAME=]CHECKPOINT. A folder whose name contains "=" is still a checkpoint."""
     from nmt.api import open_model
     from nmt.config import RUNNING_TEXT

@@ -1,13 +1,12 @@
 """nmt-sweep: train, average and score a set of runs, and compare them in one table."""
 
-import argparse
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nmt.commands.cli import CommandParser, add_overrides, parse_positive, start_command
+from nmt.commands.cli import Argv, CommandParser, add_overrides, parse_positive, start_command
 
 if TYPE_CHECKING:
     from nmt.extras.sweep.grid import PlannedRun, Sweep
@@ -23,7 +22,7 @@ Run the same command again to continue where it stopped. Each run is a run folde
 DIR/NAME-seedN. DIR also gets table.md and table.csv. docs/sweeps.md explains GRID.yaml."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser(
         "nmt-sweep", "Train, average and score a set of runs, and compare them.", EXAMPLES
     )
@@ -54,11 +53,11 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     return build_parser().parse_intermixed_args(argv)
 
 
-def sweep_runs(args: argparse.Namespace) -> int:
+def sweep_runs(args: Namespace) -> int:
     from nmt.extras.sweep.grid import OUTPUTS, read_grid
     from nmt.extras.sweep.run_one import run_process
     from nmt.system.errors import UserError

@@ -1,16 +1,16 @@
 """nmt-train: prepare what is missing, then train or continue a run."""
 
-import argparse
 import json
 import os
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
+    Argv,
     CommandParser,
     add_config_arguments,
     add_offline,
@@ -45,7 +45,7 @@ CONFLICTS = {"--profile": "--plan"}
 NEEDS = {"--src": "--tgt", "--tgt": "--src", "--price": "--plan"}
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser(
         "nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES
     )
@@ -87,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     parser = build_parser()
     args = parser.parse_intermixed_args(argv)
     check_options(parser, args, CONFLICTS, NEEDS)
@@ -102,7 +102,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def train_model(args: argparse.Namespace) -> int:
+def train_model(args: Namespace) -> int:
     go_offline(args)
 
     from nmt import api
@@ -117,8 +117,6 @@ def train_model(args: argparse.Namespace) -> int:
         src, tgt = json.dumps(args.src), json.dumps(args.tgt)  # YAML reads JSON's strings
         args.overrides.append(f"data.train=[{{src: {src}, tgt: {tgt}}}]")
     config = api.load_config(args.config, args.overrides)
-    if not args.print_config and not args.explain:
-        use_gpus(args, config.device)
     if args.print_config:
         print(format_config(config), end="")
         return 0
@@ -126,6 +124,7 @@ def train_model(args: argparse.Namespace) -> int:
         print(explain(config), end="")
         note_missing_corpus(config.data)
         return 0
+    use_gpus(args, config.device)
     if args.profile or args.plan:
         profile_or_plan(config, args)
         return 0
@@ -137,7 +136,7 @@ def train_model(args: argparse.Namespace) -> int:
     return api.train(config)
 
 
-def use_gpus(args: argparse.Namespace, device: str) -> None:
+def use_gpus(args: Namespace, device: str) -> None:
     """If this machine has several GPUs, become nmt-launch, which starts a process for each."""
     n_started = os.environ.get("LOCAL_WORLD_SIZE")  # by torchrun
     if None not in (n_started, args.gpus) and n_started != str(args.gpus):
@@ -191,7 +190,7 @@ def note_missing_corpus(data: "DataConfig") -> None:
             return
 
 
-def profile_or_plan(config: "RunConfig", args: argparse.Namespace) -> None:
+def profile_or_plan(config: "RunConfig", args: Namespace) -> None:
     """Time some updates for --profile or --plan. Nothing is kept except the prepared store."""
     from nmt.model.size import check_weights_fit
     from nmt.system.runtime import tune_process

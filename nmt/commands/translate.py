@@ -5,18 +5,19 @@ The command parses, opens the model, and gives it the lines of a file, a pipe or
 in the options are reported before torch is imported.
 """
 
-import argparse
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt.commands.cli import (
+    Argv,
     CommandParser,
     add_checkpoints,
     add_engine,
@@ -66,7 +67,7 @@ CONFLICTS = {
 NEEDS = {"--resume": "-o"}
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     parser = CommandParser(
         "nmt-translate", "Translate standard input, line by line, to standard output.", EXAMPLES
     )
@@ -84,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Argv) -> Namespace:
     parser = build_parser()
     args = parse_checkpoints(parser, argv)
     check_options(parser, args, CONFLICTS, NEEDS)
@@ -105,7 +106,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
+def add_stream_arguments(parser: ArgumentParser) -> None:
     """Add the options for where lines come from and where translations go."""
     parser.add_argument(
         "--text",
@@ -126,7 +127,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_search_arguments(group: argparse._ArgumentGroup) -> None:
+def add_search_arguments(group: _ArgumentGroup) -> None:
     """Add shorthands for settings of `decoding`, and options that have no setting."""
     group.add_argument(
         "--preset",
@@ -159,7 +160,7 @@ def add_search_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_output_arguments(group: argparse._ArgumentGroup) -> None:
+def add_output_arguments(group: _ArgumentGroup) -> None:
     """Add the options for what is written of each translation."""
     group.add_argument(
         "--n-best",
@@ -188,7 +189,7 @@ def add_output_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def collect_overrides(args: argparse.Namespace) -> list[str]:
+def collect_overrides(args: Namespace) -> list[str]:
     """Return the options as settings, followed by the settings given as such, which take precedence."""
     from nmt.config import RUNNING_TEXT
 
@@ -205,7 +206,7 @@ def collect_overrides(args: argparse.Namespace) -> list[str]:
     return [*overrides, *args.overrides]
 
 
-def translate_text(args: argparse.Namespace) -> int:
+def translate_text(args: Namespace) -> int:
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
@@ -287,7 +288,7 @@ def converse(here: "ChunkTranslator") -> None:
 
 
 def translate_input(
-    args: argparse.Namespace,
+    args: Namespace,
     start: "Callable[[], ChunkTranslator]",
     here: "ChunkTranslator",
 ) -> None:
