@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 
 from nmt.config import ModelConfig
 from nmt.system.progress import clock
@@ -94,16 +95,12 @@ def measure_ceiling(
     x = torch.randn(rows, config.d_model, device=device, dtype=dtype)
     weight = torch.randn(config.d_model, config.d_ff, device=device, dtype=dtype)
     y = x @ weight
-    back = torch.empty_like(x)
-    in_a_row = 10 if device.type == "cuda" else 1  # hides the time to launch one on a GPU
-    best = float("inf")
-    started_at = clock()
-    while clock() - started_at < MEASURED_S:
-        timer = DeviceTimer(device)
-        timer.mark()
-        for a, b, out in ((x, weight, y), (y, weight.T, back)):
-            for _ in range(in_a_row):
-                torch.mm(a, b, out=out)
-            timer.mark()
-        best = min(best, *timer.seconds())
-    return 2 * rows * config.d_model * config.d_ff * in_a_row / best
+    seconds: list[float] = []
+    for a, b, out in ((x, weight, y), (y, weight.T, torch.empty_like(x))):
+        timer = Timer(
+            "torch.mm(a, b, out=out)",
+            globals={"torch": torch, "a": a, "b": b, "out": out},
+            num_threads=torch.get_num_threads(),
+        )
+        seconds += timer.blocked_autorange(min_run_time=MEASURED_S / 2).times
+    return 2 * rows * config.d_model * config.d_ff / min(seconds)

@@ -20,7 +20,6 @@ from nmt.extras.profile.dry_run import (
 )
 from nmt.system.progress import format_duration
 from nmt.train.memory_probe import make_full_batch, order_by_memory
-from nmt.train.setup import Setup
 
 TIMED_S = 35.0
 # Bytes a second that sums over ranks reach: of eight GPUs in one machine, and between machines
@@ -29,64 +28,14 @@ NETWORKS = {"NVLink (H100)": 370e9, "100 Gb/s Ethernet": 11e9}
 
 @dataclass(frozen=True)
 class Estimate:
-    setup: Setup
-    # Bytes, on the main rank: of the longest sentences, the most sentences, typical updates
-    peaks: tuple[int, int, int]
+    """What a whole run takes."""
+
     timing: Timing  # of typical updates
     validation_s: float  # of the NLL and the BLEU of the dev set, once
-    price: float | None  # of an hour
-
-    @property
-    def tgt_tokens(self) -> float:
-        """Target tokens of the whole run."""
-        return self.setup.config.training.steps * self.timing.n_tgt / self.timing.n_updates
-
-    @property
-    def epochs(self) -> float:
-        tgt, mixture = self.setup.store.tgt, self.setup.mixture
-        n_tokens = tgt.n_tokens if mixture is None else mixture.count_tokens(tgt.lengths)
-        return self.tgt_tokens / n_tokens
-
-    @property
-    def n_validations(self) -> int:
-        training = self.setup.config.training
-        return math.ceil(training.steps / training.validate_every)
-
-    @property
-    def updates_s(self) -> float:
-        return self.setup.config.training.steps * self.timing.mean_s
-
-    @property
-    def validations_s(self) -> float:
-        return self.n_validations * self.validation_s
-
-    @property
-    def hours(self) -> float:
-        return (self.updates_s + self.validations_s) / 3600
-
-    def table(self) -> str:
-        setup, training = self.setup, self.setup.config.training
-        longest, most, typical = map(format_bytes, self.peaks)
-        parameter_bytes = CHECKPOINT_BYTES + (0 if training.ema is None else AVERAGE_BYTES)
-        checkpoint_bytes = parameter_bytes * setup.n_weights
-        rows = {
-            "on": describe_machine(setup),
-            "peak memory": f"{longest} after the longest sentences, {most} after the most sentences in "
-            f"a micro-batch, {typical} in typical updates",
-            "update": f"{self.timing.mean_s:.3f} s, mean of {self.timing.n_updates}",
-            "recipe": f"{training.steps:,} updates, {self.epochs:.2f} epochs, "
-            f"{self.tgt_tokens / 1e6:,.1f}M target tokens",
-            "time": f"{self.hours:,.2f} h = {self.hours / 24:,.2f} days: "
-            f"updates {format_duration(self.updates_s)}, the dev set {self.n_validations:,} times, "
-            f"each translation as long as its source, {format_duration(self.validations_s)}",
-            "not included": "writing checkpoints of "
-            f"{format_bytes(checkpoint_bytes)}, preparing the data, starting",
-        }
-        if setup.world.size > 1:
-            rows["network"] = describe_network(setup.replica.network_bytes)
-        if self.price is not None:
-            rows["price"] = f"{self.hours * self.price:,.2f} at {self.price:,.2f} an hour"
-        return format_rows(rows)
+    tgt_tokens: float
+    epochs: float
+    hours: float
+    rows: dict[str, str]  # what is printed
 
 
 def describe_network(n_bytes: float) -> str:
@@ -102,21 +51,42 @@ def estimate_run(dry_run: DryRun, price: float | None = None) -> Estimate:
     """Run the largest micro-batches, time typical updates, and print what the whole run takes from its
     first update on.
     """
-    world = dry_run.world
-    largest = _measure_peaks(dry_run)
+    setup, world = dry_run.setup, dry_run.world
+    training = setup.config.training
+    peak = _measure_peak(dry_run)
     with dry_run.updates() as updates:
         timing = dry_run.run_for(updates, TIMED_S, "typical updates")
-
-    peaks = (*largest, timing.peak)
     validation_s = world.broadcast(dry_run.dev_seconds() + dry_run.decoding_seconds())
-    result = Estimate(dry_run.setup, peaks, timing, validation_s, price)
+
+    n_validations = math.ceil(training.steps / training.validate_every)
+    updates_s, validations_s = training.steps * timing.mean_s, n_validations * validation_s
+    hours = (updates_s + validations_s) / 3600
+    tgt_tokens = training.steps * timing.n_tgt / timing.n_updates
+    tgt, mixture = setup.store.tgt, setup.mixture
+    epochs = tgt_tokens / (tgt.n_tokens if mixture is None else mixture.count_tokens(tgt.lengths))
+    parameter_bytes = CHECKPOINT_BYTES + (0 if training.ema is None else AVERAGE_BYTES)
+    rows = {
+        "on": describe_machine(setup),
+        "peak memory": f"{format_bytes(max(peak, timing.peak))}, the largest micro-batches included",
+        "update": f"{timing.mean_s:.3f} s, mean of {timing.n_updates}",
+        "recipe": f"{training.steps:,} updates, {epochs:.2f} epochs, {tgt_tokens / 1e6:,.1f}M target tokens",
+        "time": f"{hours:,.2f} h = {hours / 24:,.2f} days: updates {format_duration(updates_s)}, the dev "
+        f"set {n_validations:,} times, each translation as long as its source, "
+        f"{format_duration(validations_s)}",
+        "not included": "writing checkpoints of "
+        f"{format_bytes(parameter_bytes * setup.n_weights)}, preparing the data, starting",
+    }
+    if world.size > 1:
+        rows["network"] = describe_network(setup.replica.network_bytes)
+    if price is not None:
+        rows["price"] = f"{hours * price:,.2f} at {price:,.2f} an hour"
     if world.is_main:
-        print(result.table())
-    return result
+        print(format_rows(rows))
+    return Estimate(timing, validation_s, tgt_tokens, epochs, hours, rows)
 
 
-def _measure_peaks(dry_run: DryRun) -> tuple[int, int]:
-    """Return the peak memory of updates of the longest sentences, and of the most sentences."""
+def _measure_peak(dry_run: DryRun) -> int:
+    """Return the peak memory of updates of the longest sentences and of the most sentences."""
     setup = dry_run.setup
     peaks = []
     for order in order_by_memory(setup.store):
@@ -126,5 +96,4 @@ def _measure_peaks(dry_run: DryRun) -> tuple[int, int]:
         # Two updates, because the optimizer allocates its moments at the end of the first.
         twice = itertools.repeat(update)
         peaks.append(dry_run.run(twice, 2, "largest micro-batches").peak)
-    longest, most = peaks
-    return longest, most
+    return max(peaks)

@@ -228,22 +228,19 @@ def choose_model(asked: TextsRequest, models: ServedModels) -> ServedModel:
     source = asked.source
     sources = {model.src for model in models.by_name.values()}
     if source == "auto" and len(sources) > 1:
+        names = " or ".join(sorted(sources))
         raise HTTPException(
-            400, f"source: auto is not supported; this server does not detect {join_names(sources)}"
+            400, f"source: auto is not supported; this server does not detect {names}"
         )
     if source == "auto":
         (source,) = sources
-    model = models.find_pair(source, asked.target)
-    if model is None:
-        pairs = ", ".join(f"{one.src} to {one.tgt}" for one in models.by_name.values())
-        raise HTTPException(
-            400, f"{source[:20]} to {asked.target[:20]} is not supported; there is {pairs}"
-        )
-    return model
-
-
-def join_names(names: set[str]) -> str:
-    return " or ".join(sorted(names))
+    for model in models.by_name.values():
+        if (model.src, model.tgt) == (source, asked.target):
+            return model
+    pairs = ", ".join(f"{one.src} to {one.tgt}" for one in models.by_name.values())
+    raise HTTPException(
+        400, f"{source[:20]} to {asked.target[:20]} is not supported; there is {pairs}"
+    )
 
 
 def join_ranks(text: RunningText, found: Sequence[Candidates]) -> list[str]:
@@ -258,13 +255,19 @@ def join_ranks(text: RunningText, found: Sequence[Candidates]) -> list[str]:
 @router.get("/languages")
 async def list_languages(service: Served) -> list[Language]:
     """List the languages; one that no model translates has no targets."""
-    models = service.models.by_name.values()
-    codes = dict.fromkeys([*(model.src for model in models), *(model.tgt for model in models)])
-    languages = []
-    for code in codes:
-        targets = service.models.list_targets(code)
-        languages.append(Language(code=code, name=name_language(code), targets=targets))
-    return languages
+    languages: dict[str, Language] = {}
+
+    def find(code: str) -> Language:
+        new = Language(code=code, name=name_language(code), targets=[])
+        return languages.setdefault(code, new)
+
+    for model in service.models.by_name.values():
+        targets = find(model.src).targets
+        if model.tgt not in targets:
+            targets.append(model.tgt)
+    for model in service.models.by_name.values():
+        find(model.tgt)
+    return list(languages.values())
 
 
 @router.get("/health")

@@ -52,15 +52,3 @@ class ServedModels:
     @property
     def first(self) -> ServedModel:
         return next(iter(self.by_name.values()))
-
-    def find_pair(self, src: str, tgt: str) -> ServedModel | None:
-        """Return the first model that translates from `src` to `tgt`."""
-        for model in self.by_name.values():
-            if (model.src, model.tgt) == (src, tgt):
-                return model
-        return None
-
-    def list_targets(self, src: str) -> list[str]:
-        """List the languages that can be translated to from `src`."""
-        targets = [model.tgt for model in self.by_name.values() if model.src == src]
-        return list(dict.fromkeys(targets))
