@@ -81,7 +81,8 @@ def prepare(
         engine, kind = system.split()
         if engine == "ctranslate2":
             (folder / kind).mkdir()
-            ctranslate2.write_ctranslate2(folder / kind, model, opened.vocab, opened.config, kind)
+            sections = opened.config.data, opened.config.decoding
+            ctranslate2.write_ctranslate2(folder / kind, model, opened.vocab, *sections, kind)
 
 
 def write_random_checkpoint(path: Path, data: Path) -> None:

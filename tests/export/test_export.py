@@ -216,7 +216,7 @@ def test_quantizing_does_not_touch_our_weights(
 ) -> None:
     model = Transformer(PLAIN, vocab.size)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    ctranslate2.write_ctranslate2(tmp_path, model, vocab, checkpoint.config, "int8")
+    ctranslate2.write_ctranslate2(tmp_path, model, vocab, DataConfig(), DecodingConfig(), "int8")
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name]), name
 

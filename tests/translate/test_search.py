@@ -343,11 +343,13 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
     their_logging.disable_progress_bar()
     n = 0
     ours, config, _ = exported(0, vocab)
-    huggingface.write_huggingface(tmp_path, ours, vocab, config, "float32")
+    huggingface.write_huggingface(tmp_path, ours, vocab, config.data, config.decoding, "float32")
     theirs = MarianMTModel.from_pretrained(tmp_path, use_safetensors=True).eval()
     for seed in range(N_MODELS):
         ours, config, given = exported(seed, vocab)
-        theirs.load_state_dict(dict(huggingface._rename_tensors(ours, config)), strict=False)
+        theirs.load_state_dict(
+            dict(huggingface._rename_tensors(ours, config.decoding)), strict=False
+        )
         ids, mask = huggingface._pad_rows([list(src) for src in given])
         for beam in range(1, 6):
             is_full, alpha = (seed + beam) % 2 == 0, (0.0, 0.6, 1.0)[(seed + beam) % 3]
@@ -402,7 +404,7 @@ def test_it_is_the_search_of_ctranslate2(vocab: Vocab, tmp_path: Path) -> None:
         ours, config, given = exported(seed, vocab)
         folder = tmp_path / str(seed)
         folder.mkdir()
-        ctranslate2.write_ctranslate2(folder, ours, vocab, config, "float32")
+        ctranslate2.write_ctranslate2(folder, ours, vocab, config.data, config.decoding, "float32")
         engine = ctranslate2.CTranslate2Engine(folder, 1)
         for beam in range(1, 6):
             alpha = (0.0, 0.6, 1.0)[(seed + beam) % 3]

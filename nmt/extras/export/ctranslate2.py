@@ -16,15 +16,22 @@ import torch
 from torch import Tensor
 
 from nmt.agreement import find_direction
-from nmt.config import DecodingConfig, RunConfig, load_recorded_config, parse_device
-from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, Vocabulary, load_vocab, write_vocab
+from nmt.config import (
+    DataConfig,
+    DecodingConfig,
+    ModelConfig,
+    load_recorded_config,
+    parse_device,
+)
+from nmt.data.vocab import BOS, EOS, UNK, Vocab, Vocabulary, load_vocab, write_vocab
 from nmt.extras.export.parity import Ids
 from nmt.extras.export.tensors import (
     check_expressible,
-    explain_length_penalty,
+    explain_penalty_and_tags,
+    find_alpha,
+    list_forbidden,
     list_layer_parts,
     make_position_table,
-    quote_tags,
     read_part,
     scale_projection,
 )
@@ -75,32 +82,11 @@ CTRANSLATE2_USAGE = """\
                                    max_decoding_length=len(line) + {extra}, max_input_length=0)
     print({decoder}.decode(found[0].hypotheses[0]))
 """
-
-
-def explain_ctranslate2(config: RunConfig) -> str:
-    """Explain in the export's card how to use it."""
-    decoding = config.decoding
-    alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
-    is_joint = config.vocab.joint
-    usage = CTRANSLATE2_USAGE.format(
-        models=LOAD_MODEL if is_joint else LOAD_MODELS,
-        decoder="pieces" if is_joint else "tgt_pieces",
-        beam=decoding.beam,
-        alpha=alpha,
-        extra=decoding.max_extra,
-    )
-    usage += explain_length_penalty(config)
-    if tags := config.data.train_tags:
-        usage += (
-            f"\nIt was trained with a tag in front of the source, {quote_tags(tags)}. It comes before "
-            f"the pieces: `line = [{tags[0]!r}, *line]`.\n"
-        )
-    if config.model.vocab_rows is not None:
-        usage += (
-            "\nThe model has more rows than pieces. The others are named `<unused-N>` in the vocabulary; "
-            "`suppress_sequences` excludes them from a search.\n"
-        )
-    return usage
+USE_OF_TAG = "It comes before the pieces: `line = [{tag!r}, *line]`.\n"
+UNUSED_ROWS = """
+The model has more rows than pieces. The others are named `<unused-N>` in the vocabulary; \
+`suppress_sequences` excludes them from a search.
+"""
 
 
 def import_ctranslate2() -> Any:
@@ -110,12 +96,17 @@ def import_ctranslate2() -> Any:
 
 
 def write_ctranslate2(
-    folder: Path, model: Transformer, vocab: Vocabulary, config: RunConfig, quantization: str
-) -> None:
-    """Fill `folder` with the model that CTranslate2 loads, and the BPE model."""
-    check_expressible(config.model)
+    folder: Path,
+    model: Transformer,
+    vocab: Vocabulary,
+    data: DataConfig,
+    decoding: DecodingConfig,
+    quantization: str,
+) -> str:
+    """Fill `folder` with the model that CTranslate2 loads, and the BPE model; return how to use it."""
+    shape = model.config
+    check_expressible(shape)
     specs = import_ctranslate2().specs
-    shape = config.model
     activation = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}[shape.activation]
     options = {
         "pre_norm": shape.norm == "pre",
@@ -134,7 +125,7 @@ def write_ctranslate2(
     )
     spec.encoder.scale_embeddings = shape.scale_embeddings == "embedding"
     spec.decoder.scale_embeddings = shape.scale_embeddings == "embedding"
-    _set_weights(spec, model, config)
+    _set_weights(spec, model, decoding)
 
     def list_row_names(one: Vocab) -> list[str]:
         return name_rows(one.list_pieces(), shape.count_rows(one.size))
@@ -153,6 +144,17 @@ def write_ctranslate2(
     spec.save(str(folder))
     write_vocab(folder, vocab)
 
+    is_joint = isinstance(vocab, Vocab)
+    usage = CTRANSLATE2_USAGE.format(
+        models=LOAD_MODEL if is_joint else LOAD_MODELS,
+        decoder="pieces" if is_joint else "tgt_pieces",
+        beam=decoding.beam,
+        alpha=find_alpha(decoding),
+        extra=decoding.max_extra,
+    )
+    usage += explain_penalty_and_tags(decoding, data.train_tags, USE_OF_TAG)
+    return usage if shape.vocab_rows is None else usage + UNUSED_ROWS
+
 
 def name_rows(pieces: list[str], n_rows: int) -> list[str]:
     """Name each row of an embedding, as CTranslate2 wants it: by its piece, or as unused."""
@@ -165,8 +167,8 @@ def name_rows(pieces: list[str], n_rows: int) -> list[str]:
     return pieces + unused
 
 
-def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
-    encoder, decoder, shape = spec.encoder, spec.decoder, config.model
+def _set_weights(spec: Any, model: Transformer, decoding: DecodingConfig) -> None:
+    encoder, decoder, shape = spec.encoder, spec.decoder, model.config
 
     # layers
     for name, _ in list_layer_parts(shape):
@@ -184,8 +186,8 @@ def _set_weights(spec: Any, model: Transformer, config: RunConfig) -> None:
     if shape.positions == "rotary":
         del encoder.position_encodings  # which would stay empty
         return
-    src_table = make_position_table(model.src_positions, config.decoding)
-    tgt_table = make_position_table(model.tgt_positions, config.decoding)
+    src_table = make_position_table(model.src_positions, decoding)
+    tgt_table = make_position_table(model.tgt_positions, decoding)
     encoder.position_encodings.encodings = _copy_to_array(src_table)
     decoder.position_encodings.encodings = _copy_to_array(tgt_table)
 
@@ -245,8 +247,7 @@ class CTranslate2Engine:
         if not has_plain_file(file):
             file = folder / TGT_VOCAB_FILE
         names = read_json(file)  # a list of pieces, or CTranslate2 had not loaded it
-        never = (PAD, BOS, UNK) if tgt.has_bytes else (PAD, BOS)
-        self._suppressed = [[self._tgt_pieces[i]] for i in never]
+        self._suppressed = [[self._tgt_pieces[i]] for i in list_forbidden(tgt)]
         self._suppressed += [[name] for name in names[tgt.size :]]  # unused rows
 
     def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
@@ -314,11 +315,18 @@ class CTranslate2Translator(TextToText):
     """Translates text with CTranslate2. Because its search has other rules (`docs/exports.md`), its
     output is labelled with the engine, its version and the type of its weights."""
 
-    def __init__(self, exported: CTranslate2Engine, config: RunConfig, quantization: str) -> None:
-        super().__init__(exported.vocab, config.decoding, config.model)
+    def __init__(
+        self,
+        exported: CTranslate2Engine,
+        data: DataConfig,
+        model: ModelConfig,
+        decoding: DecodingConfig,
+        quantization: str,
+    ) -> None:
+        super().__init__(exported.vocab, decoding, model)
         self.exported = exported
-        self.languages = config.data.src, config.data.tgt
-        self.direction = find_direction(config.data)
+        self.languages = data.src, data.tgt
+        self.direction = find_direction(data)
         self.version: str = import_ctranslate2().__version__
         self.engine = f"ctranslate2 {self.version}, {quantization}"
 
@@ -363,4 +371,7 @@ def open_ctranslate2(
     if is_served:
         torch.set_num_threads(n_threads * n_batches)  # which loading has changed
     config = load_recorded_config(folder / CONFIG_FILE, overrides)
-    return LoadedModel(CTranslate2Translator(exported, config, quantization), config, [path])
+    translator = CTranslate2Translator(
+        exported, config.data, config.model, config.decoding, quantization
+    )
+    return LoadedModel(translator, config, [path])

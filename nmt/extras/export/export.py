@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from nmt.checkpoint import Checkpoint
-from nmt.config import RunConfig, format_config
+from nmt.config import DataConfig, DecodingConfig, format_config
 from nmt.data.vocab import CONTROL_IDS, UNK, Vocabulary
 from nmt.evaluate.card import render_export_card
-from nmt.extras.export.ctranslate2 import CTranslate2Engine, explain_ctranslate2, write_ctranslate2
-from nmt.extras.export.huggingface import HuggingFaceEngine, explain_huggingface, write_huggingface
+from nmt.extras.export.ctranslate2 import CTranslate2Engine, write_ctranslate2
+from nmt.extras.export.huggingface import HuggingFaceEngine, write_huggingface
 from nmt.extras.export.parity import Agreement, Engine, OwnEngine, compare_engines, describe_bound
-from nmt.extras.export.safetensors import explain_safetensors, load_safetensors, write_safetensors
+from nmt.extras.export.safetensors import load_safetensors, write_safetensors
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import write_folder, write_json, write_text
@@ -37,22 +37,16 @@ class Format:
 
     library: str  # what loads it, by its name on the hub
     quantizations: Sequence[str]
-    write: Callable[[Path, Transformer, Vocabulary, RunConfig, str], None]  # fills the folder
+    # fills a folder that has the config, and returns how to use the export, for its card
+    write: Callable[[Path, Transformer, Vocabulary, DataConfig, DecodingConfig, str], str]
     # An export that is just being made has no manifest yet, so nothing is verified.
     load: Callable[[Path], Engine]
-    explain: Callable[[RunConfig], str]  # how to use the export, for its card
 
 
 FORMATS = {
-    "ctranslate2": Format(
-        "ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine, explain_ctranslate2
-    ),
-    "huggingface": Format(
-        "transformers", FLOATS, write_huggingface, HuggingFaceEngine, explain_huggingface
-    ),
-    "safetensors": Format(
-        "safetensors", FLOATS, write_safetensors, load_safetensors, explain_safetensors
-    ),
+    "ctranslate2": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),
+    "huggingface": Format("transformers", FLOATS, write_huggingface, HuggingFaceEngine),
+    "safetensors": Format("safetensors", FLOATS, write_safetensors, load_safetensors),
 }
 MAX_COMPARED = 100  # the first pieces of an output
 
@@ -95,8 +89,10 @@ def export(
 
     def fill(folder: Path) -> None:
         # write, load, compare
-        format.write(folder, translator.model, vocab, config, quantization)
         write_text(folder / CONFIG_FILE, format_config(config))
+        usage = format.write(
+            folder, translator.model, vocab, config.data, config.decoding, quantization
+        )
         theirs = format.load(folder)
         agreement = compare_engines(OwnEngine(translator.model), theirs, src, limit)
         if isinstance(theirs, HuggingFaceEngine):  # it has a tokenizer of its own
@@ -121,7 +117,6 @@ def export(
             "check": asdict(agreement),
         }
         write_json(folder / EXPORT_FILE, record)
-        usage = format.explain(config)
         card = render_export_card(
             checkpoint, to, quantization, format.library, str(agreement), usage
         )

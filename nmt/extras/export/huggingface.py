@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig, RunConfig
+from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, VocabPair, Vocabulary
 from nmt.extras.export.parity import Ids, add_eos
 from nmt.extras.export.tensors import (
     check_expressible,
-    explain_length_penalty,
+    explain_penalty_and_tags,
+    find_alpha,
+    list_forbidden,
     list_layer_parts,
     make_position_table,
-    quote_tags,
     read_part,
     scale_projection,
 )
@@ -45,25 +46,15 @@ HUGGINGFACE_USAGE = """\
     found = model.generate(**line, max_new_tokens=line.input_ids.shape[1] + {extra})
     print(tokenizer.decode(found[0], skip_special_tokens=True))
 """
-
-
-def explain_huggingface(config: RunConfig) -> str:
-    """Explain in the export's card how to use it."""
-    usage = HUGGINGFACE_USAGE.format(extra=config.decoding.max_extra)
-    usage += explain_length_penalty(config)
-    if tags := config.data.train_tags:
-        usage += (
-            f"\nIt was trained with a tag in front of the source, {quote_tags(tags)}. Its id comes before "
-            f"those of the line: `[tokenizer.convert_tokens_to_ids({tags[0]!r}), "
-            '*tokenizer("A sentence.").input_ids]`. In a text, a tag of the form `>>xx<<` is read as '
-            "one if it comes first; any other is plain characters.\n"
-        )
-    if config.model.positions == "learned" and config.model.norm == "post":
-        usage += (
-            "\nThe learned positions are in `model.safetensors`, where Marian expects none but takes them. Its own "
-            "`save_pretrained` leaves them out: do not save this model again.\n"
-        )
-    return usage
+USE_OF_TAG = """\
+Its id comes before those of the line: `[tokenizer.convert_tokens_to_ids({tag!r}), \
+*tokenizer("A sentence.").input_ids]`. In a text, a tag of the form `>>xx<<` is read as \
+one if it comes first; any other is plain characters.
+"""
+LEARNED_POSITIONS = """
+The learned positions are in `model.safetensors`, where Marian expects none but takes them. Its own \
+`save_pretrained` leaves them out: do not save this model again.
+"""
 
 
 def import_transformers() -> Any:
@@ -74,29 +65,35 @@ def import_transformers() -> Any:
 
 
 def write_huggingface(
-    folder: Path, model: Transformer, vocab: Vocabulary, config: RunConfig, quantization: str
-) -> None:
+    folder: Path,
+    model: Transformer,
+    vocab: Vocabulary,
+    data: DataConfig,
+    decoding: DecodingConfig,
+    quantization: str,
+) -> str:
     """Fill `folder` with what `from_pretrained` loads: the model, its tokenizer and the settings of
-    generation.
+    generation; return how to use it.
     """
-    check_expressible(config.model)
-    if config.model.positions == "rotary":
+    shape = model.config
+    check_expressible(shape)
+    if shape.positions == "rotary":
         raise UserError(
             "model.positions is rotary: neither Marian nor Pegasus of transformers rotates queries and keys; "
             "use --to ctranslate2 or --to safetensors"
         )
-    if config.model.embedding_norm is not None:
+    if shape.embedding_norm is not None:
         raise UserError(
-            f"model.embedding_norm is {config.model.embedding_norm}: neither Marian nor Pegasus of "
+            f"model.embedding_norm is {shape.embedding_norm}: neither Marian nor Pegasus of "
             "transformers has a LayerNorm on embeddings; use --to ctranslate2 or --to safetensors"
         )
-    if isinstance(vocab, VocabPair) and config.model.norm == "pre":
+    if isinstance(vocab, VocabPair) and shape.norm == "pre":
         raise UserError(
             "vocab.joint is false and model.norm is pre: Pegasus, which Hugging Face has for pre-norm, "
             "has one vocabulary; use --to ctranslate2 or safetensors"
         )
     dtype = getattr(torch, quantization)
-    tensors = {name: tensor.to(dtype) for name, tensor in _rename_tensors(model, config)}
+    tensors = {name: tensor.to(dtype) for name, tensor in _rename_tensors(model, decoding)}
     n_positions = tensors["model.encoder.embed_positions.weight"].shape[0]
 
     # the model
@@ -105,25 +102,26 @@ def write_huggingface(
     write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
 
     # the settings with which transformers decodes as nearly as it can to our search
-    decoding = config.decoding
-    alpha = 0.0 if decoding.penalty == "none" else decoding.length_penalty
-    never = (PAD, BOS, UNK) if vocab.tgt.has_bytes else (PAD, BOS)
     generation = import_transformers().GenerationConfig(
         num_beams=decoding.beam,
         do_sample=False,
-        length_penalty=alpha,
+        length_penalty=find_alpha(decoding),
         max_length=n_positions,
         early_stopping="never" if decoding.beam > 1 else False,
-        pad_token_id=BOS if config.model.norm == "pre" else PAD,
+        pad_token_id=_find_padding(shape),
         bos_token_id=BOS,
         eos_token_id=EOS,
         decoder_start_token_id=BOS,
-        # our search never chooses them either
-        suppress_tokens=[*never, *range(vocab.tgt.size, model.n_vocab)],
+        suppress_tokens=[*list_forbidden(vocab.tgt), *range(vocab.tgt.size, model.n_vocab)],
     )
     generation.save_pretrained(folder)
 
-    _write_tokenizer(folder, vocab, config, n_positions)
+    _write_tokenizer(folder, vocab, data, _find_padding(shape), n_positions)
+
+    usage = HUGGINGFACE_USAGE.format(extra=decoding.max_extra)
+    usage += explain_penalty_and_tags(decoding, data.train_tags, USE_OF_TAG)
+    forgets_positions = shape.positions == "learned" and shape.norm == "post"
+    return usage + LEARNED_POSITIONS if forgets_positions else usage
 
 
 def _make_model_config(model: Transformer, n_positions: int, quantization: str) -> Any:
@@ -145,7 +143,7 @@ def _make_model_config(model: Transformer, n_positions: int, quantization: str) 
         scale_embedding=shape.scale_embeddings == "embedding",
         max_position_embeddings=n_positions,
         tie_word_embeddings=_is_one_matrix(shape),
-        pad_token_id=PAD,
+        pad_token_id=_find_padding(shape),
         eos_token_id=EOS,
         bos_token_id=BOS,
         decoder_start_token_id=BOS,
@@ -153,7 +151,6 @@ def _make_model_config(model: Transformer, n_positions: int, quantization: str) 
         dtype=quantization,
     )
     if shape.norm == "pre":
-        settings["pad_token_id"] = BOS
         # CTranslate2's converter asks for these two
         settings |= {"normalize_before": True, "normalize_embedding": False}
         model_config = transformers.PegasusConfig(**settings)
@@ -166,12 +163,19 @@ def _make_model_config(model: Transformer, n_positions: int, quantization: str) 
     return model_config
 
 
+def _find_padding(shape: ModelConfig) -> int:
+    """Return the id of padding: in Pegasus that of the mark at the start."""
+    return BOS if shape.norm == "pre" else PAD
+
+
 def _is_one_matrix(shape: ModelConfig) -> bool:
     """Whether the three matrices are one there too: not if the projection's has been scaled."""
     return shape.tied is True and shape.scale_embeddings != "projection"
 
 
-def _write_tokenizer(folder: Path, vocab: Vocabulary, config: RunConfig, n_positions: int) -> None:
+def _write_tokenizer(
+    folder: Path, vocab: Vocabulary, data: DataConfig, padding: int, n_positions: int
+) -> None:
     """Write Marian's tokenizer, with our BPE models and our ids."""
     write_bytes(folder / "source.spm", vocab.src.model)
     write_bytes(folder / "target.spm", vocab.tgt.model)
@@ -181,11 +185,11 @@ def _write_tokenizer(folder: Path, vocab: Vocabulary, config: RunConfig, n_posit
         _write_ids(folder / "target_vocab.json", vocab.tgt)
     settings = {
         "tokenizer_class": "MarianTokenizer",
-        "source_lang": config.data.src,
-        "target_lang": config.data.tgt,
+        "source_lang": data.src,
+        "target_lang": data.tgt,
         "unk_token": pieces[UNK],
         "eos_token": pieces[EOS],
-        "pad_token": pieces[BOS if config.model.norm == "pre" else PAD],
+        "pad_token": pieces[padding],
         "separate_vocabs": is_pair,
         "model_max_length": n_positions,
         "split_special_tokens": True,  # "</s>" in a line is text, as it is to our vocabulary
@@ -200,14 +204,14 @@ def _write_ids(path: Path, vocab: Vocab) -> list[str]:
     return pieces
 
 
-def _rename_tensors(model: Transformer, config: RunConfig) -> Iterator[tuple[str, Tensor]]:
+def _rename_tensors(model: Transformer, decoding: DecodingConfig) -> Iterator[tuple[str, Tensor]]:
     """Yield each tensor under the name that it has in transformers. Only three tied matrices are
     written as one: two would be to Marian, but not to Pegasus.
     """
-    shape = config.model
+    shape = model.config
     src_embedding = model.src_embedding.weight.detach()
-    src_table = make_position_table(model.src_positions, config.decoding)
-    tgt_table = make_position_table(model.tgt_positions, config.decoding)
+    src_table = make_position_table(model.src_positions, decoding)
+    tgt_table = make_position_table(model.tgt_positions, decoding)
 
     # embeddings, positions, projection
     if (

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from nmt.config import RunConfig, format_config, load_recorded_config
+from nmt.config import DataConfig, DecodingConfig, load_recorded_config
 from nmt.data.vocab import Vocabulary, load_vocab, write_vocab
 from nmt.extras.export.parity import OwnEngine
 from nmt.model.transformer import Transformer
@@ -23,23 +23,25 @@ SAFETENSORS_USAGE = """\
 """
 
 
-def explain_safetensors(_: RunConfig) -> str:
-    return SAFETENSORS_USAGE
-
-
 def write_safetensors(
-    folder: Path, model: Transformer, vocab: Vocabulary, config: RunConfig, quantization: str
-) -> None:
-    """Fill `folder` with the weights and the BPE model."""
+    folder: Path,
+    model: Transformer,
+    vocab: Vocabulary,
+    _data: DataConfig,
+    _decoding: DecodingConfig,
+    quantization: str,
+) -> str:
+    """Fill `folder`, which has config.yaml, with the weights and the BPE model; return how to use it."""
     dtype = getattr(torch, quantization)
     weights = {name: p.detach().to(dtype) for name, p in model.named_parameters()}
     metadata = {
         "format": "pt",
-        "config": format_config(config),
+        "config": (folder / CONFIG_FILE).read_text(encoding="utf-8"),
         "vocab_sha256": vocab.digest,
     }
     write_tensors(folder / MODEL_FILE, weights, metadata)
     write_vocab(folder, vocab)
+    return SAFETENSORS_USAGE
 
 
 @torch.no_grad()

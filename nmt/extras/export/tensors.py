@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.config import DecodingConfig, ModelConfig, RunConfig
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.data.vocab import BOS, PAD, UNK, Vocab
 from nmt.model.positions import Positions, sinusoids
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
@@ -122,17 +123,28 @@ def make_position_table(positions: Positions, decoding: DecodingConfig) -> Tenso
     return sinusoids(max(MIN_POSITIONS, longest), positions.width)
 
 
-def explain_length_penalty(config: RunConfig) -> str:
-    """Return a note for the card if CTranslate2 and Hugging Face do not have the length penalty of
-    the config.
+def list_forbidden(vocab: Vocab) -> list[int]:
+    """Return the pieces that our search never chooses, so that another engine does not either."""
+    return [PAD, BOS, UNK] if vocab.has_bytes else [PAD, BOS]
+
+
+def find_alpha(decoding: DecodingConfig) -> float:
+    """Return the power of the length by which another engine divides scores."""
+    return 0.0 if decoding.penalty == "none" else decoding.length_penalty
+
+
+def explain_penalty_and_tags(decoding: DecodingConfig, tags: Sequence[str], use_of_tag: str) -> str:
+    """Return notes for the card: on a length penalty that CTranslate2 and Hugging Face do not have, and
+    on tags, which go where `use_of_tag` says.
     """
-    if config.decoding.penalty != "gnmt":
-        return ""
-    return (
-        "\nThis engine divides by n^alpha, where n counts the pieces of an output with its end mark. It does not know "
-        "the formula above, so a beam search can choose another output than nmt does.\n"
-    )
-
-
-def quote_tags(tags: Sequence[str]) -> str:
-    return " or ".join(f"`{tag}`" for tag in tags)
+    notes = ""
+    if decoding.penalty == "gnmt":
+        notes += (
+            "\nThis engine divides by n^alpha, where n counts the pieces of an output with its end mark. It does not "
+            "know the formula above, so a beam search can choose another output than nmt does.\n"
+        )
+    if tags:
+        quoted = " or ".join(f"`{tag}`" for tag in tags)
+        notes += f"\nIt was trained with a tag in front of the source, {quoted}. "
+        notes += use_of_tag.format(tag=tags[0])
+    return notes
