@@ -140,10 +140,10 @@ class Ledger:
         values = asdict(self)
         if self.tgt_bpe is None:
             del values["tgt_bpe"]
-        for corpus in values["corpora"]:
-            for key in ("duplicates", "held_out", "tag", "weight"):
-                if corpus[key] is None:
-                    del corpus[key]
+        values["corpora"] = [
+            {key: value for key, value in corpus.items() if value is not None}
+            for corpus in values["corpora"]
+        ]
         return values
 
     def check(self) -> str | None:

@@ -442,16 +442,8 @@ def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or entry.keys() != {"sha256", "size"}:
         return False
     size, sha256 = entry["size"], entry["sha256"]
-    if type(size) is not int or not 0 <= size < 2**63:
-        return False
-    return isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) is not None
-
-
-def _read_size(path: Path) -> int:
-    if not has_plain_file(path):
-        raise UserError(f"{path}: is missing, so the folder is damaged; use another copy")
-    with explain_unreadable(path, "; use another copy"):
-        return path.stat().st_size
+    has_size = type(size) is int and size >= 0
+    return has_size and isinstance(sha256, str) and bool(re.fullmatch("[0-9a-f]{64}", sha256))
 
 
 def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None = None) -> None:
@@ -467,19 +459,22 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
                 f"{folder}: is incomplete: its {MANIFEST_FILE} does not list {name}; use another copy"
             )
     for name, entry in entries.items():
-        size = _read_size(folder / name)
+        path = folder / name
+        if not has_plain_file(path):
+            raise UserError(f"{path}: is missing, so the folder is damaged; use another copy")
+        size = path.stat().st_size
         if size != entry["size"]:
             raise UserError(
-                f"{folder / name}: is damaged ({size:,} bytes, not {entry['size']:,} as in {MANIFEST_FILE}); "
+                f"{path}: is damaged ({size:,} bytes, not {entry['size']:,} as in {MANIFEST_FILE}); "
                 "use another copy"
             )
     for name in entries if only is None else only:
-        with explain_unreadable(folder / name, "; use another copy"):
-            sha256 = digest_file(folder / name)
+        path = folder / name
+        with explain_unreadable(path, "; use another copy"):
+            sha256 = digest_file(path)
         if sha256 != entries[name]["sha256"]:
             raise UserError(
-                f"{folder / name}: is damaged: its sha256 does not match {MANIFEST_FILE}; "
-                "use another copy"
+                f"{path}: is damaged: its sha256 does not match {MANIFEST_FILE}; use another copy"
             )
 
 
@@ -541,10 +536,10 @@ def lock(
                 path.unlink(missing_ok=True)
 
 
-def check_free(folder: Path, patience_s: float = 0.0) -> None:
+def check_free(folder: Path) -> None:
     """Raise FolderInUse if another process holds the folder."""
     if os.path.lexists(folder / LOCK_FILE):
-        with lock(folder, "looking", patience_s=patience_s):
+        with lock(folder, "looking"):
             pass
 
 
