@@ -27,8 +27,7 @@ class HubDataset:
     """One commit of a dataset: all its files, or those in the cache if the hub cannot be reached."""
 
     id: str
-    commit: str
-    folder: Path  # in the cache; not all files need be there
+    folder: Path  # of the commit, in the cache; not all files need be there
     sizes: dict[str, int]  # of the files, by their names in the dataset
     is_reachable: bool
 
@@ -67,7 +66,7 @@ def find_on_hub(name: str, revision: str | None) -> HubDataset | None:
         if "README.md" in sizes:  # says where subsets and splits are
             api.hf_hub_download(name, "README.md", repo_type="dataset", revision=revision)
         store = Path(constants.HF_HUB_CACHE).absolute() / f"datasets--{name.replace('/', '--')}"
-        return HubDataset(name, info.sha, store / "snapshots" / info.sha, sizes, True)
+        return HubDataset(name, store / "snapshots" / info.sha, sizes, True)
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         raise
     except (errors.HTTPError, errors.OfflineModeIsEnabled):
@@ -85,7 +84,7 @@ def find_on_hub(name: str, revision: str | None) -> HubDataset | None:
     folder = Path(snapshot)
     for path in filter(Path.is_file, folder.rglob("*")):
         sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-    return HubDataset(name, folder.name, folder, sizes, False)
+    return HubDataset(name, folder, sizes, False)
 
 
 @contextlib.contextmanager
@@ -127,13 +126,14 @@ def download_files(dataset: HubDataset, names: Sequence[str], what: str) -> list
 
 
 def _fetch(dataset: HubDataset, names: Sequence[str], what: str) -> None:
-    from huggingface_hub import HfApi
+    from huggingface_hub import hf_hub_download
 
+    commit = dataset.folder.name
     size = sum(dataset.sizes[name] for name in names)
     say(f"{what}: downloading {size:,} bytes")
     with Progress(f"download {what}", size, "bytes") as progress:
         for name in names:
-            HfApi().hf_hub_download(dataset.id, name, repo_type="dataset", revision=dataset.commit)
+            hf_hub_download(dataset.id, name, repo_type="dataset", revision=commit)
             progress.advance(dataset.sizes[name])
 
 

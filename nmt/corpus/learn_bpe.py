@@ -1,4 +1,4 @@
-"""Learns a BPE from the words of a corpus and their counts.
+"""Learns a BPE from the words of a corpus and their counts, or takes a given one.
 
 No piece spans a space, so SentencePiece needs only words and how often each occurs, which are far fewer
 than lines.
