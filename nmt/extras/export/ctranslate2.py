@@ -82,7 +82,7 @@ CTRANSLATE2_USAGE = """\
                                    max_decoding_length=len(line) + {extra}, max_input_length=0)
     print({decoder}.decode(found[0].hypotheses[0]))
 """
-USE_OF_TAG = "It comes before the pieces: `line = [{tag!r}, *line]`.\n"
+CTRANSLATE2_TAG = "It comes before the pieces: `line = [{tag!r}, *line]`.\n"
 UNUSED_ROWS = """
 The model has more rows than pieces. The others are named `<unused-N>` in the vocabulary; \
 `suppress_sequences` excludes them from a search.
@@ -152,7 +152,7 @@ def write_ctranslate2(
         alpha=find_alpha(decoding),
         extra=decoding.max_extra,
     )
-    usage += explain_penalty_and_tags(decoding, data.train_tags, USE_OF_TAG)
+    usage += explain_penalty_and_tags(decoding, data.train_tags, CTRANSLATE2_TAG)
     return usage if shape.vocab_rows is None else usage + UNUSED_ROWS
 
 

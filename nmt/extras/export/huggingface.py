@@ -46,7 +46,7 @@ HUGGINGFACE_USAGE = """\
     found = model.generate(**line, max_new_tokens=line.input_ids.shape[1] + {extra})
     print(tokenizer.decode(found[0], skip_special_tokens=True))
 """
-USE_OF_TAG = """\
+HUGGINGFACE_TAG = """\
 Its id comes before those of the line: `[tokenizer.convert_tokens_to_ids({tag!r}), \
 *tokenizer("A sentence.").input_ids]`. In a text, a tag of the form `>>xx<<` is read as \
 one if it comes first; any other is plain characters.
@@ -119,7 +119,7 @@ def write_huggingface(
     _write_tokenizer(folder, vocab, data, _find_padding(shape), n_positions)
 
     usage = HUGGINGFACE_USAGE.format(extra=decoding.max_extra)
-    usage += explain_penalty_and_tags(decoding, data.train_tags, USE_OF_TAG)
+    usage += explain_penalty_and_tags(decoding, data.train_tags, HUGGINGFACE_TAG)
     forgets_positions = shape.positions == "learned" and shape.norm == "post"
     return usage + LEARNED_POSITIONS if forgets_positions else usage
 
