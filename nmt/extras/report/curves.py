@@ -5,7 +5,7 @@ and the highest point are kept, so a spike that lasted one update is still there
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -18,6 +18,9 @@ from nmt.train.on_track import smoothed_loss_floor
 
 MOST_POINTS = 500  # of a curve
 POINTS_OF_CHART = 3_000  # of all its curves together
+LOSS = "Loss in nats per target piece, without smoothing"
+BLEU = "Dev BLEU"
+SMOOTHED = "Training loss in nats per target piece, as smoothed"
 MOST_RUNS_BY_LAYER = 4  # more runs would be more charts than a person reads
 
 Points = Sequence[tuple[float, float]]
@@ -51,28 +54,28 @@ class Chart:
 
 @dataclass(frozen=True)
 class CurveChart:
-    """Which figures of metrics.jsonl a chart shows, and what it compares them with."""
+    """Which figures of metrics.jsonl a chart shows."""
 
     chart: Chart
     curves: tuple[tuple[str, str, str], ...]  # the kind of a line, its key, the name of the curve
     unit: float = 1
-    list_references: Callable[[RunFacts], Sequence[ReferenceLine]] = lambda _: ()
-    needs_reference: bool = False  # without them the chart says no more than another
 
 
 def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
     """Return the charts that have a point."""
     charts = []
+    references_of_runs = [list_references(run) for run in runs]
     for wanted in CHARTS:
         series = []
         references: dict[ReferenceLine, None] = {}  # each once
         for i, run in enumerate(runs):
-            references |= dict.fromkeys(wanted.list_references(run))
+            references |= dict.fromkeys(references_of_runs[i].get(wanted.chart.title, ()))
             for kind, key, name in wanted.curves:
                 points = collect_points(run.events, kind, key)
                 scaled = [(step, value / wanted.unit) for step, value in points]
                 series.append(Series(i, name, scaled))
-        if references or not wanted.needs_reference:
+        # without its floor, the smoothed loss says no more than the other
+        if references or wanted.chart.title != SMOOTHED:
             chart = replace(wanted.chart, references=tuple(references), series=tuple(series))
             charts.append(chart)
     if len(runs) <= MOST_RUNS_BY_LAYER:
@@ -84,17 +87,14 @@ def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
 def _list_families(i: int, run: RunFacts, is_alone: bool) -> list[Chart]:
     validations = [event for event in run.events if isinstance(event, ValidEvent)]
     charts = []
+    keys = dict.fromkeys(key for event in validations for key in event.figures)  # each once
     for prefix, title, y in FAMILIES:
-        keys: dict[str, None] = {}  # each once
-        for event in validations:
-            keys |= dict.fromkeys(key for key in event.figures if key.startswith(prefix))
-        series = tuple(
-            Series(
-                i, escape_line(key.removeprefix(prefix)), collect_points(run.events, "valid", key)
-            )
-            for key in keys
-        )
-        charts.append(Chart(title if is_alone else f"{title}: {run.name}", y, series))
+        series = []
+        for key in keys:
+            if key.startswith(prefix):
+                name = escape_line(key.removeprefix(prefix))
+                series.append(Series(i, name, collect_points(run.events, "valid", key)))
+        charts.append(Chart(title if is_alone else f"{title}: {run.name}", y, tuple(series)))
     return charts
 
 
@@ -110,24 +110,20 @@ def collect_points(events: Iterable[Event], kind: str, key: str) -> list[tuple[i
 # ---- what curves are compared with -----------------------------------------------------------------
 
 
-def find_paper_references(run: RunFacts) -> list[ReferenceLine]:
-    """Return the paper's dev loss and dev BLEU where this is the paper's model."""
+def list_references(run: RunFacts) -> dict[str, list[ReferenceLine]]:
+    """Return what the curves of a run are compared with, by the titles of their charts."""
+    loss = []
+    bleu = []
     paper = find_dev_reference(run.config) if run.config is not None else None
-    if paper is None:
-        return []
-    where = f"the paper's {paper.model}, dev, update {paper.step:,}"
-    perplexity = f"{where}: perplexity {paper.perplexity} of its own pieces"
-    return [
-        ReferenceLine(perplexity, math.log(paper.perplexity)),
-        ReferenceLine(f"{where}: tokenised BLEU {paper.bleu}", paper.bleu),
-    ]
-
-
-def _list_loss_references(run: RunFacts) -> list[ReferenceLine]:
-    """Return the paper's dev loss, and the unigram entropy of the target text if a warning has it."""
-    points = collect_points(run.events, "warning", "unigram_nll")
-    unigram = [ReferenceLine("frequencies of the pieces alone", nll) for _, nll in points[-1:]]
-    return [*find_paper_references(run)[:1], *unigram]
+    if paper is not None:
+        where = f"the paper's {paper.model}, dev, update {paper.step:,}"
+        perplexity = f"{where}: perplexity {paper.perplexity} of its own pieces"
+        loss.append(ReferenceLine(perplexity, math.log(paper.perplexity)))
+        bleu.append(ReferenceLine(f"{where}: tokenised BLEU {paper.bleu}", paper.bleu))
+    # if a warning has the unigram entropy of the target text
+    for _, nll in collect_points(run.events, "warning", "unigram_nll")[-1:]:
+        loss.append(ReferenceLine("frequencies of the pieces alone", nll))
+    return {LOSS: loss, BLEU: bleu, SMOOTHED: _list_floor(run)}
 
 
 def _list_floor(run: RunFacts) -> list[ReferenceLine]:
@@ -144,20 +140,16 @@ def _list_floor(run: RunFacts) -> list[ReferenceLine]:
 
 CHARTS = (
     CurveChart(
-        Chart("Loss in nats per target piece, without smoothing", "nats"),
+        Chart(LOSS, "nats"),
         (("train", "nll", "training"), ("valid", "nll", "dev")),
-        list_references=_list_loss_references,
     ),
     CurveChart(
-        Chart("Dev BLEU", "BLEU", from_zero=True),
+        Chart(BLEU, "BLEU", from_zero=True),
         (("valid", "bleu", "BLEU"),),
-        list_references=lambda run: find_paper_references(run)[1:],
     ),
     CurveChart(
-        Chart("Training loss in nats per target piece, as smoothed", "nats"),
+        Chart(SMOOTHED, "nats"),
         (("train", "loss", "training"),),
-        list_references=_list_floor,
-        needs_reference=True,
     ),
     CurveChart(Chart("Learning rate", "rate", from_zero=True), (("train", "lr", "rate"),)),
     CurveChart(Chart("Norm of the gradient", "norm"), (("train", "grad_norm", "norm"),)),
