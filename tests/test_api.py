@@ -72,4 +72,4 @@ def test_attention_returns_its_weights_on_request() -> None:
 
 def test_importing_it_imports_nothing_heavy() -> None:
     program = "import sys, nmt.api; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

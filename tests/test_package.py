@@ -91,7 +91,7 @@ def test_pins_suit_each_python(version: str) -> None:
     pins = ROOT / "constraints.txt"
     command = [uv, "pip", "compile", "--python-version", version, "--constraint", str(pins)]
     command += ["--extra", "dev", "--quiet", "--no-config", str(ROOT / "setup.cfg")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"torch=={re.findall(r'^torch==(.*)', pins.read_text(), re.MULTILINE)[0]}" in done.stdout
 
@@ -136,7 +136,6 @@ class Installation:
 
 
 @pytest.mark.soak  # builds a wheel and trains
-@pytest.mark.timeout(600)
 def test_the_wheel_makes_the_journey(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
     names = set(ZipFile(installation.wheel).namelist())
@@ -165,10 +164,10 @@ def test_the_wheel_makes_the_journey(tmp_path: Path) -> None:
         server = subprocess.Popen(command, cwd=installation.folder, stderr=err)
         try:
             address = re.compile(r"http://127\.0\.0\.1:\d+")
-            until(lambda: address.search((tmp_path / "serve.err").read_text()) is not None, 60)
+            until(lambda: address.search((tmp_path / "serve.err").read_text()) is not None)
             (found_address, *_) = address.findall((tmp_path / "serve.err").read_text())
             with urllib.request.urlopen(f"{found_address}/health") as answer:
                 assert answer.status == 200
         finally:
             server.terminate()
-            assert server.wait(timeout=60) == 0
+            assert server.wait() == 0

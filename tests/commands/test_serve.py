@@ -33,7 +33,7 @@ def test_a_process_answers_until_a_signal_ends_it(
     number: signal.Signals, checkpoint: Path, tmp_path: Path
 ) -> None:
     with start_server(tmp_path, str(checkpoint), f"small={checkpoint}", OFF) as (process, port):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port)
         body = json.dumps({"q": ["red dog"], "model": "small"})
         connection.request("POST", "/v1/translate", body, {"Content-Type": "application/json"})
         assert json.loads(connection.getresponse().read())["model"] == "small"

@@ -25,13 +25,13 @@ from support.finished_run import train_toy
 from support.once import make_once
 from support.soaking import IS_SOAK, counted
 from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
+from support.waiting import HANG_S
 
 COMMANDS = ("init prepare train sweep average eval report translate score serve export").split()
 WIDTHS = (40, 80, 200)
 # What a bar needs to be drawn anew; all else that a terminal would obey is a stray character.
 MOVES = re.compile(r"\r|\n|\x1b\[A")
 BAR = re.compile(r"%\||\d \w+, [\d,.]+/s")
-WAIT_S = 60.0
 
 # What is done before `main` of a command that is to be interrupted: its bars move slowly, and if it
 # has none it waits to be interrupted.
@@ -106,7 +106,7 @@ def run_at_terminal(
     )
     os.close(theirs)
     written = b""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + HANG_S
     try:
         while time.monotonic() < deadline:
             if select.select([ours], [], [], 0.2)[0]:
@@ -121,7 +121,7 @@ def run_at_terminal(
                 time.sleep(0.1)  # a person does not strike while a bar is being made
                 os.write(ours, b"\x03")
                 interrupt_at = ""
-        code = process.wait(WAIT_S)
+        code = process.wait(HANG_S)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)

@@ -219,7 +219,6 @@ def test_the_folder_that_SACREBLEU_names_is_read_without_a_network(
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
     )
     found, told = json.loads(done.stdout)
     assert found == REF

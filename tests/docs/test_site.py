@@ -120,7 +120,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Pat
     shutil.copy(ROOT / "zensical.toml", tmp_path)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     site = tmp_path / "build" / "site"
     for path in PAGES:
@@ -133,7 +133,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Pat
 
     # strict means strict
     (tmp_path / "docs" / "index.md").write_text("# nmt\n\n[a](data.md#nowhere)\n")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0 and "anchor does not exist" in done.stdout + done.stderr
 
 

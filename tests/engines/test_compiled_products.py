@@ -11,9 +11,6 @@ pytest.importorskip("numba")
 from nmt.engines.cpu.compiled_products import exp, multiply, pack_products, round_bits
 from nmt.engines.cpu.compiled_tiles import HAS_BF16_PAIRS, PANEL, TILE_ROWS
 
-pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
-
-
 KINDS = {"fp32": (False, False), "bf16, widened": (True, False), "bf16, in pairs": (True, True)}
 
 

@@ -36,7 +36,6 @@ from nmt.translate.search_rules import SearchRules, make_rules
 
 # numba compiles, unless it did so before
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"),
 ]
 

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support.interpreted import needs_interpreter, run_interpreted
 from support.soaking import counted
 
@@ -12,7 +11,6 @@ TESTS = Path(__file__).parents[1]
 
 
 @needs_interpreter
-@pytest.mark.timeout(330)
 def test_kernels_compute_what_they_should() -> None:
     """In `make soak`, the graph that a GPU runs too."""
     graph = f"{TESTS}/train/test_fast_paths.py::test_what_a_gpu_runs_is_one_graph"
@@ -25,4 +23,4 @@ def test_without_triton_the_modules_load_and_say_so() -> None:
         "from nmt.engines.cuda import loss_triton as b\nx = torch.zeros(3, 1, 16)\n"
         "assert a.triton is None and not a.supports_triton(x, x) and not b.supports_fused_loss(x)"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=TESTS.parent, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], cwd=TESTS.parent, check=True)

@@ -225,7 +225,6 @@ def test_other_mistakes_are_one_line_too(
 
 
 @pytest.mark.soak  # trains for a minute
-@pytest.mark.timeout(600)
 def test_the_encoder_reaches_95_percent_and_a_bag_of_words_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

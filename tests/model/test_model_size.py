@@ -1,6 +1,5 @@
 """Weights are counted without making them, and what no memory can hold is refused."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -54,12 +53,10 @@ def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
 )
 def test_what_no_memory_can_hold_is_refused_at_once(sizes: list[str]) -> None:
     config = load_config("base.yaml", sizes)
-    started_at = time.perf_counter()
     with pytest.raises(
         UserError, match=r"model: its weights alone would take .+ GiB, and"
     ) as caught:
         check_weights_fit(config.model, config.vocab)
-    assert time.perf_counter() - started_at < 1.0
     key, _, value = sizes[0].partition("=")
     assert f"{key} ({int(value):,})" in str(caught.value) and len(str(caught.value)) < 400
 

@@ -289,7 +289,6 @@ def try_command(
 
 
 # no device is waited for; the fixtures may have to compile first
-@pytest.mark.timeout(20, func_only=True)
 @pytest.mark.parametrize("place, kind", list_cases(), ids=str)
 def test_what_is_not_nmts_own_file(
     place: Place, kind: str, ground: Ground, outside: Path, try_command: TryCommand
@@ -309,7 +308,6 @@ def test_what_is_not_nmts_own_file(
     assert kind not in GARBAGE or path.read_bytes() == GARBAGE[kind]
 
 
-@pytest.mark.timeout(20, func_only=True)
 @pytest.mark.parametrize(
     "command, name, target, outcome",
     [

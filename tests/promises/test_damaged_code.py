@@ -103,7 +103,6 @@ def test_a_cache_that_cannot_be_written_changes_no_bit(folder: Path, expected: s
 @pytest.mark.soak  # compiles for half a minute
 @pytest.mark.parametrize("pattern", ["*.nbi", "*.nbc", "*fill_by_loop*"])
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.timeout(300)
 def test_damaged_code_changes_no_bit(
     damage: str, pattern: str, folder: Path, expected: str
 ) -> None:

@@ -66,7 +66,6 @@ def open_all(folder: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=600,
     )
     assert done.returncode == 0, f"{done.stdout[-200:]}\n{done.stderr[-2000:]}"
     assert done.stderr == ""
@@ -88,7 +87,6 @@ def answers(folder: Path) -> dict[str, str | None]:
     return found
 
 
-@pytest.mark.timeout(600)
 def test_a_hostile_model_is_refused_in_one_line(
     folder: Path, answers: dict[str, str | None]
 ) -> None:

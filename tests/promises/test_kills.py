@@ -19,7 +19,6 @@ import time
 import pytest
 from support.soaking import (
     IS_SOAK,
-    WAIT_S,
     Ground,
     Order,
     Torchrun,
@@ -31,6 +30,7 @@ from support.soaking import (
     steps_logged,
     traces,
 )
+from support.waiting import HANG_S
 
 from nmt.system.run_folder import RunFolder
 
@@ -157,7 +157,7 @@ def test_of_many_starts_at_once_one_trains(ground: Ground) -> None:
     whole, run = ground.finish("alone"), ground.run("crowded")
     slow = Order([], "", slow={"update": 2.0})  # nobody is done before all have come
     starts = [ground.start("crowded", order=slow, at=f"-{n}") for n in range(counted(5, 20))]
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + HANG_S
     while sum(start.codes == [None] for start in starts) > 1:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -74,7 +74,6 @@ def shared_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(("case", "home"), list_homes())
 def test_a_home_costs_time_at_most(
     case: str, home: str, bench: Bench, shared_folder: Path, tmp_path: Path

@@ -133,10 +133,10 @@ def test_a_signal_during_validation_cuts_it_short(
         )
         start.until(lambda: start.is_in("decode"))  # noqa: B023
         time.sleep(0.1 * attempt)
-        started_at = time.monotonic()
         start.signal(number, [victim])
         assert start.wait(is_agent=False) == [CODES[number]] * size, start.told()
-        assert time.monotonic() - started_at < 4.0
+        decoded = [folder / "slow-decode" for folder in start.folders]
+        assert max(path.stat().st_size for path in decoded if path.exists()) < 6
         assert check_preempted(run, CODES[number]) == step
         assert not start.orphans()
         finish(ground, run, size, *settings)
@@ -163,9 +163,7 @@ def end_at_once(start: Start, number: signal.Signals, size: int) -> None:
         start.signal(number)
     time.sleep(TWICE_S[number])
     start.signal(number)
-    started_at = time.monotonic()
     assert start.wait(is_agent=False) == [128 + number] * size, start.told()
-    assert time.monotonic() - started_at < 1.0
     assert not start.orphans()
 
 
@@ -180,14 +178,14 @@ def end_at_once(start: Start, number: signal.Signals, size: int) -> None:
 def test_who_asks_twice_gets_an_end_at_once(
     number: signal.Signals, size: int, slow: str, ground: Ground
 ) -> None:
-    """Every rank is asked, as by torchrun, in the middle of what takes seconds."""
+    """Every rank is asked, as by torchrun, in the middle of what would never end."""
     for attempt in range(counted(1, 10)):
         run = ground.run(f"twice-{number}-{size}-{slow}-{attempt}")
         start = ground.start(
             run.path.name,
             *SETTINGS,
             size=size,
-            order=Order([], "", slow={slow: TWICE_S[number] + 2.0}),
+            order=Order([], "", slow={slow: 3600.0}),
         )
         start.until(lambda: start.is_in(slow))  # noqa: B023
         time.sleep(0.2 * attempt)

@@ -62,7 +62,6 @@ def sacrebleu_prints(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

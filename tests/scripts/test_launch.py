@@ -116,7 +116,7 @@ class Machine:
 
     def run(self, *command: str | Path, **environment: str) -> tuple[int, str, str]:
         process = self.start(*command, **environment)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
         return process.returncode, out, err
 
     def launch(self, *options: str, **environment: str) -> tuple[int, str, str]:
@@ -452,7 +452,7 @@ def test_a_signal_is_handed_on_once(machine: Machine, name: str) -> None:
     for _ in range(3):  # as impatient people and schedulers do
         process.send_signal(number)
         time.sleep(0.05)
-    assert process.wait(timeout=20) == 75
+    assert process.wait() == 75
     assert machine.heard("torchrun") == [name] and not is_alive(pid)
 
 
@@ -463,7 +463,7 @@ def test_a_signal_before_the_run_began_is_a_preemption_too(
     process = machine.start(LAUNCH, "--gpus", "1", *machine.training, PATIENCE="0", CODE="143")
     machine.pid("torchrun")
     process.send_signal(getattr(signal, f"SIG{name}"))
-    assert process.wait(timeout=20) == code
+    assert process.wait() == code
 
 
 def test_ctrl_c_reaches_torchrun_through_the_script_alone(machine: Machine) -> None:
@@ -476,7 +476,7 @@ def test_ctrl_c_reaches_torchrun_through_the_script_alone(machine: Machine) -> N
     )
     pid = machine.pid("torchrun")
     os.killpg(process.pid, signal.SIGINT)  # a terminal signals its whole foreground group
-    process.communicate(timeout=20)
+    process.communicate()
     assert process.returncode == 130 and machine.heard("torchrun") == ["INT"] and not is_alive(pid)
 
 
@@ -599,7 +599,7 @@ def test_a_job_is_queued_again(
     if is_up:
         pid = machine.pid("srun")
         process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=30)
+    process.communicate()
     calls = machine.arguments("scontrol")
     assert [call for call in calls if call.startswith("requeue")] == (
         ["requeue 50123"] if is_asked else []
@@ -616,7 +616,7 @@ def test_srun_is_never_sent_a_sigterm(machine: Machine) -> None:
     )
     machine.pid("srun")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate()
     assert machine.heard("srun") == ["USR1"] and process.returncode == 75
 
 
@@ -666,7 +666,7 @@ def test_real_ranks_are_preempted(toy: Path, tmp_path: Path) -> None:
             started = set(descendants(process.pid))
             assert len(started) >= 1 + N_REAL_RANKS, "torchrun and its ranks"
             process.terminate()
-            assert process.wait(timeout=60) == 75, (tmp_path / "launch.err").read_text()[-3000:]
+            assert process.wait() == 75, (tmp_path / "launch.err").read_text()[-3000:]
         finally:
             process.kill()
             process.wait()

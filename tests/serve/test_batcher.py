@@ -51,7 +51,7 @@ def make_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 def send(server: RunningServer, question: object) -> socket.socket:
     """Send a question and do not wait for its answer."""
     body = json.dumps(question).encode()
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    connection = socket.create_connection(("127.0.0.1", server.port))
     head = "POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return connection

@@ -17,7 +17,7 @@ import pytest
 from support.browser import OpenPage, open_page
 from support.hostile_text import PAYLOADS
 from support.needs import needs_chromium
-from support.waiting import until
+from support.waiting import HANG_S, until
 
 import nmt.extras.serve.app
 from nmt.extras.serve.app import PAGE_HEADERS, PAGE_TYPES
@@ -187,7 +187,7 @@ def expect_text(page: Any, selector: str, pattern: str) -> None:
 
 def until_page(page: Any, holds: Callable[[], bool], show: Callable[[], object]) -> None:
     """Wait as playwright does, so that its events are heard meanwhile."""
-    end = time.monotonic() + 100  # for hangs, not for speed
+    end = time.monotonic() + HANG_S
     while not holds():
         assert time.monotonic() < end, show()
         page.wait_for_timeout(20)

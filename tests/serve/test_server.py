@@ -21,7 +21,7 @@ HEAD = b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: applica
 
 
 def connect(server: RunningServer, data: bytes = b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    connection = socket.create_connection(("127.0.0.1", server.port))
     connection.sendall(data)
     return connection
 

@@ -29,7 +29,7 @@ def open_page(url: str, width: int = 1000, scheme: str = "light") -> Iterator[Op
             args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
         )
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(300_000)
         opened = OpenPage(context.new_page())
         note = opened.faults.append
 

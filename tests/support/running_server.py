@@ -47,7 +47,7 @@ class RunningServer:
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
         try:
             connection.request(method, path, body or None, headers or {})
             response = connection.getresponse()

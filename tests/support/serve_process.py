@@ -19,7 +19,7 @@ def start_server(folder: Path, *argv: str) -> Iterator[tuple["subprocess.Popen[b
             [sys.executable, "-m", "nmt.commands.serve", *argv, "--port", "0"], stderr=stderr
         )
     try:
-        until(lambda: "http://" in errors.read_text() or process.poll() is not None, 60)
+        until(lambda: "http://" in errors.read_text() or process.poll() is not None)
         found = re.search(r"http://127.0.0.1:(\d+)", errors.read_text())
         assert found, errors.read_text()
         yield process, int(found[1])

@@ -37,9 +37,9 @@ from nmt import checkpoint
 from nmt.system.files import read_json, verify
 from nmt.system.run_folder import OPTIMIZER_FILE, VOCAB_FILE, RunFolder
 from support.toy_words import WORDS
+from support.waiting import HANG_S
 
 IS_SOAK = os.environ.get("NMT_SOAK") == "1"
-WAIT_S = 60.0  # for what takes a second where nothing is wrong
 # Else ranks started again look for dead ones, for hours
 SEPARATE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 T = TypeVar("T")
@@ -215,11 +215,12 @@ def _exchange(module: Any, name: str, function: Callable[..., Any]) -> None:
 
 
 def _slow_down(module: Any, name: str, seconds: float, mark: Path) -> None:
-    """Have each call take so many seconds more, and the first of them make the file `mark`."""
+    """Have each call take so many seconds more, and append a byte to the file `mark`."""
     function = getattr(module, name)
 
     def slow(*args: Any, **named: Any) -> Any:
-        mark.touch()
+        with mark.open("ab") as file:
+            file.write(b".")
         time.sleep(seconds)
         return function(*args, **named)
 
@@ -390,7 +391,7 @@ class Forks:
         assert self.process.stdin
         self.process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
         n = len(self.pids)
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + HANG_S
         while len(self.pids) == n:
             assert time.monotonic() < deadline
             self.listen(1.0)
@@ -451,7 +452,7 @@ class Start:
         forks().listen(0.0)
         return [forks().codes.get(pid) for pid in self.pids]
 
-    def wait(self, seconds: float = WAIT_S, is_agent: bool = True) -> list[int]:
+    def wait(self, seconds: float = HANG_S, is_agent: bool = True) -> list[int]:
         """The exit codes. `is_agent`: as torchrun does it, the failure of one rank is the end of
         all.
         """
@@ -472,7 +473,7 @@ class Start:
                 with contextlib.suppress(ProcessLookupError):  # it has just gone
                     os.kill(self.pids[rank], number)
 
-    def until(self, is_so: Callable[[], bool], seconds: float = WAIT_S) -> None:
+    def until(self, is_so: Callable[[], bool], seconds: float = HANG_S) -> None:
         """Wait for something to come about while the start lives."""
         deadline = time.monotonic() + seconds
         while not is_so():
@@ -550,13 +551,13 @@ class Torchrun:
         """The pid of a rank, 0 where it is not there."""
         return next((pid for pid in self.living() if f"RANK={number}" in environment_of(pid)), 0)
 
-    def until(self, is_so: Callable[[], bool], seconds: float = WAIT_S) -> None:
+    def until(self, is_so: Callable[[], bool], seconds: float = HANG_S) -> None:
         deadline = time.monotonic() + seconds
         while not is_so():
             assert time.monotonic() < deadline and self.process.poll() is None, self.told()
             time.sleep(0.01)
 
-    def until_gone(self, seconds: float = WAIT_S) -> None:
+    def until_gone(self, seconds: float = HANG_S) -> None:
         deadline = time.monotonic() + seconds
         while pids := self.living():
             assert time.monotonic() < deadline, f"{pids} still live: {self.told()}"

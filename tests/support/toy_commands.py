@@ -39,7 +39,6 @@ MAINS: dict[str, Callable[[list[str]], int]] = {
 COMMANDS = {"stream": "translate", "converse": "translate", "inspect": "prepare"}
 CASES = [*MAINS, *COMMANDS]
 DIGESTED = (".npy", ".model", ".txt")
-WAIT_S = 100
 LINES = b"red dog\n\xff\xfe cat\n\nblue cat\n" * 3
 
 
@@ -131,7 +130,6 @@ class Bench:
                 [*prefix, "bash", "-c", f'exec "$@" {redirection}', "bash", *command],
                 env={key: value for key, value in variables.items() if value is not None},
                 cwd=current,
-                timeout=WAIT_S,
                 stdin=stdin,
                 stdout=streams.get("stdout", subprocess.PIPE),
                 stderr=streams.get("stderr", subprocess.DEVNULL),

@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+HANG_S = 300.0  # what takes so long hangs, on a machine however busy
 
-def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+
+def until(holds: Callable[[], bool], seconds: float = HANG_S) -> None:
     """Wait until `holds()`, and fail if that takes too long."""
     end = time.monotonic() + seconds
     while not holds():

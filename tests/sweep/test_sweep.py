@@ -189,7 +189,6 @@ def list_processes(word: str) -> list[int]:
 
 
 @pytest.mark.soak  # takes ten seconds
-@pytest.mark.timeout(300)
 def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> None:
     """One run is finished, the other is killed while it trains."""
     shutil.copytree(whole.folder, place / "killed", symlinks=True)
@@ -197,11 +196,11 @@ def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> Non
     shutil.rmtree(victim)
     (place / "killed" / "table.csv").unlink()
     process = start_sweep(place, "killed")
-    until(lambda: any(victim.glob("checkpoints/step-*")), 120)
+    until(lambda: any(victim.glob("checkpoints/step-*")))
     process.kill()
     process.wait()
     configs = str(place / "killed" / "configs")
-    until(lambda: not list_processes(configs), 60)  # no training outlives it
+    until(lambda: not list_processes(configs))  # no training outlives it
     assert start_sweep(place, "killed").wait() == 0
     assert read_table(place / "killed") == read_table(whole.folder)
 

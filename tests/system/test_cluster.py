@@ -19,7 +19,7 @@ from nmt.system.cluster import open_executor, watch_head
 from nmt.system.errors import UserError
 from nmt.system.pool import map_in_order, map_with_workers, use_processes
 
-needs_ray = [needs_package("ray", "ray"), pytest.mark.timeout(300)]
+needs_ray = [needs_package("ray", "ray")]
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def start(program: str, *arguments: Path) -> "subprocess.Popen[str]":
 
 def kill(child: "subprocess.Popen[str]") -> None:
     os.kill(child.pid, signal.SIGKILL)
-    child.communicate(timeout=10)
+    child.communicate()
 
 
 # ---- plain files only -------------------------------------------------------------------------------------------
@@ -97,7 +97,6 @@ def check_outside(path: Path) -> None:
     assert (outside / "precious").read_text() == "precious"
 
 
-@pytest.mark.timeout(20)  # a device would be waited for
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_plain_files_are_opened(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "file"
@@ -455,7 +454,6 @@ def test_a_lock_file_that_its_last_holder_removes_is_made_anew(
     assert not path.exists()
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lock_is_a_plain_file(tmp_path: Path, kind: str) -> None:
     put(kind, tmp_path / ".lock")

@@ -225,7 +225,6 @@ def test_no_worker_outlives_a_killed_caller() -> None:
 
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_whoever_leaves_waits_for_nobody(is_alone: bool) -> None:
-    started_at = time.monotonic()
     with pytest.raises(Leave):
         signal.signal(signal.SIGALRM, leave)
         signal.setitimer(signal.ITIMER_REAL, 1.0)
@@ -233,7 +232,6 @@ def test_whoever_leaves_waits_for_nobody(is_alone: bool) -> None:
             run_in_process(sleep_long, 0)
         else:
             list(map_in_order(sleep_long, range(5), use_processes(2)))
-    assert time.monotonic() - started_at < 30
     assert not [child for child in multiprocessing.active_children() if child.is_alive()]
 
 
@@ -246,4 +244,4 @@ def leave(*_: object) -> None:
 
 
 def sleep_long(n: int) -> None:
-    time.sleep(60 if multiprocessing.parent_process() else 0)
+    time.sleep(3600 if multiprocessing.parent_process() else 0)

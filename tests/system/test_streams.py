@@ -20,9 +20,7 @@ START = "import os, sys, warnings; from nmt.system.streams import *; secure_stan
 def run_shell(code: str, redirections: str) -> "subprocess.CompletedProcess[str]":
     command = ["bash", "-c", f'exec "$@" {redirections}', "bash", sys.executable, "-c"]
     environment = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    return subprocess.run(
-        [*command, START + code], env=environment, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([*command, START + code], env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("state", ["2>&-", "2>/dev/full", "2</dev/null", "2> >(exec true)"])

@@ -28,7 +28,6 @@ from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.translate.search_rules import make_rules
 
-pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
 SHAPES = {
     **list_shapes(11, SMALL),
     "large-heads": replace(SMALL, d_k=40, d_v=37, n_layers=3),
