@@ -210,8 +210,8 @@ def take_snapshot(
     if has_moments:
         states = {name: optimizer.state[share.weight] for name, share in shares.items()}
         for key in ("exp_avg", "exp_avg_sq"):
-            parts = {name: state[key] for name, state in states.items() if key in state}
-            for name, value in gather(parts).items():
+            own = {name: state[key] for name, state in states.items() if key in state}
+            for name, value in gather(own).items():
                 moments[f"{key}.{name}"] = value
                 # This rank has no state of other ranks' shares, but all have taken the same steps.
                 state = states[name] if name in states else next(iter(states.values()))
@@ -256,14 +256,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     if (path / "checkpoints").is_dir():
         try:
-            found = find_newest(RunFolder(path))
+            newest = find_newest(RunFolder(path))
         except Failure as error:
             raise UserError(str(error)) from None
-        if found is None:
+        if newest is None:
             raise UserError(
                 f"{path}: this run has no checkpoint yet; wait for nmt-train to save one"
             )
-        return found
+        return newest
     if not path.is_dir():
         raise explain_missing(path, "give RUN, RUN/average or RUN/checkpoints/step-...")
     if path.is_symlink():

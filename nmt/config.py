@@ -825,7 +825,7 @@ class PlacedSetting:
 
     key: str  # dotted
     value: Any
-    places: dict[str, str]  # where it and each value inside it were written, by dotted key
+    lines: dict[str, str]  # where it and each value inside it were written, by dotted key
 
 
 def find_shipped_configs() -> Path:
@@ -843,9 +843,9 @@ def find_config(name: str, folder: Path | None = None) -> Path:
     """
     path = (folder or Path()) / name
     shipped = find_shipped_configs()
-    for place in (path, shipped / name, shipped / "retellings" / name):
-        if os.path.isfile(place):  # Path.is_file would raise if the name is too long
-            return place
+    for candidate in (path, shipped / name, shipped / "retellings" / name):
+        if os.path.isfile(candidate):  # Path.is_file would raise if the name is too long
+            return candidate
     names = ", ".join(shown for shown in list_config_names() if "/" not in shown)
     raise explain_missing(
         path,
@@ -876,24 +876,24 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
     parent = source.values.pop("extends", None)
     if parent is None:
         return source
-    place = f"{source.places['extends']}: extends"
+    key = f"{source.lines['extends']}: extends"
     chain = (*seen, path.resolve())
     if not isinstance(parent, str) or not parent.isprintable():
-        raise UserError(f"{place}: {parent!r} is not a file name; give a path to a YAML file")
+        raise UserError(f"{key}: {parent!r} is not a file name; give a path to a YAML file")
     if len(chain) > MAX_EXTENDED:
         raise UserError(
-            f"{place}: more than {MAX_EXTENDED:,} files extend one another; "
+            f"{key}: more than {MAX_EXTENDED:,} files extend one another; "
             "merge some of them into one file"
         )
     try:
-        found = find_config(parent, folder=path.parent)
+        parent_path = find_config(parent, folder=path.parent)
     except UserError as error:
-        raise UserError(f"{place}: {error}") from None
-    if found.resolve() in chain:
-        cycle = " -> ".join(file.name for file in (*chain, found))
-        raise UserError(f"{place}: 'extends' forms a cycle: {cycle}; remove it from one of them")
-    base = _read_file(found, chain)
-    return YamlTree(_merge(base.values, source.values), base.places | source.places)
+        raise UserError(f"{key}: {error}") from None
+    if parent_path.resolve() in chain:
+        cycle = " -> ".join(file.name for file in (*chain, parent_path))
+        raise UserError(f"{key}: 'extends' forms a cycle: {cycle}; remove it from one of them")
+    base = _read_file(parent_path, chain)
+    return YamlTree(_merge(base.values, source.values), base.lines | source.lines)
 
 
 def read_config_text(path: Path) -> str:
@@ -957,9 +957,9 @@ def parse_override(text: str) -> PlacedSetting:
     parsed = parse_yaml(written, f"command line, {key}")
     if set(parsed.values) != {"value"}:
         raise UserError(f"{text!r}: the value contains YAML syntax; quote it: {key}='\"...\"'")
-    inner_keys = [inner.removeprefix("value") for inner in parsed.places if inner]
-    places = {key + inner: "command line" for inner in inner_keys}
-    return PlacedSetting(key, parsed.values["value"], places)
+    inner_keys = [inner.removeprefix("value") for inner in parsed.lines if inner]
+    lines = {key + inner: "command line" for inner in inner_keys}
+    return PlacedSetting(key, parsed.values["value"], lines)
 
 
 def _put(source: YamlTree, setting: PlacedSetting) -> YamlTree:
@@ -967,7 +967,7 @@ def _put(source: YamlTree, setting: PlacedSetting) -> YamlTree:
     tree = setting.value
     for part in reversed(setting.key.split(".")):
         tree = {part: tree}
-    return YamlTree(_merge(source.values, tree), source.places | setting.places)
+    return YamlTree(_merge(source.values, tree), source.lines | setting.lines)
 
 
 # ---- values -> dataclasses --------------------------------------------------------------------------------------
@@ -1038,8 +1038,8 @@ def _use_vocab_of(start: str, vocab: VocabConfig) -> VocabConfig:
     if vocab.model is not None:
         return vocab
     joint, *sides = (os.path.join(os.path.abspath(start), name) for name in VOCAB_FILES)
-    found = [path for path in (joint, *sides) if os.path.exists(path)]
-    if found and (joint in found) != vocab.joint:
+    present = [path for path in (joint, *sides) if os.path.exists(path)]
+    if present and (joint in present) != vocab.joint:
         other = "false" if vocab.joint else "true"
         raise UserError(
             f"training.init_from={start}: was trained with vocab.joint={other}; set the same here"
@@ -1063,7 +1063,7 @@ def parse_recorded_config(data: bytes, name: str, overrides: Sequence[str] = ())
     source = parse_yaml(_decode(name, data), name)
     if "extends" in source.values:
         raise UserError(
-            f"{source.places['extends']}: extends: a config that nmt recorded must be complete; "
+            f"{source.lines['extends']}: extends: a config that nmt recorded must be complete; "
             "use another copy"
         )
     drop_removed_settings(source.values, name)
@@ -1177,7 +1177,7 @@ def tabulate_differences(
     flat = [_flatten(to_plain_values(config)) for config in configs]
     table = {}
     for key in {key: None for values in flat for key in values}:
-        values = [one.get(key) for one in flat]
+        values = [values_by_key.get(key) for values_by_key in flat]
         is_ignored = f"{key}.".startswith(tuple(f"{other}." for other in ignored))
         if not is_ignored and any(value != values[0] for value in values):
             table[key] = values

@@ -203,12 +203,14 @@ def check_conformance(config: RunConfig) -> Conformance:
     """Compare the config with base or big, whichever has fewer deviations."""
     is_french = (config.data.src, config.data.tgt) == ("en", "fr")
     pair = "en-fr" if is_french else "en-de"
-    found = []
+    models = []
     for model, n_averaged in N_AVERAGED.items():
         rows = [compare(choose_text(row, model, pair), config, pair) for row in read_table()[0]]
         bleu = PAPER_BLEU[model, pair]
-        found.append(Conformance(model, pair, bleu, n_averaged, tuple(rows)))
-    return min(found, key=lambda one: len(one.deviations))  # base, if both have as many
+        models.append(Conformance(model, pair, bleu, n_averaged, tuple(rows)))
+    return min(
+        models, key=lambda conformance: len(conformance.deviations)
+    )  # base, if both have as many
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -482,10 +484,10 @@ def _strip_packing(path: str) -> str:
 
 def explain(config: RunConfig) -> str:
     """Return the table, the deviations, and notes: what nmt-train --explain prints."""
-    found = check_conformance(config)
-    pair = PAPER_PAIRS[found.pair]
-    code_2017 = f"{COMMIT_2017}, {HYPERPARAMETERS_2017[found.model, found.pair]}"
-    code_2023 = f"{COMMIT_2023}, {HYPERPARAMETERS_2023[found.model, found.pair]}"
+    conformance = check_conformance(config)
+    pair = PAPER_PAIRS[conformance.pair]
+    code_2017 = f"{COMMIT_2017}, {HYPERPARAMETERS_2017[conformance.model, conformance.pair]}"
+    code_2023 = f"{COMMIT_2023}, {HYPERPARAMETERS_2023[conformance.model, conformance.pair]}"
     # the table
     lines = format_line(
         "",
@@ -495,22 +497,22 @@ def explain(config: RunConfig) -> str:
         "tensor2tensor of April 2023",
         "this config",
     )
-    lines += format_line("", "", f"{found.model}, {pair}", code_2017, code_2023, config.name)
+    lines += format_line("", "", f"{conformance.model}, {pair}", code_2017, code_2023, config.name)
     lines.append("")
-    for row in found.rows:
+    for row in conformance.rows:
         if row.name in FIRST_OF_BLOCK:
             lines.append("")
         mark = "*" if row.deviates else ""
         lines += format_line(mark, row.name, row.paper, row.code_2017, row.code_2023, row.ours)
     # deviations
-    n = len(found.deviations)
+    n = len(conformance.deviations)
     deviations = "1 deviation" if n == 1 else f"{n} deviations"
-    lines += ["", f"{deviations} from the paper's {found.model} model, {pair}"]
-    for row in found.deviations:
+    lines += ["", f"{deviations} from the paper's {conformance.model} model, {pair}"]
+    for row in conformance.deviations:
         lines += _wrap(_describe_deviation(row))
     # notes
     lines.append("")
-    for note in _list_notes(found, config.training, config.decoding):
+    for note in _list_notes(conformance, config.training, config.decoding):
         lines += _wrap(f"- {note}")
     return "\n".join(lines) + "\n"
 
@@ -521,8 +523,8 @@ def format_line(mark: str, *cells: str) -> list[str]:
     for cell, width in zip(cells, COLUMN_WIDTHS, strict=True):
         wrapped.append(textwrap.wrap(cell, width, subsequent_indent="  ", break_on_hyphens=False))
     lines = []
-    for parts in zip_longest(*wrapped, fillvalue=""):
-        columns = [f"{part:{width}}" for part, width in zip(parts, COLUMN_WIDTHS, strict=True)]
+    for row in zip_longest(*wrapped, fillvalue=""):
+        columns = [f"{part:{width}}" for part, width in zip(row, COLUMN_WIDTHS, strict=True)]
         lines.append(f"{mark:2}{'  '.join(columns)}".rstrip())
         mark = ""
     return lines
@@ -535,15 +537,15 @@ def _describe_deviation(row: PaperRow) -> str:
 
 
 def _list_notes(
-    found: Conformance, training: TrainingConfig, decoding: DecodingConfig
+    conformance: Conformance, training: TrainingConfig, decoding: DecodingConfig
 ) -> list[str]:
     table = "Table 2"
-    if (found.model, found.pair) == ("big", "en-fr"):
+    if (conformance.model, conformance.pair) == ("big", "en-fr"):
         table = "Table 2; 41.0 in the text of section 6.1"
-    notes = [f"{row.name}: {row.why}." for row in found.rows if row.why and not row.deviates]
+    notes = [f"{row.name}: {row.why}." for row in conformance.rows if row.why and not row.deviates]
     return [
         *notes,
-        f"The paper's figure is {found.bleu} BLEU ({table}).",
+        f"The paper's figure is {conformance.bleu} BLEU ({table}).",
         f"Where the paper is {SILENT}, the measure is the code of June 2017, or the usual reading. "
         f"The code is tensor2tensor's: {COMMIT_2017} of 15 June 2017 with the fixes of that month, "
         f"and its last commit, {COMMIT_2023}; sources in docs/recipe.md.",

@@ -126,9 +126,9 @@ def open_all(paths: Sequence[Path]) -> list[Checkpoint]:
 
 
 def _check_distinct(paths: Sequence[Path]) -> None:
-    places = [path.resolve() for path in paths]
-    for path, place in zip(paths, places, strict=True):
-        if places.count(place) > 1:
+    resolved = [path.resolve() for path in paths]
+    for path, real_path in zip(paths, resolved, strict=True):
+        if resolved.count(real_path) > 1:
             raise UserError(f"{path}: the same checkpoint is given twice; give each once")
 
 

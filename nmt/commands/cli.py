@@ -223,10 +223,10 @@ class CommandParser(ArgumentParser):
 
 
 def parse_checkpoints(parser: ArgumentParser, argv: Argv) -> Namespace:
-    """Parse a command line that names checkpoints in `places`, and after them settings of decoding."""
+    """Parse a command line that names checkpoints in `arguments`, and after them settings of decoding."""
     args = parser.parse_intermixed_args(argv)
-    args.overrides = [word for word in args.places if is_setting(word)]
-    args.checkpoints = [word for word in args.places if not is_setting(word)]
+    args.overrides = [word for word in args.arguments if is_setting(word)]
+    args.checkpoints = [word for word in args.arguments if not is_setting(word)]
     if not args.checkpoints:
         parser.error("no checkpoint is given; put it before the settings")
     for word in args.overrides:
@@ -240,7 +240,7 @@ def parse_checkpoints(parser: ArgumentParser, argv: Argv) -> Namespace:
 def add_checkpoints(parser: ArgumentParser, verb: str) -> None:
     """Add the models that translate or score, for `parse_checkpoints`."""
     parser.add_argument(
-        "places",
+        "arguments",
         nargs="+",
         metavar="CHECKPOINT",
         help=f"a checkpoint folder, an average, or a run folder; several with one vocabulary {verb} "

@@ -134,12 +134,12 @@ def choose_languages(args: Namespace) -> tuple[str, str]:
                 "SRC-TGT, such as --languages en-de"
             )
         return languages
-    found = re.fullmatch(r"([A-Za-z_]+)-([A-Za-z_]+)", args.languages)
-    if found is None or found[1] == found[2]:
+    match = re.fullmatch(r"([A-Za-z_]+)-([A-Za-z_]+)", args.languages)
+    if match is None or match[1] == match[2]:
         raise UserError(
             f"--languages {args.languages}: is not a pair of languages; write it as en-de"
         )
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def name_corpora(args: Namespace, root: Path) -> "DataConfig":

@@ -41,7 +41,7 @@ See docs/serving.md."""
 def build_parser() -> ArgumentParser:
     parser = CommandParser("nmt-serve", "Serve translations over HTTP.", EXAMPLES)
     parser.add_argument(
-        "places",
+        "arguments",
         nargs="+",
         metavar="[NAME=]CHECKPOINT",
         help="a checkpoint folder, an average, or a run folder; the name is the pair of languages, such as "

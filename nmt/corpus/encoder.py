@@ -130,9 +130,9 @@ class _WordTable:
             tried = slots[left]
             is_free = self._slots[tried] == 0
             self._slots[tried[is_free]] = first + left[is_free]  # of several words, one gets it
-            found = self._slots[tried]
-            numbers[left] = found
-            differs = self._keys.take(found, axis=0) != keys.take(left, axis=0)
+            stored = self._slots[tried]
+            numbers[left] = stored
+            differs = self._keys.take(stored, axis=0) != keys.take(left, axis=0)
             others = np.flatnonzero(differs.view(np.uint32))  # all four parts of a key at once
             left = left[others]
             slots[left] = (tried[others] + 1) % len(self._slots)

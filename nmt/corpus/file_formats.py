@@ -57,23 +57,23 @@ def parse_jsonl(lines: list[bytes], first: int, name: str, data: DataConfig) -> 
     example = f'{{"{data.src}": "...", "{data.tgt}": "..."}}'
 
     def parse_row(line: str, number: int) -> tuple[str, str]:
-        place = f"{name}:{number}"
+        line_name = f"{name}:{number}"
         try:
             row = JSON.decode(line)
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{place}: is not JSON ({describe_error(error)}); each line must be an object like {example}"
+                f"{line_name}: is not JSON ({describe_error(error)}); each line must be an object like {example}"
             ) from None
         if not isinstance(row, dict):
             raise UserError(
-                f"{place}: {line[:40]!r} is not an object; each line must be one like {example}"
+                f"{line_name}: {line[:40]!r} is not an object; each line must be one like {example}"
             )
         cells = row
         inner = row.get("translation")
         if isinstance(inner, dict):
             cells = {f"translation.{key}": value for key, value in inner.items()}
-        src, tgt = _choose_columns(list(cells), data, place)
-        return _check_cell(cells[src], src, place), _check_cell(cells[tgt], tgt, place)
+        src, tgt = _choose_columns(list(cells), data, line_name)
+        return _check_cell(cells[src], src, line_name), _check_cell(cells[tgt], tgt, line_name)
 
     return _parse_rows(texts, first, parse_row, undecodable)
 
@@ -95,7 +95,7 @@ def _parse_rows(
     return [src for src, _ in sides], [tgt for _, tgt in sides], bad
 
 
-def _choose_columns(names: Sequence[str], data: DataConfig, place: str) -> tuple[str, str]:
+def _choose_columns(names: Sequence[str], data: DataConfig, where: str) -> tuple[str, str]:
     """Which two of the columns are the source and the target."""
     known = (
         (f"translation.{data.src}", f"translation.{data.tgt}"),
@@ -107,34 +107,34 @@ def _choose_columns(names: Sequence[str], data: DataConfig, place: str) -> tuple
             for column in (src, tgt):
                 if names.count(column) > 1:
                     raise UserError(
-                        f"{place}: {names.count(column)} columns have the name {column!r}; "
+                        f"{where}: {names.count(column)} columns have the name {column!r}; "
                         "rename all but one of them"
                     )
             return src, tgt
-    found = ", ".join(map(repr, names)) or "none"
+    present = ", ".join(map(repr, names)) or "none"
     raise UserError(
-        f"{place}: the columns {data.src!r} and {data.tgt!r} are missing (found: {found[:200]}); "
+        f"{where}: the columns {data.src!r} and {data.tgt!r} are missing (found: {present[:200]}); "
         "rename the columns to the values of data.src and data.tgt, or to 'src' and 'tgt'"
     )
 
 
-def _check_cell(value: Any, column: str, place: str) -> str:
+def _check_cell(value: Any, column: str, where: str) -> str:
     """The text of a cell. A line break inside it becomes a space: from here on a sentence is a
     line.
     """
     remedy = "fix or remove the row"
     if isinstance(value, UnicodeDecodeError):
-        raise UserError(f"{place}: {column} is not valid UTF-8; {remedy}")
+        raise UserError(f"{where}: {column} is not valid UTF-8; {remedy}")
     if not isinstance(value, str):
         what = "null" if value is None else repr(value)[:40]
-        raise UserError(f"{place}: {column} is {what} instead of text; {remedy}")
+        raise UserError(f"{where}: {column} is {what} instead of text; {remedy}")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
             code = f"U+{ord(value[error.start]):04X}"
             raise UserError(
-                f"{place}: {column} contains half a character (the lone surrogate {code}); {remedy}"
+                f"{where}: {column} contains half a character (the lone surrogate {code}); {remedy}"
             ) from None
     return value.removesuffix("\n").removesuffix("\r").replace("\n", " ")
 
@@ -224,8 +224,8 @@ def parse_table(table: "pyarrow.Table", first: int, name: str) -> ParsedSides:
     src, tgt = table.column_names
 
     def parse_row(row: tuple[Any, Any], number: int) -> tuple[str, str]:
-        place = f"{name}: row {number}"
-        return _check_cell(row[0], src, place), _check_cell(row[1], tgt, place)
+        row_name = f"{name}: row {number}"
+        return _check_cell(row[0], src, row_name), _check_cell(row[1], tgt, row_name)
 
     rows = zip(_list_cells(table[src]), _list_cells(table[tgt]), strict=True)
     return _parse_rows(rows, first, parse_row, {})

@@ -328,11 +328,11 @@ def read_mixture(store: Path, data: DataConfig, n_pairs: int) -> Mixture | None:
 
 def describe_mixture(mixture: Mixture, data: DataConfig) -> str:
     """Say how many pairs of each corpus an epoch has, and how many there are."""
-    parts = (
+    shares = (
         f"{share.drawn:,} of {describe_corpus(corpus)} ({share.stored:,})"
         for share, corpus in zip(mixture.shares, data.train, strict=True)
     )
-    return "pairs of an epoch: " + ", ".join(parts)
+    return "pairs of an epoch: " + ", ".join(shares)
 
 
 # ---- for people -------------------------------------------------------------------------------------------------

@@ -267,9 +267,9 @@ def _explain_unequal_lengths(src: TextFile, tgt: TextFile) -> UserError:
     mismatch = np.abs(short_logs - long_logs[:n])
     mismatch_shifted = np.abs(short_logs - long_logs[missing:])
     cost = np.cumsum(mismatch - mismatch_shifted, dtype=np.float64)  # of a shift after this line
-    place = int(np.argmin(np.concatenate([[0.0], cost])))
+    line = int(np.argmin(np.concatenate([[0.0], cost])))
     lines = "a line is" if missing == 1 else f"{missing:,} lines are"
-    where = f"near line {place + 1:,}" if place < n else "at the end"
+    where = f"near line {line + 1:,}" if line < n else "at the end"
     return UserError(
         f"{counts}; perhaps {lines} missing {where} of {short.name}; "
         "line n of one must be the translation of line n of the other"

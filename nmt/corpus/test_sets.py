@@ -111,7 +111,9 @@ def add_references(test_set: TestSet, paths: Sequence[Path]) -> TestSet:
                 f"{path}: has {len(lines):,} lines, but the first reference {len(test_set.ref):,}; "
                 "give one line for each source sentence"
             )
-        if any(lines == known for known in (test_set.ref, *(one.lines for one in more))):
+        if any(
+            lines == known for known in (test_set.ref, *(reference.lines for reference in more))
+        ):
             raise UserError(f"{path}: is the same text as another reference; give each once")
         more.append(Reference(path, lines))
     return replace(test_set, more_refs=tuple(more))
@@ -134,19 +136,19 @@ def find_lines(whole: Sequence[Pair], part: Sequence[Pair]) -> tuple[int, ...] |
     """Which pairs of `whole`, from 0 and in its order, make up `part`, in whatever order; None if
     others do.
     """
-    places: dict[tuple[str, str], list[int]] = {}
+    numbers: dict[tuple[str, str], list[int]] = {}
     for i, pair in enumerate(whole):
         key = normalize_line(pair.src), normalize_line(pair.tgt)
-        places.setdefault(key, []).append(i)
-    found: list[int] = []
+        numbers.setdefault(key, []).append(i)
+    chosen: list[int] = []
     for pair in part:
-        free = places.get((normalize_line(pair.src), normalize_line(pair.tgt)))
+        free = numbers.get((normalize_line(pair.src), normalize_line(pair.tgt)))
         if not free:
             return None
         # of equal pairs the one that continues where the last one was
-        after = found[-1] + 1 if found else 0
-        found.append(free.pop(free.index(after) if after in free else 0))
-    return tuple(sorted(found))
+        after = chosen[-1] + 1 if chosen else 0
+        chosen.append(free.pop(free.index(after) if after in free else 0))
+    return tuple(sorted(chosen))
 
 
 # ---- where it is ------------------------------------------------------------------------------------------------

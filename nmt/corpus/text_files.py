@@ -97,11 +97,11 @@ def read_byte_blocks(text: TextFile) -> Iterator[tuple[bytes, float]]:
         raise _explain_damage(text, error) from None
 
 
-def _explain_damage(text: TextFile, error: Exception, place: str = "") -> UserError:
+def _explain_damage(text: TextFile, error: Exception, where: str = "") -> UserError:
     if isinstance(error, OSError) and error.strerror:
         return UserError(f"{text.name}: cannot be read ({error.strerror})")
     return UserError(
-        f"{text.name}: is corrupt{place} ({describe_error(error)}); download or compress it again"
+        f"{text.name}: is corrupt{where} ({describe_error(error)}); download or compress it again"
     )
 
 

@@ -32,9 +32,9 @@ def read_tmx_pairs(text: TextFile, data: DataConfig) -> Iterator[tuple[TmxPair, 
         n += 1
         yield pair, 1.0
     if not n:
-        found = ", ".join(sorted(reader.languages)[:20]) or "none"
+        present = ", ".join(sorted(reader.languages)[:20]) or "none"
         raise UserError(
-            f"{text.name}: has no pair from {data.src} to {data.tgt} (languages found: {found}); "
+            f"{text.name}: has no pair from {data.src} to {data.tgt} (languages found: {present}); "
             "set data.src and data.tgt to two of them"
         )
 
@@ -73,9 +73,9 @@ class TmxReader:
         return pairs
 
     def _refuse_entity(self, name: str, *_: object) -> None:
-        place = f"{self.name}:{self.parser.CurrentLineNumber}"
+        where = f"{self.name}:{self.parser.CurrentLineNumber}"
         raise UserError(
-            f"{place}: declares or uses the entity {name[:40]!r}, which could be any text; "
+            f"{where}: declares or uses the entity {name[:40]!r}, which could be any text; "
             "replace it with its text"
         )
 

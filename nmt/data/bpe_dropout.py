@@ -83,12 +83,12 @@ class MergeTable:
         """Return the rank of the merge of each pair of pieces, or NO_RANK."""
         keys = (left * np.uint32(self.size) + right).ravel()
         slots = self._hash(keys)
-        found = self.keys[slots]
-        astray = np.flatnonzero((found != keys) & (found != EMPTY))  # they met another pair's key
+        stored = self.keys[slots]
+        astray = np.flatnonzero((stored != keys) & (stored != EMPTY))  # they met another pair's key
         while len(astray):
             slots[astray] = (slots[astray] + 1) % len(self.keys)
-            found = self.keys[slots[astray]]
-            astray = astray[(found != keys[astray]) & (found != EMPTY)]
+            stored = self.keys[slots[astray]]
+            astray = astray[(stored != keys[astray]) & (stored != EMPTY)]
         return self.ranks[slots].reshape(left.shape)
 
 
@@ -147,18 +147,18 @@ def _merge_words(
     for n in range(longest, 0, -1):
         fresh = by_length[bounds[n] : bounds[n + 1]]
         current = np.concatenate((current, fresh))
-        places = np.arange(n)[:, None]
-        symbols = np.concatenate((symbols, letters[words[fresh] + places]), axis=1)
+        positions = np.arange(n)[:, None]
+        symbols = np.concatenate((symbols, letters[words[fresh] + positions]), axis=1)
         best, rank = _choose_merges(merges, symbols, rate, random)
 
         is_done = rank == NO_RANK
         done = current[is_done]
-        pieces[words[done] + places] = symbols[:, is_done]
+        pieces[words[done] + positions] = symbols[:, is_done]
         n_pieces[done] = n
 
         current, symbols = current[~is_done], symbols[:, ~is_done]
         best, rank = best[~is_done], rank[~is_done]
-        symbols = np.where(places[:-1] < best, symbols[:-1], symbols[1:])  # (n - 1, words)
+        symbols = np.where(positions[:-1] < best, symbols[:-1], symbols[1:])  # (n - 1, words)
         symbols[best, np.arange(len(best))] = merges.merged[rank]
     return gather_runs(pieces, words, n_pieces), n_pieces
 
@@ -174,5 +174,5 @@ def _choose_merges(
     ranks[random.random(ranks.shape, np.float32) < rate] = NO_RANK
     # rank and place in one number
     numbers = ranks * np.int64(n) + np.arange(n - 1)[:, None]
-    rank, place = np.divmod(numbers.min(axis=0, initial=NO_RANK * n), n)
-    return place, rank
+    rank, position = np.divmod(numbers.min(axis=0, initial=NO_RANK * n), n)
+    return position, rank

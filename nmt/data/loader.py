@@ -100,8 +100,8 @@ def make_micro_batches(
         mine.append(MicroBatch(number, batch))
     n_rounds = -(-len(micros) // world.size)
     if len(mine) < n_rounds:
-        one = make_batch(store, micros[0][:1], shape).to(world.device)
-        blank = replace(one, labels=torch.full_like(one.labels, -1), n_tokens=0)
+        smallest = make_batch(store, micros[0][:1], shape).to(world.device)
+        blank = replace(smallest, labels=torch.full_like(smallest.labels, -1), n_tokens=0)
         mine.append(MicroBatch(len(micros) + world.rank, blank))
     return mine
 

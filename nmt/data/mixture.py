@@ -60,9 +60,9 @@ def compute_weights(data: DataConfig, sizes: Sequence[int]) -> list[float]:
     """
     if data.temperature is None:
         return [1.0 if corpus.weight is None else corpus.weight for corpus in data.train]
-    parts = [n ** (1 / data.temperature) for n in sizes]
-    scale = sum(sizes) / sum(parts)
-    return [scale * part / n if n else 1.0 for part, n in zip(parts, sizes, strict=True)]
+    powers = [n ** (1 / data.temperature) for n in sizes]
+    scale = sum(sizes) / sum(powers)
+    return [scale * part / n if n else 1.0 for part, n in zip(powers, sizes, strict=True)]
 
 
 def make_mixture(data: DataConfig, sizes: Sequence[int]) -> Mixture:

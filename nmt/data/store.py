@@ -115,8 +115,8 @@ class Side:
         try:
             yield
         except IndexError as error:
-            place = self.path or "the token store"
-            raise UserError(f"{place}: is damaged ({error}); {REMEDY}") from None
+            name = self.path or "the token store"
+            raise UserError(f"{name}: is damaged ({error}); {REMEDY}") from None
 
 
 def _copy_slice(array: np.ndarray, first: int, end: int) -> np.ndarray:
@@ -160,14 +160,14 @@ class TokenStore:
         for src, tgt in pairs:
             key = np.array(src, np.uint16).tobytes(), np.array(tgt, np.uint16).tobytes()
             wanted[key] = sum(src) * PRIME + sum(tgt)
-        found = set()
+        candidates = set()
         for first in range(0, len(self), SEARCHED_PAIRS):
             end = min(first + SEARCHED_PAIRS, len(self))
             # Only pairs whose ids have the same sums are compared in full.
             sums = self.src.sum_ids(first, end) * PRIME + self.tgt.sum_ids(first, end)
-            places = first + np.flatnonzero(np.isin(sums, list(wanted.values())))
-            found |= {self.read_pair(i) for i in places.tolist()}
-        return len(found & wanted.keys())
+            numbers = first + np.flatnonzero(np.isin(sums, list(wanted.values())))
+            candidates |= {self.read_pair(i) for i in numbers.tolist()}
+        return len(candidates & wanted.keys())
 
 
 def open_store(folder: Path, split: str, vocab: Vocabulary | None = None) -> TokenStore:

@@ -58,10 +58,10 @@ class Vocab:
             raise UserError(
                 "damaged BPE model (SentencePiece cannot read it); use another copy"
             ) from None
-        found = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
-        if found != (PAD, UNK, BOS, EOS):
+        special = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+        if special != (PAD, UNK, BOS, EOS):
             raise UserError(
-                f"BPE model with pad, unk, bos, eos = {found} instead of {(PAD, UNK, BOS, EOS)}; "
+                f"BPE model with pad, unk, bos, eos = {special} instead of {(PAD, UNK, BOS, EOS)}; "
                 "use one that nmt-prepare made"
             )
         self.model = model
@@ -220,24 +220,24 @@ def combine_digests(digests: Sequence[str]) -> str:
 def load_vocab(folder: Path) -> Vocabulary:
     """Load the vocabulary of a store, a checkpoint, an export or a run."""
     if has_plain_file(folder / MANIFEST_FILE):
-        found = set(read_manifest(folder))
+        names = set(read_manifest(folder))
     else:
-        found = {path.name for path in folder.glob("vocab.*")}
-    models = [Vocab.load(folder / name) for name in find_vocab_files(found)]
+        names = {path.name for path in folder.glob("vocab.*")}
+    models = [Vocab.load(folder / name) for name in find_vocab_files(names)]
     return VocabPair(*models) if len(models) > 1 else models[0]
 
 
 def format_size(vocab: Vocabulary) -> str:
     """Format the number of pieces, or the numbers of the source's and the target's."""
-    return " + ".join(f"{one.size:,}" for one in vocab.files.values())
+    return " + ".join(f"{side.size:,}" for side in vocab.files.values())
 
 
 def write_vocab(folder: Path, vocab: Vocabulary) -> None:
     """Write the vocabulary's files; one that was there is replaced, whichever files it had."""
     for name in {VOCAB_FILE, *SIDE_VOCAB_FILES} - vocab.files.keys():
         (folder / name).unlink(missing_ok=True)
-    for name, one in vocab.files.items():
-        write_bytes(folder / name, one.model)
+    for name, side in vocab.files.items():
+        write_bytes(folder / name, side.model)
 
 
 def is_extension(new: Vocabulary, old: Vocabulary) -> bool:

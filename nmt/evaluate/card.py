@@ -288,13 +288,13 @@ def _name_vocab(vocab: Vocabulary) -> dict[str, Cell]:
 
 
 def _describe_checkpoints(average: Average) -> str:
-    parts = []
+    described = []
     for i, name in enumerate(average.averaged):
         part = name
         if average.elapsed_s is not None:
             part += f" at minute {average.elapsed_s[i] / 60:.1f}"
-        parts.append(part)
-    return "; ".join(parts)
+        described.append(part)
+    return "; ".join(described)
 
 
 def _format_score_table(results: Sequence[Result]) -> str:

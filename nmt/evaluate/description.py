@@ -29,7 +29,7 @@ def describe_training_text(data: DataConfig) -> str:
 
 def describe_model(model: ModelConfig, vocab: Vocabulary) -> dict[str, str]:
     """Return the rows for the shape of the model and for its pieces."""
-    parts = [
+    traits = [
         f"{model.encoder_depth} + {model.decoder_depth} layers",
         f"d_model {model.d_model}",
         f"d_ff {model.d_ff}",
@@ -39,19 +39,19 @@ def describe_model(model: ModelConfig, vocab: Vocabulary) -> dict[str, str]:
         TIED_MATRICES[model.tied],
     ]
     if model.attention_bias:
-        parts.append("biases in attention")
+        traits.append("biases in attention")
     if model.activation != "relu":
-        parts.append(f"{model.activation} in the feed-forward layers")
+        traits.append(f"{model.activation} in the feed-forward layers")
     if model.scale_embeddings != "embedding":
-        parts.append(f"scale_embeddings: {model.scale_embeddings}")
+        traits.append(f"scale_embeddings: {model.scale_embeddings}")
     if model.embedding_norm is not None:
-        parts.append("LayerNorm on embeddings")
+        traits.append("LayerNorm on embeddings")
 
     kind = "joint BPE" if vocab.src is vocab.tgt else "BPE of each language"
     pieces = f"{kind} (SentencePiece), {format_size(vocab)}"
     if model.vocab_rows is not None:
         pieces += f", in matrices of {model.vocab_rows:,} rows"
-    return {"model": ", ".join(parts), "pieces": pieces}
+    return {"model": ", ".join(traits), "pieces": pieces}
 
 
 def describe_search(decoding: DecodingConfig) -> str:

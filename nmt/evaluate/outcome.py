@@ -64,8 +64,8 @@ class Evaluation:
             "sentences": len(first.texts),
             "scores": list(map(asdict, scores)),
         }
-        found = asdict(self.findings)
-        return values | {key: value for key, value in found.items() if value is not None}
+        findings = asdict(self.findings)
+        return values | {key: value for key, value in findings.items() if value is not None}
 
     @property
     def report(self) -> str:

@@ -74,8 +74,10 @@ class PaddedGroups:
         """
         cells = like.new_empty(sum(self.sizes) * heads + 1, size)
         cells[-1] = 0.0
-        parts = cells.split([*(n * heads for n in self.sizes), 1])
-        return [part.view(-1, width, size) for part, width in zip(parts, self.widths, strict=False)]
+        groups = cells.split([*(n * heads for n in self.sizes), 1])
+        return [
+            part.view(-1, width, size) for part, width in zip(groups, self.widths, strict=False)
+        ]
 
     def unpad(self, cells: list[Tensor], heads: int) -> Tensor:
         """Pack cells that `new_cells` allocated: (T, H, D), zeros in the unused tail."""

@@ -154,10 +154,10 @@ def read_driver_version() -> str:
     Mar ...`.
     """
     try:
-        found = re.search(r"\d+(\.\d+)+", DRIVER.read_text(errors="replace"))
+        version = re.search(r"\d+(\.\d+)+", DRIVER.read_text(errors="replace"))
     except OSError:
-        found = None
-    return f"driver {found[0]}" if found else "driver of unknown version"
+        version = None
+    return f"driver {version[0]}" if version else "driver of unknown version"
 
 
 def read_peak_memory(device: torch.device) -> int:
@@ -189,5 +189,5 @@ def name_machine(device: torch.device, n_ranks: int) -> str:
 
 def read_cpu_field(name: str) -> str:
     """Read what the kernel says about the first core; empty if it says nothing."""
-    found = re.search(rf"^{name}\s*:\s*(.+)$", read_cpu_info(), re.MULTILINE)
-    return found[1].strip() if found else ""
+    match = re.search(rf"^{name}\s*:\s*(.+)$", read_cpu_info(), re.MULTILINE)
+    return match[1].strip() if match else ""

@@ -94,19 +94,19 @@ class World:
         torch.distributed.all_gather(lengths, length, group=self.patient)
         longest = int(torch.stack(lengths).max())
         padded = torch.frombuffer(bytearray(data.ljust(max(longest, 1), b"\0")), dtype=torch.uint8)
-        found = [torch.zeros_like(padded) for _ in range(self.size)] if self.is_main else None
-        torch.distributed.gather(padded, found, dst=0, group=self.patient)
-        pairs = zip(found or (), lengths, strict=False)
-        return [one.numpy().tobytes()[: int(n)] for one, n in pairs]
+        gathered = [torch.zeros_like(padded) for _ in range(self.size)] if self.is_main else None
+        torch.distributed.gather(padded, gathered, dst=0, group=self.patient)
+        pairs = zip(gathered or (), lengths, strict=False)
+        return [tensor.numpy().tobytes()[: int(n)] for tensor, n in pairs]
 
     def on_main(self, work: Callable[[], Found]) -> Found | None:
         """Rank 0 does `work` while the others wait; it gets what `work` returns, the others None.
         Its UserError or Failure ends all ranks, and it alone reports it."""
-        found: Found | None = None
+        result: Found | None = None
         error: UserError | Failure | None = None
         if self.is_main:
             try:
-                found = work()
+                result = work()
             except (UserError, Failure) as caught:
                 error = caught
         code = 0
@@ -119,7 +119,7 @@ class World:
             # torchrun ends all ranks once one has failed, and rank 0 has yet to say why
             time.sleep(REPORT_S)
             raise SystemExit(code)
-        return found
+        return result
 
     def run_in_step(
         self, work: Iterable[object], votes: Callable[[], Sequence[float]]

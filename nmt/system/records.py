@@ -166,8 +166,8 @@ def suggest_key(name: str, known: typing.Iterable[str]) -> str:
 
 def find_unusable_character(text: str) -> str | None:
     """Name the first character that no path and no UTF-8 text can hold: NUL, half a character."""
-    found = re.search("[\0\ud800-\udfff]", text)
-    return f"U+{ord(found[0]):04X}" if found else None
+    match = re.search("[\0\ud800-\udfff]", text)
+    return f"U+{ord(match[0]):04X}" if match else None
 
 
 def read_record(path: Path, kind: type[Record], remedy: str) -> Record:

@@ -17,8 +17,8 @@ MAX_INTEGER = 2**63
 MAX_FLOAT = 1e100  # no figure of a float32 computation comes near
 
 
-def parse_json(data: bytes, place: str) -> Any:
-    """Parse one JSON value; `place` is where it is, for error messages."""
+def parse_json(data: bytes, name: str) -> Any:
+    """Parse one JSON value; `name` is what it is called, for error messages."""
     try:
         value = json.loads(
             data.decode(),
@@ -36,7 +36,7 @@ def parse_json(data: bytes, place: str) -> Any:
         if not isinstance(value, dict | list) or not _is_deep(value):
             return value
         fault = f"nested more than {MAX_DEPTH} levels deep"
-    raise UserError(f"{place}: is damaged ({fault}); use another copy")
+    raise UserError(f"{name}: is damaged ({fault}); use another copy")
 
 
 def _read_integer(digits: str) -> int:

@@ -22,11 +22,11 @@ class YamlTree:
     """A plain tree of values and, for error messages, where each dotted key was written."""
 
     values: dict[str, Any]
-    places: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
 
     def name_place(self, key: str) -> str:
         """Where `key` was written, and its name."""
-        return ": ".join(part for part in (self.places.get(key), key) if part) or "config"
+        return ": ".join(part for part in (self.lines.get(key), key) if part) or "config"
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,18 +38,18 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
-        place = _name_line(event.start_mark)
+        line = _name_line(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
             raise UserError(
-                f"{place}: aliases (*{event.anchor}) are not accepted; write the value out"
+                f"{line}: aliases (*{event.anchor}) are not accepted; write the value out"
             )
         if event.tag is not None:
             raise UserError(
-                f"{place}: objects and tags ({event.tag}) are not accepted; write plain values"
+                f"{line}: objects and tags ({event.tag}) are not accepted; write plain values"
             )
         # Python's own limit depends on what else the process has loaded.
         if self.depth == MAX_NESTING:
-            raise UserError(f"{place}: is nested too deeply; leave brackets out")
+            raise UserError(f"{line}: is nested too deeply; leave brackets out")
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -89,35 +89,35 @@ for _kind, _pattern, _first in _WORDS:
 
 def parse_yaml(text: str, name: str) -> YamlTree:
     """Parse the plain values in `text`, which error messages call `name`."""
-    places: dict[str, str] = {}
+    lines: dict[str, str] = {}
     try:
         loader = _Loader(text)
         loader.name = name
         node = loader.get_single_node()
-        values = {} if node is None else _read_node(node, "", places)
+        values = {} if node is None else _read_node(node, "", lines)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        place = f"{name}:{mark.line + 1}" if mark else name
-        raise UserError(f"{place}: is not valid YAML: {problem}") from None
+        line = f"{name}:{mark.line + 1}" if mark else name
+        raise UserError(f"{line}: is not valid YAML: {problem}") from None
     except ValueError:
         raise UserError(f"{name}: is not valid YAML: a number is too long") from None
     if not isinstance(values, dict):
         raise UserError(
             f"{name}: a config must be a mapping of sections, not a {type(values).__name__}"
         )
-    return YamlTree(values, places)
+    return YamlTree(values, lines)
 
 
-def _read_node(node: yaml.Node, key: str, places: dict[str, str]) -> Any:
-    """Return the node's plain value; add to `places` where it and each value inside it were
+def _read_node(node: yaml.Node, key: str, lines: dict[str, str]) -> Any:
+    """Return the node's plain value; add to `lines` where it and each value inside it were
     written.
     """
-    places.setdefault(key, _name_line(node.start_mark))
+    lines.setdefault(key, _name_line(node.start_mark))
     if isinstance(node, yaml.MappingNode):
-        return _read_mapping(node, key, places)
+        return _read_mapping(node, key, lines)
     if isinstance(node, yaml.SequenceNode):
-        return [_read_node(item, f"{key}[{i}]", places) for i, item in enumerate(node.value)]
+        return [_read_node(item, f"{key}[{i}]", lines) for i, item in enumerate(node.value)]
     kind = node.tag.rpartition(":")[2]
     text: str = node.value
     if kind == "bool":
@@ -129,18 +129,18 @@ def _read_node(node: yaml.Node, key: str, places: dict[str, str]) -> Any:
     return None if kind == "null" else text
 
 
-def _read_mapping(node: yaml.MappingNode, key: str, places: dict[str, str]) -> dict[str, Any]:
+def _read_mapping(node: yaml.MappingNode, key: str, lines: dict[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name_node, value_node in node.value:
         name = name_node.value
-        place = _name_line(name_node.start_mark)
+        line = _name_line(name_node.start_mark)
         if not isinstance(name_node, yaml.ScalarNode) or not name.isprintable():
-            raise UserError(f"{place}: a key must be a plain word")
+            raise UserError(f"{line}: a key must be a plain word")
         if name in values:
-            raise UserError(f"{place}: key {name!r} is given twice; keep one")
+            raise UserError(f"{line}: key {name!r} is given twice; keep one")
         inner = f"{key}.{name}" if key else name
-        places[inner] = place
-        values[name] = _read_node(value_node, inner, places)
+        lines[inner] = line
+        values[name] = _read_node(value_node, inner, lines)
     return values
 
 

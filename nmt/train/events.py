@@ -43,13 +43,13 @@ class Event:
     def to_line(self) -> dict[str, Any]:
         """Return the values of the line."""
         line: dict[str, Any] = {"kind": self.kind}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if "prefix" in one.metadata:
+        for event_field in fields(self):
+            value = getattr(self, event_field.name)
+            if "prefix" in event_field.metadata:
                 for key, number in value.items():
-                    line[one.metadata["prefix"] + key] = replace_nonfinite(number)
-            elif value is not None or one.default is not None:
-                line[one.name] = replace_nonfinite(value)
+                    line[event_field.metadata["prefix"] + key] = replace_nonfinite(number)
+            elif value is not None or event_field.default is not None:
+                line[event_field.name] = replace_nonfinite(value)
         return line
 
     @cached_property
@@ -153,13 +153,13 @@ def _list_fields(event_type: type[Event]) -> list[tuple[str, str | None, type, A
     absent_values = {float: math.nan, int: 0, str: ""}
     hints = typing.get_type_hints(event_type)
     described = []
-    for one in fields(event_type):
-        hint = hints[one.name]
+    for event_field in fields(event_type):
+        hint = hints[event_field.name]
         is_optional = type(None) in typing.get_args(hint)
         value_type = typing.get_args(hint)[0] if is_optional else hint
         value_type = typing.get_origin(value_type) or value_type
         absent = None if is_optional else absent_values.get(value_type)
-        described.append((one.name, one.metadata.get("prefix"), value_type, absent))
+        described.append((event_field.name, event_field.metadata.get("prefix"), value_type, absent))
     return described
 
 
@@ -174,8 +174,8 @@ def parse_line(line: dict[str, Any]) -> Event | None:
     values: dict[str, Any] = {}
     for name, prefix, value_type, absent in FIELDS[kind]:
         if prefix is not None:
-            found = {key: x for key, x in line.items() if key.startswith(prefix)}
-            numbers = {key.removeprefix(prefix): _read_number(x) for key, x in found.items()}
+            prefixed = {key: x for key, x in line.items() if key.startswith(prefix)}
+            numbers = {key.removeprefix(prefix): _read_number(x) for key, x in prefixed.items()}
             values[name] = {key: x for key, x in numbers.items() if x is not None}
         elif value_type is float:
             number = _read_number(line.get(name))

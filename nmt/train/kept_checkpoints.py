@@ -29,8 +29,8 @@ def prune_checkpoints(
 
 def find_resumable_steps(run: RunFolder, last_step: int) -> list[int]:
     """Return the newest checkpoints up to a step that have an optimizer: two, in case one gets damaged."""
-    found = []
+    steps = []
     for step in list_steps(run):
         if step <= last_step and has_plain_file(run.checkpoint(step) / OPTIMIZER_FILE):
-            found.append(step)
-    return found[-2:]
+            steps.append(step)
+    return steps[-2:]

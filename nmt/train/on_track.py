@@ -46,9 +46,11 @@ def unigram_entropy(side: Side, sampled_ids: int = SAMPLED_IDS) -> float:
     starts = np.linspace(0, n_ids - block, n_blocks).astype(np.int64)
     counts = np.zeros(0, np.int64)
     for start in starts:
-        found = np.bincount(side.read_ids(int(start), int(start) + block), minlength=len(counts))
-        found[: len(counts)] += counts
-        counts = found
+        block_counts = np.bincount(
+            side.read_ids(int(start), int(start) + block), minlength=len(counts)
+        )
+        block_counts[: len(counts)] += counts
+        counts = block_counts
 
     # Only the shares of the pieces are estimated: the number of end marks is known exactly.
     n_tokens = n_ids + n_sentences

@@ -76,11 +76,11 @@ class Replica:
         parameters = list(self.objective.parameters())
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         total = self.world.sum(torch.cat([gradient.flatten() for gradient in gradients]))
-        parts = total.split([p.numel() for p in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
+        sums = total.split([p.numel() for p in parameters])
+        for parameter, part in zip(parameters, sums, strict=True):
             parameter.grad = part.view_as(parameter)
 
-    def freeze(self, parts: Collection[str]) -> None:
+    def freeze(self, names: Collection[str]) -> None:
         """Keep the weights of these parts of the model as they are. Parts are "encoder", "decoder"
         and "embeddings", which are all else: a matrix that is also the projection, and positions.
         """
@@ -88,7 +88,7 @@ class Replica:
             part = name.split(".")[0].removesuffix("_norm")
             if part not in ("encoder", "decoder"):
                 part = "embeddings"
-            if part in parts:
+            if part in names:
                 self.frozen.append(parameter)
 
     def drop_frozen_gradients(self) -> None:
@@ -107,11 +107,11 @@ class Replica:
         ranks must call this.
         """
 
-    def gather(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Make whole tensors, on the main rank, of what each rank has one of for each of its shares,
         such as moments. All ranks must call this.
         """
-        return parts
+        return own
 
     def gradient_norm(self) -> Tensor:
         """Compute the Euclidean norm of this rank's share of the gradients; it is NaN or infinite if

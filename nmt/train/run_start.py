@@ -160,9 +160,9 @@ def _announce_run(trainer: Trainer) -> None:
             "learning rate never reaches its peak; lower optimizer.warmup_steps"
         )
     if config.training.freeze and config.training.init_from is None:
-        parts = ", ".join(config.training.freeze)
+        frozen = ", ".join(config.training.freeze)
         say(
-            f"warning: training.freeze keeps random weights ({parts}), because training.init_from is not set"
+            f"warning: training.freeze keeps random weights ({frozen}), because training.init_from is not set"
         )
     if setup.state.step:
         say(f"continuing after update {setup.state.step}")

@@ -48,11 +48,9 @@ def take_sample(
     # What is longer than translator.longest was cut, or split.
     if max(len(source_ids), len(target_ids)) >= min(LONGEST_SIDE, translator.longest):
         return Sample(event, {})
-    (found,) = compute_attention_maps(
-        translator.model, translator.vocab, [source_ids], [target_ids]
-    )
+    (maps,) = compute_attention_maps(translator.model, translator.vocab, [source_ids], [target_ids])
     entropies = {}
-    kinds = {"encoder": found.encoder, "decoder": found.decoder, "memory": found.memory}
+    kinds = {"encoder": maps.encoder, "decoder": maps.decoder, "memory": maps.memory}
     for kind, weights in kinds.items():
         assert weights is not None
         for number, layer in enumerate(weights):

@@ -160,8 +160,8 @@ def _restore(setup: Setup, new: TrainState) -> TrainState:
     run = RunFolder(config.folder)
     # Only the main rank verifies it: if all N ranks hashed the same files, that would take N times
     # as long.
-    found = world.on_main(lambda: checkpoint.find_newest(run, config))
-    step = int(world.broadcast(found.step if found else 0))
+    newest = world.on_main(lambda: checkpoint.find_newest(run, config))
+    step = int(world.broadcast(newest.step if newest else 0))
     average = optimizer.average
     if not step:
         if config.training.init_from is not None:
@@ -169,27 +169,27 @@ def _restore(setup: Setup, new: TrainState) -> TrainState:
             if average is not None:
                 average.restart()
         return new
-    found = found or checkpoint.open_unverified(run.checkpoint(step))
-    _check_continued(setup, new, found)
-    checkpoint.load_weights(found, model)
+    newest = newest or checkpoint.open_unverified(run.checkpoint(step))
+    _check_continued(setup, new, newest)
+    checkpoint.load_weights(newest, model)
     if average is not None:
         # With training.ema, model.safetensors has the averages, because they are what translates;
         # the weights that training continues from are in the optimizer's file. So the averages are
         # taken from the model here, before load_optimizer overwrites it with the weights.
         average.restart()
-    return checkpoint.load_optimizer(found, model, optimizer, optimizer.shares)
+    return checkpoint.load_optimizer(newest, model, optimizer, optimizer.shares)
 
 
-def _check_continued(setup: Setup, new: TrainState, found: Checkpoint) -> None:
+def _check_continued(setup: Setup, new: TrainState, newest: Checkpoint) -> None:
     """Refuse to continue on other data."""
-    old = found.origin
+    old = newest.origin
     assert isinstance(old, TrainState)
-    name, store = str(found.path), setup.config.data.store
+    name, store = str(newest.path), setup.config.data.store
     remedy = (
         "set data.store to the store this run was trained on, or start another run from these weights: "
         f"out=DIR training.init_from={name}"
     )
-    check_agreement("BPE model", store, setup.vocab.digest, name, found.vocab.digest, remedy)
+    check_agreement("BPE model", store, setup.vocab.digest, name, newest.vocab.digest, remedy)
     check_agreement("training data", store, new.store_sha256, name, old.store_sha256, remedy)
 
 
@@ -201,11 +201,11 @@ def check_initial_model(config: RunConfig) -> None:
     if path is None or checkpoint.list_steps(RunFolder(config.folder)):
         return
     try:
-        found = checkpoint.open_checkpoint(Path(path))
+        initial = checkpoint.open_checkpoint(Path(path))
     except UserError as error:
         raise UserError(f"training.init_from: {error}") from None
     # dropout has no weights
-    shape = replace(found.config.model, dropout=config.model.dropout)
+    shape = replace(initial.config.model, dropout=config.model.dropout)
     changes = list_differences(replace(config, model=shape), config)
     if changes:
         raise UserError(
@@ -217,19 +217,19 @@ def check_initial_model(config: RunConfig) -> None:
 def _load_initial_weights(path: Path, setup: Setup) -> None:
     """Load the weights that another run ended with; nothing else is taken from it."""
     config, world, vocab = setup.config, setup.world, setup.vocab
-    found = world.on_main(lambda: checkpoint.open_checkpoint(path))
-    step = int(world.broadcast(found.step if found else 0))
-    if found is None:
+    initial = world.on_main(lambda: checkpoint.open_checkpoint(path))
+    step = int(world.broadcast(initial.step if initial else 0))
+    if initial is None:
         # The main rank has chosen one, of a run that may still be saving others.
         is_run = (path / "checkpoints").is_dir()
-        found = checkpoint.open_checkpoint(RunFolder(path).checkpoint(step) if is_run else path)
-    is_grown = is_extension(vocab, found.vocab)
+        initial = checkpoint.open_checkpoint(RunFolder(path).checkpoint(step) if is_run else path)
+    is_grown = is_extension(vocab, initial.vocab)
     if not is_grown:
-        keys = zip(("vocab.model", "vocab.tgt_model"), found.vocab.files, strict=False)
+        keys = zip(("vocab.model", "vocab.tgt_model"), initial.vocab.files, strict=False)
         models = " ".join(f"{key}={path / name}" for key, name in keys)
         remedy = f"give another data.store=DIR, to be prepared with {models}"
         name, store = f"training.init_from={path}", config.data.store
-        check_agreement("BPE model", name, found.vocab.digest, store, vocab.digest, remedy)
+        check_agreement("BPE model", name, initial.vocab.digest, store, vocab.digest, remedy)
     if is_grown and "embeddings" in config.training.freeze:
         raise UserError(
             f"training.freeze names embeddings, but {config.data.store} has pieces that "
@@ -238,15 +238,15 @@ def _load_initial_weights(path: Path, setup: Setup) -> None:
     if is_grown:
         if world.is_main:
             say(
-                f"the vocabulary has grown from {format_size(found.vocab)} to "
+                f"the vocabulary has grown from {format_size(initial.vocab)} to "
                 f"{format_size(vocab)} pieces; new ones begin as the mean of the others"
             )
-        checkpoint.load_grown_weights(found, setup.model)
+        checkpoint.load_grown_weights(initial, setup.model)
     else:
-        checkpoint.load_weights(found, setup.model)
+        checkpoint.load_weights(initial, setup.model)
     if world.is_main:
-        directions = find_direction(found.config.data), find_direction(config.data)
+        directions = find_direction(initial.config.data), find_direction(config.data)
         if None not in directions and directions[0] != directions[1]:
-            say(f"warning: {found.path} translates {directions[0]}, and this run {directions[1]}")
-        digest = found.sha256[MODEL_FILE]
-        say(f"starting from the weights of {found.path}, update {step:,} (sha256 {digest[:16]})")
+            say(f"warning: {initial.path} translates {directions[0]}, and this run {directions[1]}")
+        digest = initial.sha256[MODEL_FILE]
+        say(f"starting from the weights of {initial.path}, update {step:,} (sha256 {digest[:16]})")

@@ -33,11 +33,11 @@ class Requests:
     sources: Sentences
     prefixes: Sentences | None = None
 
-    def choose(self, places: Sequence[int]) -> "Requests":
+    def choose(self, numbers: Sequence[int]) -> "Requests":
         """Return those at some places, in that order."""
         return Requests(
-            [self.sources[i] for i in places],
-            None if self.prefixes is None else [self.prefixes[i] for i in places],
+            [self.sources[i] for i in numbers],
+            None if self.prefixes is None else [self.prefixes[i] for i in numbers],
         )
 
     def pack(self, device: torch.device) -> Packed:

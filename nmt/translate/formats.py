@@ -44,7 +44,7 @@ class Layout:
         if self.n_best is None:
             return self._row([], candidates[0], self.has_scores)
         columns = [str(number - 1)]  # Marian and fairseq count from 0
-        return "".join(self._row(columns, one, True) for one in candidates)
+        return "".join(self._row(columns, candidate, True) for candidate in candidates)
 
     def paragraph(
         self, number: int, source: str, translated: TranslatedText, translator: TextToText
@@ -63,14 +63,14 @@ class Layout:
         ]
         return json.dumps(fields, ensure_ascii=False) + "\n"
 
-    def _row(self, first_columns: list[str], one: Translation, has_score: bool) -> str:
+    def _row(self, first_columns: list[str], candidate: Translation, has_score: bool) -> str:
         columns = [*first_columns]
         if has_score:
-            columns.append(f"{one.score:.6f}")
-        text = one.text.replace("\n", " ")
+            columns.append(f"{candidate.score:.6f}")
+        text = candidate.text.replace("\n", " ")
         columns.append(text)
         if self.has_alignments:
-            links = [f"{source}-{target}" for target, source in enumerate(one.alignment)]
+            links = [f"{source}-{target}" for target, source in enumerate(candidate.alignment)]
             columns.append(" ".join(links))
         if len(columns) == 1:
             return text + "\n"  # no columns to confuse, so it may keep its tabs
@@ -81,12 +81,12 @@ class Layout:
         self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText
     ) -> Fields:
         rows: list[Fields] = []
-        for one in candidates:
-            row: Fields = {"text": one.text, "score": round(one.score, 6)}
+        for candidate in candidates:
+            row: Fields = {"text": candidate.text, "score": round(candidate.score, 6)}
             if self.has_alignments:
-                row["pieces"] = translator.vocab.tgt.pieces(one.piece_ids)
-                row["alignment"] = [[s, t] for t, s in enumerate(one.alignment)]
-            if one.is_cut:
+                row["pieces"] = translator.vocab.tgt.pieces(candidate.piece_ids)
+                row["alignment"] = [[s, t] for t, s in enumerate(candidate.alignment)]
+            if candidate.is_cut:
                 row["is_cut"] = True
             rows.append(row)
         name = "sentence" if self.is_text else "line"

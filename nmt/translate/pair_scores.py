@@ -74,28 +74,28 @@ class PairScorer:
     def score_pairs(self, sources: Sequence[str], targets: Sequence[str]) -> list[PairScore]:
         vocab = self.translator.vocab
         results = [PairScore()] * len(sources)  # as of a pair of two empty sides
-        places = []
+        usable = []
         own_sources = []
         own_targets = []
         pairs = zip(vocab.src.encode(sources), vocab.tgt.encode(targets), strict=True)
-        for place, (source, target) in enumerate(pairs):
+        for number, (source, target) in enumerate(pairs):
             problem = self._find_problem(source, target)
             if problem is not None:
-                results[place] = PairScore(problem=problem)
+                results[number] = PairScore(problem=problem)
             elif source:
-                places.append(place)
+                usable.append(number)
                 own_sources.append([*self.translator.tag_ids, *source])
                 own_targets.append(target)
 
-        found = compute_log_probs(
+        all_log_probs = compute_log_probs(
             self.translator.prepared_models,
             own_sources,
             own_targets,
             self.translator.device,
             self.config.batch_tokens or DEFAULT_BATCH_TOKENS,
         )
-        for place, target, log_probs in zip(places, own_targets, found, strict=True):
-            results[place] = PairScore((*target, EOS), tuple(log_probs))
+        for number, target, log_probs in zip(usable, own_targets, all_log_probs, strict=True):
+            results[number] = PairScore((*target, EOS), tuple(log_probs))
         return results
 
     def _find_problem(self, source: list[int], target: list[int]) -> str | None:
@@ -130,15 +130,15 @@ def compute_log_probs(
     Neither side has marks; several models are an ensemble.
     """
     results: list[list[float]] = [[]] * len(sources)
-    for places in batch_pairs(sources, targets, batch_tokens):
-        own_targets = [targets[i] for i in places]
-        src, tgt = pack_pairs([sources[i] for i in places], own_targets, device)
+    for numbers in batch_pairs(sources, targets, batch_tokens):
+        own_targets = [targets[i] for i in numbers]
+        src, tgt = pack_pairs([sources[i] for i in numbers], own_targets, device)
         gold = pack([[*ids, EOS] for ids in own_targets]).to(device).tokens
         with explain_memory_error(Failure(SCORING_TOO_LARGE)):
             log_probs = find_log_probs(models, src, tgt, gold)
         rows = log_probs.cpu().split([len(ids) + 1 for ids in own_targets])
-        for place, row in zip(places, rows, strict=True):
-            results[place] = row.tolist()
+        for number, row in zip(numbers, rows, strict=True):
+            results[number] = row.tolist()
     return results
 
 

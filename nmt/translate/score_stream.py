@@ -105,7 +105,7 @@ class ChunkScorer:
         else:
             fields["score"] = round(value, 6)
             fields["pieces"] = self.scorer.translator.vocab.tgt.pieces(score.piece_ids)
-            fields["log_probs"] = [round(one, 6) for one in score.log_probs]
+            fields["log_probs"] = [round(log_prob, 6) for log_prob in score.log_probs]
         return json.dumps(fields, ensure_ascii=False) + "\n"
 
 

@@ -108,10 +108,10 @@ def find_cut(text: str) -> int:
     """
     middle = len(text) // 2
     for mark in (CLAUSE_GAP, WORD_GAP):
-        places = [found.end() for found in mark.finditer(text)]
-        central = [place for place in places if len(text) / 4 <= place <= 3 * len(text) / 4]
+        ends = [match.end() for match in mark.finditer(text)]
+        central = [cut for cut in ends if len(text) / 4 <= cut <= 3 * len(text) / 4]
         if central:
-            return min(central, key=lambda place: abs(place - middle))
+            return min(central, key=lambda cut: abs(cut - middle))
     return middle
 
 
@@ -132,20 +132,20 @@ class RunningText:
         start = 0
         for line in self.text.split("\n"):
             for sentence in self.splitter.split(line):
-                placed = Sentence(sentence.text, start + sentence.start, sentence.is_part)
-                self.sentences.append(placed)
+                shifted = Sentence(sentence.text, start + sentence.start, sentence.is_part)
+                self.sentences.append(shifted)
             start += len(line) + 1
 
     def join(self, translations: Sequence[str]) -> str:
         """Return the text with each sentence replaced by its translation. White space stays, but there is
         a space between translations of sentences in Chinese or Japanese, which have none.
         """
-        parts: list[str] = []
+        joined: list[str] = []
         done = 0
         for sentence, translation in zip(self.sentences, translations, strict=True):
             gap = self.text[done : sentence.start]
-            if parts and not gap and is_wide(self.text[done - 1]) and not is_wide(parts[-1][-1:]):
+            if joined and not gap and is_wide(self.text[done - 1]) and not is_wide(joined[-1][-1:]):
                 gap = " "
-            parts += [gap, translation.replace("\n", " ")]
+            joined += [gap, translation.replace("\n", " ")]
             done = sentence.end
-        return "".join([*parts, self.text[done:]])
+        return "".join([*joined, self.text[done:]])

@@ -101,10 +101,10 @@ class ChunkTranslator:
         sentences: list[str] = []
         best: list[Translation] = []
         cut = []
-        for number, line, one in zip(task.numbers, task.lines, translated, strict=True):
-            rows.append(layout.paragraph(number, line, one, translator))
-            sentences += [sentence.text for sentence in one.sentences]
-            own = [candidates[0] for candidates in one.candidates]
+        for number, line, translation in zip(task.numbers, task.lines, translated, strict=True):
+            rows.append(layout.paragraph(number, line, translation, translator))
+            sentences += [sentence.text for sentence in translation.sentences]
+            own = [candidates[0] for candidates in translation.candidates]
             best += own
             if list_cut(own):
                 cut.append(number)
@@ -129,12 +129,12 @@ def find_shortened(
     model that was trained on single sentences leaves out the others.
     """
     src, tgt = (Splitter(language, lambda _: True) for language in translator.languages)
-    found = []
-    for number, line, one in zip(task.numbers, task.lines, translations, strict=True):
+    shortened = []
+    for number, line, translation in zip(task.numbers, task.lines, translations, strict=True):
         n_sentences = len(src.split(line))
-        if n_sentences > 1 and len(tgt.split(one.text)) < n_sentences:
-            found.append(number)
-    return found
+        if n_sentences > 1 and len(tgt.split(translation.text)) < n_sentences:
+            shortened.append(number)
+    return shortened
 
 
 # ---- output -------------------------------------------------------------------------------------------------------

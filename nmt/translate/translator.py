@@ -141,10 +141,10 @@ class TextToText(ABC):
         encoded = self.encode_source(lines)
         sources = []
         targets = []
-        for ids, one in zip(encoded, translations, strict=True):
+        for ids, translation in zip(encoded, translations, strict=True):
             if ids:
                 sources.append([*self.tag_ids, *ids[: self.longest]])
-                targets.append(one.piece_ids)
+                targets.append(translation.piece_ids)
         maps = self.attend(sources, targets)
         for ids in encoded:
             yield next(maps) if ids else None
@@ -194,7 +194,7 @@ class TextToText(ABC):
         candidates: list[Candidates] = []
         for start in range(0, len(sentences), self.chunk_lines):
             here = slice(start, start + self.chunk_lines)
-            lines = [one.text for one in sentences[here]]
+            lines = [sentence.text for sentence in sentences[here]]
             candidates += self._collect(lines, request, numbers[here])
 
         remaining = iter(candidates)
@@ -215,10 +215,10 @@ class TextToText(ABC):
 
     def translate_into(self, results: list[Translation], lines: Sequence[str]) -> Generator[int]:
         """Fill `results` batch by batch; yields how many lines each batch completed."""
-        for found in self._search_lines(lines, Request(), range(1, len(lines) + 1)):
-            for place, (best, *_) in found.items():
-                results[place] = best
-            yield len(found)
+        for batch in self._search_lines(lines, Request(), range(1, len(lines) + 1)):
+            for index, (best, *_) in batch.items():
+                results[index] = best
+            yield len(batch)
 
     def find_candidates(
         self,
@@ -241,9 +241,9 @@ class TextToText(ABC):
         prefixes: Sequence[str] | None = None,
     ) -> list[Candidates]:
         results = [[NO_TRANSLATION]] * len(lines)
-        for found in self._search_lines(lines, request, numbers, prefixes):
-            for place, candidates in found.items():
-                results[place] = candidates
+        for batch in self._search_lines(lines, request, numbers, prefixes):
+            for index, candidates in batch.items():
+                results[index] = candidates
         return results
 
     def _search_lines(
@@ -258,12 +258,12 @@ class TextToText(ABC):
         """
         encoded = self.encode_source(lines)
         self._warn_of_unknown(encoded, numbers)
-        places = []  # of the lines that are not empty
+        indices = []  # of the lines that are not empty
         sources = []
         own_prefixes = []
         all_prefixes = self.vocab.tgt.encode(prefixes or [""] * len(lines))
-        for place, (ids, prefix) in enumerate(zip(encoded, all_prefixes, strict=True)):
-            number = numbers[place]
+        for index, (ids, prefix) in enumerate(zip(encoded, all_prefixes, strict=True)):
+            number = numbers[index]
             if len(prefix) > self.longest:
                 raise LineTooLong(
                     number,
@@ -271,20 +271,22 @@ class TextToText(ABC):
                     "shorten it, or raise decoding.max_source",
                 )
             if ids:
-                places.append(place)
+                indices.append(index)
                 sources.append([*self.tag_ids, *self.shorten(ids, number)])
                 own_prefixes.append(prefix)
 
         requests = Requests(sources, own_prefixes if any(own_prefixes) else None)
         for batch, hypotheses in self.search_batches(requests, request.n_best):
-            found = {}
+            translated = {}
             translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
             for i, candidates in zip(batch, translations, strict=True):
-                place = places[i]
-                if self.is_lowered(lines[place]):
-                    candidates = [replace(one, text=one.text.upper()) for one in candidates]
-                found[place] = candidates
-            yield found
+                index = indices[i]
+                if self.is_lowered(lines[index]):
+                    candidates = [
+                        replace(candidate, text=candidate.text.upper()) for candidate in candidates
+                    ]
+                translated[index] = candidates
+            yield translated
 
     def _warn_of_unknown(self, sources: Sequence[list[int]], numbers: Sequence[int]) -> None:
         """Say once that the model cannot read a text."""
@@ -302,27 +304,29 @@ class TextToText(ABC):
     ) -> list[Candidates]:
         # all hypotheses of all sentences in one list: together they are decoded and aligned faster
         pairs = [
-            (source, one) for source, some in zip(sources, hypotheses, strict=True) for one in some
+            (source, hypothesis)
+            for source, some in zip(sources, hypotheses, strict=True)
+            for hypothesis in some
         ]
-        targets = [one.ids for _, one in pairs]
+        targets = [hypothesis.ids for _, hypothesis in pairs]
         texts = self.vocab.tgt.decode(targets)
         alignments: Sentences = [()] * len(pairs)
         if request.is_aligned:
             # What follows the tag most is said to follow the first piece of the line.
             n_before = len(self.tag_ids)
             links = self.align([source for source, _ in pairs], targets)
-            alignments = [[max(0, place - n_before) for place in row] for row in links]
+            alignments = [[max(0, position - n_before) for position in row] for row in links]
 
         # and back to a list for each sentence
         remaining = (
             Translation(
                 text=text,
-                score=one.score,
-                piece_ids=tuple(one.ids),
+                score=hypothesis.score,
+                piece_ids=tuple(hypothesis.ids),
                 alignment=tuple(alignment),
-                is_cut=len(one.ids) >= self.config.find_longest(len(source)),
+                is_cut=len(hypothesis.ids) >= self.config.find_longest(len(source)),
             )
-            for (source, one), text, alignment in zip(pairs, texts, alignments, strict=True)
+            for (source, hypothesis), text, alignment in zip(pairs, texts, alignments, strict=True)
         )
         return [list(islice(remaining, len(some))) for some in hypotheses]
 
@@ -346,13 +350,13 @@ class TextToText(ABC):
 
 def list_cut(translations: Sequence[Translation], first: int = 1) -> list[int]:
     """Return the numbers of the lines whose translations reach the length limit."""
-    return [number for number, one in enumerate(translations, first) if one.is_cut]
+    return [number for number, candidate in enumerate(translations, first) if candidate.is_cut]
 
 
-def warn_of_cut(place: str, n_cut: int, n: int) -> None:
-    """Say that the translation at `place` is the first of `n_cut` that reach the length limit."""
+def warn_of_cut(line: str, n_cut: int, n: int) -> None:
+    """Say that the translation at `line` is the first of `n_cut` that reach the length limit."""
     say(
-        f"warning: {place}: its translation has as many pieces as decoding.max_ratio and "
+        f"warning: {line}: its translation has as many pieces as decoding.max_ratio and "
         f"decoding.max_extra allow, so its end may be missing; so have {n_cut:,} of {n:,}; raise "
         "decoding.max_extra"
     )
@@ -360,11 +364,11 @@ def warn_of_cut(place: str, n_cut: int, n: int) -> None:
 
 def report_parts(sentences: Sequence[Sentence]) -> None:
     """Say which sentences are too long to be translated whole."""
-    parts = [one for one in sentences if one.is_part]
-    if parts:
+    cut = [sentence for sentence in sentences if sentence.is_part]
+    if cut:
         say(
-            f"warning: {len(parts):,} parts of sentences are translated separately, because the model "
-            f"does not accept the whole; the first is {parts[0].text[:SHOWN_OF_PART]!r}"
+            f"warning: {len(cut):,} parts of sentences are translated separately, because the model "
+            f"does not accept the whole; the first is {cut[0].text[:SHOWN_OF_PART]!r}"
         )
 
 
@@ -445,7 +449,7 @@ def make_translator(
         own_direction = find_direction(other.config.data)
         check_agreement("direction", name, own_direction, path, direction, remedy)
         check_agreement("BPE model", name, other.vocab.digest, path, vocab.digest, remedy)
-    models = [_load_model(one).to(device) for one in (checkpoint, *others)]
+    models = [_load_model(member).to(device) for member in (checkpoint, *others)]
     translator = Translator(models[0], vocab, config, device, models[1:])
     translator.languages, translator.direction = (data.src, data.tgt), direction
     return translator
@@ -480,7 +484,9 @@ def open_translator(paths: Sequence[str], overrides: Sequence[str]) -> LoadedMod
     config = override_config(first.config, overrides)
     translator = make_translator(first, device, config.decoding, others)
     translator.keep_prepared_models()
-    return LoadedModel(translator, config, [str(one.path) for one in checkpoints], checkpoints)
+    return LoadedModel(
+        translator, config, [str(member.path) for member in checkpoints], checkpoints
+    )
 
 
 def _load_model(checkpoint: Checkpoint) -> Transformer:

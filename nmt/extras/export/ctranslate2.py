@@ -127,8 +127,8 @@ def write_ctranslate2(
     spec.decoder.scale_embeddings = shape.scale_embeddings == "embedding"
     _set_weights(spec, model, decoding)
 
-    def list_row_names(one: Vocab) -> list[str]:
-        return name_rows(one.list_pieces(), shape.count_rows(one.size))
+    def list_row_names(side: Vocab) -> list[str]:
+        return name_rows(side.list_pieces(), shape.count_rows(side.size))
 
     # vocabulary
     spec.register_source_vocabulary(list_row_names(vocab.src))
@@ -200,11 +200,11 @@ def _find_place(name: str) -> str:
     return f"{side}/layer_{layer}/{PLACES[part]}"
 
 
-def _set_part(spec: Any, place: str, model: Transformer, name: str) -> None:
+def _set_part(spec: Any, path: str, model: Transformer, name: str) -> None:
     """Set a linear layer or a LayerNorm of CTranslate2 to that of our model."""
     from ctranslate2.specs.model_spec import index_spec
 
-    layer = index_spec(spec, place)
+    layer = index_spec(spec, path)
     weight, bias = read_part(model, name)
     is_norm = hasattr(layer, "gamma")
     setattr(layer, "gamma" if is_norm else "weight", _copy_to_array(weight))
@@ -260,13 +260,13 @@ class CTranslate2Engine:
         `config` is taken. The longest sentence sets the limit for all.
         """
         limit = max(map(len, src), default=0) + config.max_extra
-        found = self.search(src, config.beam, 0.0, limit, config.beam, config.no_repeat_ngram or 0)
+        beams = self.search(src, config.beam, 0.0, limit, config.beam, config.no_repeat_ngram or 0)
         rules, best = make_rules(config), []
-        for hypotheses in found:
+        for hypotheses in beams:
             scored = []
-            for one in hypotheses:
-                penalty = float(compute_penalty(len(one.ids) + 1, rules))  # with eos
-                scored.append(Hypothesis(one.ids, one.score / penalty))
+            for unscored in hypotheses:
+                penalty = float(compute_penalty(len(unscored.ids) + 1, rules))  # with eos
+                scored.append(Hypothesis(unscored.ids, unscored.score / penalty))
             best.append(max(scored, key=lambda hypothesis: hypothesis.score))
         return best
 
@@ -292,11 +292,11 @@ class CTranslate2Engine:
             suppress_sequences=self._suppressed,
             **BATCHES,
         )
-        found = []
+        beams = []
         for result in results:
             ids = [[self._ids[piece] for piece in pieces] for pieces in result.hypotheses]
-            found.append(list(map(Hypothesis, ids, result.scores)))
-        return found
+            beams.append(list(map(Hypothesis, ids, result.scores)))
+        return beams
 
     def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
         results = self.translator.score_batch(
@@ -337,8 +337,8 @@ class CTranslate2Translator(TextToText):
             )
         n_tokens = self.config.batch_tokens or DEFAULT_BATCH_TOKENS
         for batch in split_by_budget(requests.sources, self.config.beam, n_tokens):
-            found = self.exported.translate([requests.sources[i] for i in batch], self.config)
-            yield batch, [[one] for one in found]
+            best = self.exported.translate([requests.sources[i] for i in batch], self.config)
+            yield batch, [[hypothesis] for hypothesis in best]
 
 
 def open_ctranslate2(

@@ -291,10 +291,10 @@ class HuggingFaceEngine:
             known = [i for i in ids if i != UNK]  # `skip_special_tokens` drops unknown pieces
             text = self.tokenizer.decode(known, skip_special_tokens=True)
             compared.append((line, text, vocab.tgt.decode([known])[0].strip()))
-        for line, found, wanted in compared:
-            if found != wanted:
+        for line, exported, wanted in compared:
+            if exported != wanted:
                 raise Failure(
-                    f"the exported tokenizer disagrees on {line!r}: {found!r} instead of {wanted!r}; "
+                    f"the exported tokenizer disagrees on {line!r}: {exported!r} instead of {wanted!r}; "
                     "nothing was written"
                 )
 

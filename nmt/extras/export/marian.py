@@ -111,17 +111,17 @@ def _is_published(folder: Path) -> bool:
 
 
 def _read_if_there(path: Path) -> dict[str, Any]:
-    found = read_json(path) if has_plain_file(path) else {}
-    return found if isinstance(found, dict) else {}
+    values = read_json(path) if has_plain_file(path) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def _download(name: str, folder: Path) -> Path:
     """Fetch a model of the Hugging Face hub into a folder of its own below this one, unless it is there."""
     hub = import_extra("huggingface_hub")
-    place = folder / name.replace("/", "--")
+    target = folder / name.replace("/", "--")
     try:
-        hub.snapshot_download(name, allow_patterns=list(FILES), local_dir=place)
-        return place
+        hub.snapshot_download(name, allow_patterns=list(FILES), local_dir=target)
+        return target
     except Exception as error:  # the library has a dozen kinds, and those of its HTTP client
         reason = str(error).partition("\n")[0][:200]
         raise UserError(f"{HUB}{name}: cannot be fetched from the hub ({reason})") from None
@@ -182,8 +182,8 @@ def _read(folder: Path) -> tuple[RunConfig, Vocabulary, dict[str, Tensor]]:
     config = reader.make_config(vocab, tied)
     for ours, theirs in list_layer_parts(config.model):
         for kind in ("weight", "bias"):
-            found = [_find(tensors, folder, f"model.{name}.{kind}") for name in theirs]
-            weights[f"{ours}.{kind}"] = torch.cat(found)
+            tensors_of_ours = [_find(tensors, folder, f"model.{name}.{kind}") for name in theirs]
+            weights[f"{ours}.{kind}"] = torch.cat(tensors_of_ours)
     return config, vocab, weights
 
 
@@ -267,9 +267,9 @@ class _SettingsReader:
         )
 
     def read_language(self, key: str, otherwise: str) -> str:
-        found = self.tokenizer.get(key)
-        is_name = isinstance(found, str) and re.fullmatch("[A-Za-z_]{2,20}", found)
-        return str(found) if is_name else otherwise
+        name = self.tokenizer.get(key)
+        is_name = isinstance(name, str) and re.fullmatch("[A-Za-z_]{2,20}", name)
+        return str(name) if is_name else otherwise
 
 
 def _read_names(path: Path) -> dict[str, int]:
@@ -356,22 +356,22 @@ def _join_model(pieces: list[bytes], others: bytes) -> Vocab:
 
 def _read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the fields of a protocol buffer that have a length, as all of a SentencePiece model have."""
-    place = 0
-    while place < len(message):
-        key, place = _read_number(message, place)
-        length, place = _read_number(message, place)
-        yield key >> 3, message[place : place + length]
-        place += length
+    offset = 0
+    while offset < len(message):
+        key, offset = _read_number(message, offset)
+        length, offset = _read_number(message, offset)
+        yield key >> 3, message[offset : offset + length]
+        offset += length
 
 
-def _read_number(message: bytes, place: int) -> tuple[int, int]:
+def _read_number(message: bytes, offset: int) -> tuple[int, int]:
     """Read a number that is written in groups of seven bits, lowest first; also return where it ends."""
     number = shift = 0
-    while message[place] >= 128:
-        number |= (message[place] & 127) << shift
+    while message[offset] >= 128:
+        number |= (message[offset] & 127) << shift
         shift += 7
-        place += 1
-    return number | message[place] << shift, place + 1
+        offset += 1
+    return number | message[offset] << shift, offset + 1
 
 
 # ---- weights ----------------------------------------------------------------------------------------------------

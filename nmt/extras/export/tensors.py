@@ -91,10 +91,12 @@ def _widen_qkv(fused: Tensor, kind: str, config: ModelConfig) -> Tensor:
     of the letters of `kind`.
     """
     sizes = [config.value_size if letter == "v" else config.key_size for letter in kind]
-    parts = list(fused.split([config.n_heads * size for size in sizes]))
+    projections = list(fused.split([config.n_heads * size for size in sizes]))
     if kind.startswith("q"):  # the engine will divide by the root of the larger size
-        parts[0] = parts[0] * math.sqrt(config.d_model // config.n_heads / config.key_size)
-    return torch.cat([_widen_heads(rows, config) for rows in parts])
+        projections[0] = projections[0] * math.sqrt(
+            config.d_model // config.n_heads / config.key_size
+        )
+    return torch.cat([_widen_heads(rows, config) for rows in projections])
 
 
 def _widen_heads(rows: Tensor, config: ModelConfig) -> Tensor:

@@ -163,13 +163,13 @@ SIZES = (
 
 def choose_size(n_words: float, hours: float | None) -> Size:
     """Return the size for this many words, or a smaller one that this machine can train in `hours`."""
-    place = next(i for i, size in enumerate(SIZES) if n_words <= size.max_words)
-    wanted = SIZES[place]
+    rank = next(i for i, size in enumerate(SIZES) if n_words <= size.max_words)
+    wanted = SIZES[rank]
     if hours is None:
         return wanted
-    while place > 0 and SIZES[place].estimate_hours(n_words) > hours:
-        place -= 1
-    size = SIZES[place]
+    while rank > 0 and SIZES[rank].estimate_hours(n_words) > hours:
+        rank -= 1
+    size = SIZES[rank]
     if size is wanted:
         return size
     reason = (

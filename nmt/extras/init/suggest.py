@@ -98,10 +98,10 @@ def suggest_config(
 
     contents: dict[Path, str] = {}  # of the files to write
     sets = {"valid": data.valid, "test": data.test}
-    for split, places in held_out.drawn.items():
+    for split, pair_numbers in held_out.drawn.items():
         src_file = path.with_name(f"{path.stem}.{split}.{data.src}")
         tgt_file = path.with_name(f"{path.stem}.{split}.{data.tgt}")
-        contents[src_file], contents[tgt_file] = _read_pairs_at(places, data)
+        contents[src_file], contents[tgt_file] = _read_pairs_at(pair_numbers, data)
         sets[split] = CorpusConfig(
             src=os.path.relpath(src_file, data.root), tgt=os.path.relpath(tgt_file, data.root)
         )
@@ -181,8 +181,8 @@ def guess_languages(names: Sequence[str]) -> tuple[str, str] | None:
     train.en and train.de.
     """
     if len(names) == 1:
-        found = re.search(r"(?<![A-Za-z])([a-z]{2})[-_]([a-z]{2})(?![A-Za-z])", Path(names[0]).name)
-        return (found[1], found[2]) if found else None
+        match = re.search(r"(?<![A-Za-z])([a-z]{2})[-_]([a-z]{2})(?![A-Za-z])", Path(names[0]).name)
+        return (match[1], match[2]) if match else None
     src_words, tgt_words = (re.split("[^A-Za-z]+", Path(name).name) for name in names)
     # from the end: the files may have other names before their languages
     for src, tgt in zip(reversed(src_words), reversed(tgt_words), strict=False):
@@ -247,15 +247,15 @@ def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
     return HeldOut(drawn, reason, "drop-sides", reason_of_rule, is_dropped)
 
 
-def _read_pairs_at(places: np.ndarray, data: DataConfig) -> tuple[str, str]:
+def _read_pairs_at(pair_numbers: np.ndarray, data: DataConfig) -> tuple[str, str]:
     """Return each side of the pairs at these places as text, without the spaces around its lines."""
     src = tgt = ""
     first = 0
     for block in read_blocks(data.train[0], data, PAIRS_PER_SHARD):
         end = first + len(block.src)
-        for place in places[(places >= first) & (places < end)] - first:
-            src += block.src[place].strip() + "\n"
-            tgt += block.tgt[place].strip() + "\n"
+        for row in pair_numbers[(pair_numbers >= first) & (pair_numbers < end)] - first:
+            src += block.src[row].strip() + "\n"
+            tgt += block.tgt[row].strip() + "\n"
         first = end
     return src, tgt
 

@@ -70,8 +70,8 @@ class Survey:
         """True for each pair of which neither side occurs in any other pair."""
         is_unique = np.ones(self.n_pairs, bool)
         for side in self.digests.T:
-            _, places, counts = np.unique(side, return_inverse=True, return_counts=True)
-            is_unique &= counts[places] == 1
+            _, groups, counts = np.unique(side, return_inverse=True, return_counts=True)
+            is_unique &= counts[groups] == 1
         return is_unique
 
     @property

@@ -55,20 +55,20 @@ class AttentionFile:
         self.n_lines += len(lines)
         if self.n_shown is not None:
             return
-        for number, one in enumerate(translator.map_attention(lines, translations), first):
+        for number, attention in enumerate(translator.map_attention(lines, translations), first):
             if not self.is_page:
-                fields = NO_ATTENTION if one is None else one.to_json()
+                fields = NO_ATTENTION if attention is None else attention.to_json()
                 self.file.write(json.dumps({"line": number} | fields).encode() + b"\n")
-            elif one is not None and not self._take(one):
+            elif attention is not None and not self._take(attention):
                 self.n_shown = number - 1
                 return
 
-    def _take(self, one: AttentionMap) -> bool:
+    def _take(self, attention: AttentionMap) -> bool:
         """Take a map for the page; False if it does not fit."""
-        self.n_weights += sum(kind.size for kind in one.list_kinds().values())
+        self.n_weights += sum(kind.size for kind in attention.list_kinds().values())
         if len(self.maps) == MAX_PAGE_LINES or self.n_weights > MAX_PAGE_WEIGHTS:
             return False
-        self.maps.append(one)
+        self.maps.append(attention)
         return True
 
     def finish(self) -> None:

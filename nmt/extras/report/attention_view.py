@@ -24,9 +24,9 @@ def render_attention_page(maps: Sequence[AttentionMap], title: str, note: str = 
     body.append(
         "<noscript><p>The maps are drawn by a script, but scripts are switched off.</p></noscript>"
     )
-    for number, one in enumerate(maps):
-        summary = Html(f"{_join_pieces(one.source)} → {_join_pieces(one.target)}")
-        content = f"<div></div>\n{render_data(one.to_json())}"
+    for number, attention in enumerate(maps):
+        summary = Html(f"{_join_pieces(attention.source)} → {_join_pieces(attention.target)}")
+        content = f"<div></div>\n{render_data(attention.to_json())}"
         body.append(render_details(summary, content, is_open=number == 0, kind="attention"))
     body.append("</main>")
     style = read_page_file("page.css") + read_page_file("attention_view.css")

@@ -175,9 +175,9 @@ FAMILIES = (
 
 def _thin_chart(chart: Chart) -> Chart:
     """Return the chart without empty series and with as many points as a screen can show."""
-    series = [one for one in chart.series if one.points]
+    series = [curve for curve in chart.series if curve.points]
     most = max(20, min(MOST_POINTS, POINTS_OF_CHART // max(1, len(series))))
-    thinned = [replace(one, points=thin_points(one.points, most)) for one in series]
+    thinned = [replace(curve, points=thin_points(curve.points, most)) for curve in series]
     return replace(chart, series=tuple(thinned))
 
 

@@ -64,10 +64,10 @@ def read_run(path: Path) -> RunFacts:
     settings = _read_settings(folder.config)
     notes: list[str] = []
 
-    def attempt(read: Callable[[Place], Value], place: Place) -> Value | None:
+    def attempt(read: Callable[[Place], Value], source: Place) -> Value | None:
         """Read something, or note why it cannot be read."""
         try:
-            return read(place)
+            return read(source)
         except UserError as error:
             notes.append(str(error))
         except OSError as error:

@@ -49,10 +49,10 @@ class FigureList:
         charts = []
         for chart in self.charts:
             series = []
-            for one in chart.series:
-                xs = [x for x, _ in one.points]
-                ys = [round_figure(y) for _, y in one.points]
-                series.append({"r": one.run, "s": one.name, "x": xs, "y": ys})
+            for curve in chart.series:
+                xs = [x for x, _ in curve.points]
+                ys = [round_figure(y) for _, y in curve.points]
+                series.append({"r": curve.run, "s": curve.name, "x": xs, "y": ys})
             charts.append({"spec": make_spec(chart, len(self.names)), "series": series})
         return {"runs": self.names, "charts": charts}
 

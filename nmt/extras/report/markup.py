@@ -40,8 +40,8 @@ def render_rows(rows: Iterable[tuple[str, Cell]]) -> str:
 
 def render_stacked(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], label: str) -> str:
     """Write a table that puts its cells below each other on a narrow screen; nothing without rows."""
-    found = list(rows)
-    return Table(head, found).to_html(label=label, is_stacked=True) if found else ""
+    rows_as_list = list(rows)
+    return Table(head, rows_as_list).to_html(label=label, is_stacked=True) if rows_as_list else ""
 
 
 def render_details(summary: Cell, content: str, is_open: bool = False, kind: str = "") -> str:

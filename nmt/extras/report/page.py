@@ -148,7 +148,7 @@ def _render_curves(runs: Sequence[RunFacts], figures: FigureList) -> str:
 
 def _render_controls(runs: Sequence[RunFacts]) -> str:
     """The controls of charts.js, hidden until it runs."""
-    parts = [
+    controls = [
         '<div class="controls" id="chart-controls" hidden="hidden">',
         '<label>updates <input type="number" id="updates-from"/></label>',
         '<label>to <input type="number" id="updates-to"/></label>',
@@ -156,9 +156,9 @@ def _render_controls(runs: Sequence[RunFacts]) -> str:
         "<span>Select a range in a chart to zoom in, double-click to zoom out; arrow keys read points.</span>",
     ]
     if len(runs) > 1:
-        parts.append("<fieldset><legend>Runs</legend>")
+        controls.append("<fieldset><legend>Runs</legend>")
         for i, run in enumerate(runs):
             box = f'<input type="checkbox" checked="checked" data-run="{i}"/>'
-            parts.append(f"<label>{box} {render_run_name(i, run)}</label>")
-        parts.append("</fieldset>")
-    return "\n".join([*parts, "</div>"])
+            controls.append(f"<label>{box} {render_run_name(i, run)}</label>")
+        controls.append("</fieldset>")
+    return "\n".join([*controls, "</div>"])

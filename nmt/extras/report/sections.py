@@ -53,10 +53,10 @@ def render_headline(runs: Sequence[RunFacts]) -> str:
         if headline is None:
             rows.append([name, "not scored yet", "", "", "", ""])
             continue
-        place, score = headline
+        test_set, score = headline
         value = Html(f"<strong>{score.value:.2f}</strong>")
         signature = Code(score.signature)
-        rows.append([name, place, score.name, value, score.format_interval(), signature])
+        rows.append([name, test_set, score.name, value, score.format_interval(), signature])
     head = ("run", "scored on", "score", "value", "95 % interval", "signature")
     note = "<p>Scores of different signatures are different scales: compare only equal ones.</p>"
     return render_stacked(head, rows, "Scores of the runs") + note
@@ -66,17 +66,17 @@ def _render_one_headline(run: RunFacts) -> str:
     headline = find_headline(run)
     if headline is None:
         return ""
-    place, score = headline
+    test_set, score = headline
     interval = score.format_interval()
-    parts = [
+    paragraphs = [
         '<div class="headline">',
         f'<p class="score"><span class="value">{score.value:.2f}</span> {escape_html(score.name)}</p>',
         f"<p>95 % interval {interval}</p>" if interval else "",
-        f"<p>{escape_html(place)}</p>",
+        f"<p>{escape_html(test_set)}</p>",
         f'<p class="signature">{render_html(Code(score.signature))}</p>',
         "</div>",
     ]
-    return "\n".join(filter(None, parts))
+    return "\n".join(filter(None, paragraphs))
 
 
 def find_headline(run: RunFacts) -> tuple[str, Score] | None:
@@ -191,14 +191,14 @@ def _render_differences(runs: Sequence[RunFacts]) -> str:
 def _render_deviations(run: RunFacts) -> str:
     if run.config is None:
         return ""
-    found = check_conformance(run.config)
-    n = len(found.deviations)
+    conformance = check_conformance(run.config)
+    n = len(conformance.deviations)
     caption = f"{n or 'no'} deviation{'s' if n > 1 else ''}"
-    caption += f" from the paper's {found.model} model, {found.pair}"
+    caption += f" from the paper's {conformance.model} model, {conformance.pair}"
     if n == 0:
         return f"<p>{escape_html(caption)}</p>"
     rows: list[list[Cell]] = []
-    for row in found.deviations:
+    for row in conformance.deviations:
         source, value = row.measure
         rows.append([row.name, row.key or "", row.ours, f"{value} ({source})", row.why])
     head = ("rule", "setting", "this run", "reference", "why")

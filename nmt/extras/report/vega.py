@@ -116,7 +116,7 @@ def round_figure(value: float) -> float:
 
 def _scale_series(chart: Chart, values: Sequence[Any]) -> Spec:
     """Give each series a colour or dashes, and a legend if there are several."""
-    names = list(dict.fromkeys(one.name for one in chart.series))
+    names = list(dict.fromkeys(curve.name for curve in chart.series))
     scale = _scale("s", names, values)
     return scale | {"legend": TEMPLATES["legend"]} if len(names) > 1 else scale
 

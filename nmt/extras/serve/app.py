@@ -138,11 +138,11 @@ class Service:
             limit = f"{self.limits.timeout_s:g} s"
             raise HTTPException(504, f"there was no answer within {limit}") from None
         unread = iter(answers)
-        found = []
+        candidates = []
         for number, text in enumerate(split, 1):
             own = islice(unread, len(text.sentences))
-            found.append([read_answer(answer, number) for answer in own])
-        return split, found
+            candidates.append([read_answer(answer, number) for answer in own])
+        return split, candidates
 
 
 def read_answer(answer: LineAnswer, number: int) -> Candidates:
@@ -186,9 +186,9 @@ async def translate_texts(request: Request, service: Served) -> TextsAnswer:
     asked = TextsRequest.model_validate(values)
     model = choose_model(asked, service.models)
     options = LineOptions(model, min(1 + asked.alternatives, model.most_candidates))
-    texts, found = await service.translate(options, asked.texts)
+    texts, answers = await service.translate(options, asked.texts)
 
-    ranked = [join_ranks(*pair) for pair in zip(texts, found, strict=True)]
+    ranked = [join_ranks(*pair) for pair in zip(texts, answers, strict=True)]
     best = [first for first, *_ in ranked]
     others = [rest[: asked.alternatives] for _, *rest in ranked]
     is_list = isinstance(asked.q, list)
@@ -237,17 +237,17 @@ def choose_model(asked: TextsRequest, models: ServedModels) -> ServedModel:
     for model in models.by_name.values():
         if (model.src, model.tgt) == (source, asked.target):
             return model
-    pairs = ", ".join(f"{one.src} to {one.tgt}" for one in models.by_name.values())
+    pairs = ", ".join(f"{other.src} to {other.tgt}" for other in models.by_name.values())
     raise HTTPException(
         400, f"{source[:20]} to {asked.target[:20]} is not supported; there is {pairs}"
     )
 
 
-def join_ranks(text: RunningText, found: Sequence[Candidates]) -> list[str]:
+def join_ranks(text: RunningText, answers: Sequence[Candidates]) -> list[str]:
     """Join the best candidates of all sentences, then the second ones, and so on; no text occurs twice."""
     joined = []
-    for rank in range(max(map(len, found), default=1)):
-        chosen = [candidates[min(rank, len(candidates) - 1)] for candidates in found]
+    for rank in range(max(map(len, answers), default=1)):
+        chosen = [candidates[min(rank, len(candidates) - 1)] for candidates in answers]
         joined.append(text.join([candidate.text for candidate in chosen]))
     return list(dict.fromkeys(joined))
 
@@ -310,21 +310,21 @@ async def translate_lines(request: Request, asked: LinesRequest, service: Served
             400, f"n_best is {asked.n_best}, but this model's search finds {model.most_candidates}"
         )
     options = LineOptions(model, asked.n_best)
-    texts, found = await service.translate(options, asked.q, asked.split)
-    translations = [make_answer(*pair) for pair in zip(texts, found, strict=True)]
+    texts, answers = await service.translate(options, asked.q, asked.split)
+    translations = [make_answer(*pair) for pair in zip(texts, answers, strict=True)]
     return LinesAnswer(model=name, translations=translations)
 
 
-def make_answer(text: RunningText, found: Sequence[Candidates]) -> AnsweredText:
+def make_answer(text: RunningText, answers: Sequence[Candidates]) -> AnsweredText:
     sentences = []
-    for sentence, candidates in zip(text.sentences, found, strict=True):
+    for sentence, candidates in zip(text.sentences, answers, strict=True):
         shown = [
-            LineCandidate(text=one.text.replace("\n", " "), score=round(one.score, 6))
-            for one in candidates
+            LineCandidate(text=candidate.text.replace("\n", " "), score=round(candidate.score, 6))
+            for candidate in candidates
         ]
         answered = AnsweredSentence(source=sentence.text, start=sentence.start, candidates=shown)
         sentences.append(answered)
-    best = [candidates[0].text for candidates in found]
+    best = [candidates[0].text for candidates in answers]
     return AnsweredText(text=text.join(best), sentences=sentences)
 
 

@@ -116,7 +116,7 @@ def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
     tree = parse_yaml(read_config_text(path), str(path))
 
     def name_place(key: str) -> str:
-        if key in tree.places and key:
+        if key in tree.lines and key:
             return tree.name_place(key)
         return f"{path}: {key}" if key else str(path)  # a missing key, or the whole file
 
@@ -130,8 +130,8 @@ def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
     ]
     seeds: list[list[PlacedSetting]] = [[]]  # without a setting it is the config's own
     if grid.seeds is not None:
-        place = {"seed": tree.places["seeds"]}
-        seeds = [[PlacedSetting("seed", seed, place)] for seed in grid.seeds]
+        lines = {"seed": tree.lines["seeds"]}
+        seeds = [[PlacedSetting("seed", seed, lines)] for seed in grid.seeds]
 
     runs: dict[str, PlannedRun] = {}
     for (row, row_settings), seed in itertools.product(rows, seeds):
@@ -197,11 +197,11 @@ def locate_settings(values: dict[str, Any], at: str, tree: YamlTree) -> list[Pla
 def locate_setting(key: str, value: Any, at: str, tree: YamlTree) -> PlacedSetting:
     """Return the setting at the key `at` of the grid, with the lines of all that is in it."""
     refuse_key(key, tree.name_place(at))
-    places = {key: tree.places[at]}
-    for inner, place in tree.places.items():
+    lines = {key: tree.lines[at]}
+    for inner, line in tree.lines.items():
         if inner.startswith((f"{at}.", f"{at}[")):
-            places[key + inner[len(at) :]] = place
-    return PlacedSetting(key, value, places)
+            lines[key + inner[len(at) :]] = line
+    return PlacedSetting(key, value, lines)
 
 
 def refuse_key(key: str, what: str) -> None:
@@ -215,11 +215,13 @@ def format_setting_value(value: Any) -> str:
 
 def check_overrides(rows: Sequence[NamedRow], overrides: Sequence[str], path: Path) -> None:
     """Refuse settings of the command line that would undo the differences between runs."""
-    varied = {place for _, settings in rows for setting in settings for place in setting.places}
+    varied = {
+        line_key for _, settings in rows for setting in settings for line_key in setting.lines
+    }
     for text in overrides:
         given = parse_override(text)
         refuse_key(given.key, text)
-        for key in given.places:
+        for key in given.lines:
             if key in varied:
                 raise UserError(
                     f"{text}: the runs of {path} differ in {key}; leave it out, or change the grid"

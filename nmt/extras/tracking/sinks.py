@@ -93,8 +93,8 @@ class TensorBoardSink:
             self.time = self.started_at + line["elapsed_s"]
         step = line["step"]
         if line["kind"] == "sample":
-            parts = [f"**{key}** {_escape(line.get(key))}" for key in SAMPLE_TEXTS]
-            text = "\n\n".join(parts)
+            paragraphs = [f"**{key}** {_escape(line.get(key))}" for key in SAMPLE_TEXTS]
+            text = "\n\n".join(paragraphs)
             self.writer.add_text(f"sample/line {line.get('line')}", text, step, self.time)
         else:
             for name, value in name_figures(line).items():
@@ -107,7 +107,7 @@ class TensorBoardSink:
 
 def _escape(text: Any) -> str:
     """Escape text so that Markdown shows it literally."""
-    return MARKDOWN_SIGN.sub(lambda found: f"&#{ord(found[0])};", str(text))
+    return MARKDOWN_SIGN.sub(lambda match: f"&#{ord(match[0])};", str(text))
 
 
 class WandbSink:
