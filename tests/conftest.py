@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# Before torch is loaded, and for all processes that tests start: toy sizes, for which a second thread only costs. On
+# a busy machine it costs much, because OpenMP's threads spin while they wait for one another.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
 import torch
 from support.small_disk import SmallDisk, mount_small_disk
@@ -26,7 +30,6 @@ if caches is not None:
 # A shell's background jobs ignore Ctrl-C, and processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 choose_device("cpu")  # with it comes the library of fp32 products, which rounds in its own way
-torch.set_num_threads(1)  # toy sizes: a second thread only costs
 
 if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do without it
     import hypothesis
@@ -41,6 +44,15 @@ if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do witho
     hypothesis.settings.load_profile("nmt")
 
 
+HANDLED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGPIPE,
+)
 N_SLOWEST = 10  # tests that are named at the end
 # Tests with one of these marks run where it is on, and are otherwise left out without a word.
 MODES = {
@@ -83,6 +95,23 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         slowest = sorted(seconds, key=lambda name: -seconds[name])[:N_SLOWEST]
         told = (f"{name.rpartition('/')[2]} {seconds[name]:.0f} s" for name in slowest)
         terminalreporter.write_line(f"slowest: {', '.join(told)}")
+
+
+@pytest.fixture(autouse=True)
+def _sets_back_what_all_tests_share() -> Iterator[None]:
+    """Commands run in the process of the tests, and change it as they change their own."""
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    environment = dict(os.environ)
+    products, n_threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    for name in os.environ.keys() - environment.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(environment)
+    torch.set_float32_matmul_precision(products)
+    if torch.get_num_threads() != n_threads:
+        torch.set_num_threads(n_threads)
 
 
 @pytest.fixture
