@@ -42,10 +42,9 @@ from nmt.data.vocab import (
 from nmt.model.size import WEIGHT_BYTES, count_model_bytes
 from nmt.model.transformer import Transformer
 from nmt.model.weightless import without_weights
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import Failure, UserError, explain_missing
 from nmt.system.files import (
     check_own_folder,
-    explain_missing,
     has_plain_file,
     open_plain_file,
     point_link,

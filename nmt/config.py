@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from nmt.foreign_names import explain_foreign_name
-from nmt.system.errors import UserError
-from nmt.system.files import explain_missing, explain_unreadable, read_bytes
+from nmt.system.errors import UserError, explain_missing, explain_unreadable
+from nmt.system.files import read_bytes
 from nmt.system.progress import say_once
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE

@@ -12,9 +12,8 @@ from statistics import fmean
 
 from nmt.checkpoint import TrainState, list_steps, read_origin
 from nmt.config import load_recorded_config
-from nmt.system.errors import UserError
+from nmt.system.errors import UserError, explain_unreadable
 from nmt.system.files import (
-    explain_unreadable,
     has_plain_file,
     open_plain_file,
     read_status,

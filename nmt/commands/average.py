@@ -127,7 +127,8 @@ def average_run(args: Namespace) -> int:
     from nmt.average.select import choose_checkpoints, find_doubts
     from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import find_run, read_results
-    from nmt.system.files import check_own_folder, explain_missing
+    from nmt.system.errors import explain_missing
+    from nmt.system.files import check_own_folder
     from nmt.system.progress import say
 
     paths = [convert_published(path) for path in args.paths]

@@ -148,9 +148,9 @@ def check_files(args: Namespace) -> None:
     """Before the work begins, refuse files that cannot be read or written, or must not be overwritten."""
     from pathlib import Path
 
-    from nmt.system.errors import UserError
+    from nmt.system.errors import UserError, explain_missing
     from nmt.system.extras import check_extra
-    from nmt.system.files import check_writable, explain_missing, refuse_run_file
+    from nmt.system.files import check_writable, refuse_run_file
 
     if args.hypotheses is not None and not os.path.exists(args.hypotheses):
         raise explain_missing(args.hypotheses, "give a file of translations")

@@ -33,8 +33,7 @@ from nmt.corpus.file_formats import (
 )
 from nmt.corpus.text_files import COMPRESSED, TextFile, decode_lines, read_line_blocks
 from nmt.corpus.tmx import read_tmx_pairs
-from nmt.system.errors import UserError
-from nmt.system.files import explain_missing
+from nmt.system.errors import UserError, explain_missing
 
 if TYPE_CHECKING:
     import numpy

@@ -22,9 +22,8 @@ from typing import Any
 
 import sentencepiece
 
-from nmt.system.errors import UserError
+from nmt.system.errors import UserError, explain_unreadable
 from nmt.system.files import (
-    explain_unreadable,
     has_plain_file,
     open_plain_file,
     read_manifest,

@@ -44,8 +44,8 @@ from nmt.score.metrics import (
 )
 from nmt.score.score import Score
 from nmt.score.significance import Comparison, compare_systems, estimate_spread, read_seed
-from nmt.system.errors import UserError
-from nmt.system.files import check_own_folder, explain_missing
+from nmt.system.errors import UserError, explain_missing
+from nmt.system.files import check_own_folder
 from nmt.system.progress import say, track
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.translate.translator import LoadedModel, Translator, open_translator

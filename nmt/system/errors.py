@@ -9,6 +9,11 @@ Messages quote what strangers wrote: names, values, complaints of other librarie
 becomes one line here, of limited length, in which nothing acts on a terminal.
 """
 
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 from nmt.system.escapes import escape_line
 
 MAX_BEGINNING, MAX_END = 1_500, 500  # characters of a message; the remedy is at its end
@@ -36,3 +41,22 @@ def fit_into_line(message: str) -> str:
     if len(message) <= MAX_BEGINNING + MAX_END:
         return message
     return f"{message[:MAX_BEGINNING]} [...] {message[-MAX_END:]}"
+
+
+def explain_missing(path: str | Path, remedy: str) -> UserError:
+    """The one message for a file or a folder that the user named and that is not there, or is no such."""
+    what = "not found"
+    if os.path.exists(path):  # Path.exists would raise if the name is too long
+        what = "is a folder" if os.path.isdir(path) else "is a file"
+        if what == "is a file" and not os.path.isfile(path):
+            what = "is a pipe or a device"
+    return UserError(f"{path}: {what}; {remedy}")
+
+
+@contextlib.contextmanager
+def explain_unreadable(path: str | Path, remedy: str = "") -> Iterator[None]:
+    """Turn the error of a file that cannot be read into one line that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}){remedy}") from None

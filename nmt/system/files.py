@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import Failure, UserError, explain_unreadable
 from nmt.system.progress import clock, say, say_once
 from nmt.system.run_folder import MANIFEST_FILE, RUN_FILES, RunFolder
 from nmt.system.strict_json import parse_json
@@ -104,25 +104,6 @@ def check_own_folder(path: Path, inside: Path) -> None:
             f"{path}: is a link to {os.readlink(path)}, outside {inside}; put the "
             f"folder itself there; to keep it elsewhere, make {inside} itself the link"
         )
-
-
-def explain_missing(path: str | Path, remedy: str) -> UserError:
-    """The one message for a file or a folder that the user named and that is not there, or is no such."""
-    what = "not found"
-    if os.path.exists(path):  # Path.exists would raise if the name is too long
-        what = "is a folder" if os.path.isdir(path) else "is a file"
-        if what == "is a file" and not os.path.isfile(path):
-            what = "is a pipe or a device"
-    return UserError(f"{path}: {what}; {remedy}")
-
-
-@contextlib.contextmanager
-def explain_unreadable(path: str | Path, remedy: str = "") -> Iterator[None]:
-    """Turn the error of a file that cannot be read into one line that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}){remedy}") from None
 
 
 def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:

@@ -16,9 +16,9 @@ from nmt.data.vocab import Vocabulary, load_vocab
 from nmt.evaluate.results import Result, read_results
 from nmt.evaluate.scored_texts import ScoredTexts, read_scored_texts
 from nmt.model.size import count_weights
-from nmt.system.errors import UserError
+from nmt.system.errors import UserError, explain_unreadable
 from nmt.system.escapes import escape_line
-from nmt.system.files import explain_unreadable, read_bytes
+from nmt.system.files import read_bytes
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import parse_yaml
 from nmt.train.events import Event, read_events

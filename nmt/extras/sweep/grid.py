@@ -28,8 +28,8 @@ from nmt.config import (
     read_config_text,
 )
 from nmt.corpus.ledger import list_settings
-from nmt.system.errors import UserError
-from nmt.system.files import digest_values, explain_missing, has_plain_file
+from nmt.system.errors import UserError, explain_missing
+from nmt.system.files import digest_values, has_plain_file
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import YamlTree, parse_yaml
