@@ -94,7 +94,7 @@ def list_all(run: RunFolder) -> list[Candidate]:
     return candidates
 
 
-def find_doubts(run: RunFolder, chosen: Sequence[Candidate]) -> list[str]:
+def list_doubts(run: RunFolder, chosen: Sequence[Candidate]) -> list[str]:
     """Return the reasons to doubt the mean of these checkpoints, which are given oldest first."""
     doubts = []
     if has_plain_file(run.config):

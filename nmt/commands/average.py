@@ -124,7 +124,7 @@ def average_run(args: Namespace) -> int:
 
     from nmt.api import convert_published
     from nmt.average.mean import average_checkpoints
-    from nmt.average.select import choose_checkpoints, find_doubts
+    from nmt.average.select import choose_checkpoints, list_doubts
     from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import find_run, read_results
     from nmt.system.errors import explain_missing
@@ -148,7 +148,7 @@ def average_run(args: Namespace) -> int:
         paths = [run.checkpoint(candidate.step) for candidate in chosen]
         for candidate, path in zip(chosen, paths, strict=True):
             say(f"{path.name}: {candidate}")
-        if doubts := find_doubts(run, chosen):
+        if doubts := list_doubts(run, chosen):
             say(
                 f"warning: this mean may be worse than its best member: {'; '.join(doubts)}; --curve "
                 "compares means on the dev set, --best N takes the N in a row that score best"

@@ -55,7 +55,7 @@ class Executor:
     """Starts workers, and replaces those that are lost."""
 
     n_workers: int
-    has_others: bool  # whether a worker has what this process lacks: other cores, or company
+    needs_workers: bool  # whether a worker has what this process lacks: other cores, or company
     start_worker: Callable[[], Worker]
     losses: tuple[type[Exception], ...]  # what the tasks of a lost worker raise
     # for each worker: tasks that are drawn and whose results are not yet taken
@@ -92,7 +92,7 @@ def map_with_workers(
     for task in tasks:
         work = work or make_work()
         yield work(task)
-        if executor.has_others:
+        if executor.needs_workers:
             break
     work = None  # its memory is not needed any more
     with closing(_WorkerPool(executor, make_work)) as pool:

@@ -8,7 +8,7 @@ import pytest
 from support.saved_run import copy_template, make_template, skip_fsync  # noqa: F401
 
 from nmt.average import select
-from nmt.average.select import choose_checkpoints, find_doubts, list_candidates, take_best
+from nmt.average.select import choose_checkpoints, list_doubts, list_candidates, take_best
 from nmt.config import EvaluationConfig, RunConfig, TrainingConfig, format_config
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
@@ -99,17 +99,17 @@ def test_members_of_different_quality_raise_doubts(run: RunFolder) -> None:
     set_training(run, steps=50)
     candidates = list_candidates(run, None)
     assert str(candidates[2]) == "update 30, minute 14.0, dev NLL 2.5000, BLEU 22.00 at 20"
-    assert find_doubts(run, candidates) == [
+    assert list_doubts(run, candidates) == [
         "it spans the warm-up: update 10 is one of the first 4,000",
         "dev NLL goes from 2.00 (update 40) to 3.00 (update 10)",
     ]
     lines = run.metrics.read_text().replace('"bleu": 20.0', '"bleu": 19.5')
     run.metrics.write_text(lines)
-    assert "dev BLEU goes from 19.50 (update 10) to 22.00 (update 50)" in find_doubts(
+    assert "dev BLEU goes from 19.50 (update 10) to 22.00 (update 50)" in list_doubts(
         run, list_candidates(run, None)
     )
     run.metrics.unlink()  # without scores only the warm-up is known
-    assert len(find_doubts(run, list_candidates(run, None))) == 1
+    assert len(list_doubts(run, list_candidates(run, None))) == 1
 
 
 @pytest.mark.parametrize("is_missing", [True, False])
