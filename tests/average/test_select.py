@@ -8,7 +8,7 @@ import pytest
 from support.saved_run import copy_template, make_template, skip_fsync  # noqa: F401
 
 from nmt.average import select
-from nmt.average.select import choose_checkpoints, list_doubts, list_candidates, take_best
+from nmt.average.select import choose_checkpoints, list_candidates, list_doubts, take_best
 from nmt.config import EvaluationConfig, RunConfig, TrainingConfig, format_config
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
