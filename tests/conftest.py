@@ -27,8 +27,9 @@ from nmt.system.device import choose_device
 caches = find_cache_folder()
 if caches is not None:
     os.environ.setdefault("NUMBA_CACHE_DIR", str(caches / "numba"))
-# A shell's background jobs ignore Ctrl-C, and processes that tests start would inherit that.
+# A shell's background jobs ignore Ctrl-C and those of nohup SIGHUP; processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 choose_device("cpu")  # with it comes the library of fp32 products, which rounds in its own way
 
 if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do without it
