@@ -88,7 +88,7 @@ class Batcher:
             self._changed.notify(len(lines))
         try:
             return await asyncio.gather(*(line.answered for line in lines))
-        finally:  # whoever gave up waiting has cancelled them
+        finally:  # a caller that gave up waiting has cancelled its lines
             with self._changed:
                 self._waiting = [line for line in self._waiting if not line.answered.done()]
 
