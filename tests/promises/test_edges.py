@@ -8,7 +8,7 @@ the folder that it runs in stay as they are.
 
 One stream is disturbed at a time, because each is treated by code of its own (system/streams.py);
 all three together are tried for one state. test_streams.py has terminals, test_places.py disks and
-homes, and test_damaged.py what else may have the name of a file. `make test` tries some cases,
+homes, and test_commands_and_damage.py what else may have the name of a file. `make test` tries some cases,
 `make soak` tries all.
 """
 

@@ -1,4 +1,6 @@
-"""Bytes packed as corpora come: gzip, xz, bzip2, zstd, tar in each of them."""
+"""Bytes packed as corpora come: gzip, xz, bzip2, zstd, tar in each of them; and unpacked by Python's
+own modules, each in one call.
+"""
 
 import bz2
 import gzip
@@ -6,6 +8,7 @@ import io
 import lzma
 import tarfile
 import zipfile
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -47,3 +50,42 @@ def pack(data: bytes, name: str) -> bytes:
     if name.endswith((".bz2", ".tbz2")):
         return bz2.compress(data)
     return zstd(data) if name.endswith(".zst") else data
+
+
+def unpack(data: bytes, name: str) -> bytes:
+    """The content of a file of that name. A damaged one raises anything."""
+    if name.endswith((".gz", ".tgz")):
+        return gzip.decompress(data)
+    if name.endswith((".xz", ".txz")):
+        return _unpack_parts(data, lzma.LZMADecompressor)
+    if name.endswith((".bz2", ".tbz2")):
+        return _unpack_parts(data, bz2.BZ2Decompressor)
+    if name.endswith(".zst"):
+        return bytes(pa.CompressedInputStream(pa.BufferReader(data), "zstd").read())
+    return data
+
+
+def _unpack_parts(
+    data: bytes, make: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor]
+) -> bytes:
+    """What joined files hold, with zeros between them."""
+    text = b""
+    while data:
+        part = make()
+        text += part.decompress(data)
+        if not part.eof:
+            raise EOFError
+        data = part.unused_data.lstrip(b"\0")
+    return text
+
+
+def unpack_member(data: bytes, name: str, member: str) -> bytes:
+    """The first member of that name of an archive."""
+    if name.endswith(".zip"):
+        return zipfile.ZipFile(io.BytesIO(data)).read(member)
+    with tarfile.open(fileobj=io.BytesIO(unpack(data, name)), mode="r|") as archive:
+        for entry in archive:
+            file = archive.extractfile(entry)
+            if entry.isfile() and file and entry.name.removeprefix("./") == member:
+                return file.read()
+    raise KeyError(member)
