@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.toy_corpus import write_toy_config, write_toy_corpus
-from support.two_ranks import run_on_two_ranks
+from support.two_ranks import run_on_ranks, run_on_two_ranks
 
 ROOT = Path(__file__).parent.parent
 N_UPDATES = 40
@@ -29,7 +29,6 @@ import nmt
 
 assert tree == "checkout" or nmt.__file__.startswith(tree), nmt.__file__
 """
-# In one process, because importing torch takes longer than the rest.
 COMMANDS = f"""
 import sys
 
@@ -100,14 +99,14 @@ def write_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_program(program: str, tree: Path | str, place: Path, *words: str) -> tuple[str, str]:
     """Run a program with the code of `tree` in the folder `place`; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tree), *words],
-        cwd=place,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
+    done = run_on_ranks(
+        1,
+        f"import os; os.chdir({str(place)!r})\n{program}",
+        place / "program.py",
+        str(tree),
+        *words,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.codes == [0], done.stderr
     return done.stdout, done.stderr
 
 

@@ -85,7 +85,9 @@ def test_translate_keeps_order_and_empty_lines_and_agrees_with_eval(
     assert nmt_eval([str(run), "--output", str(scored)]) == 0
     capsys.readouterr()
     assert nmt_translate([str(run), "-i", str(source), "-o", str(out)]) == 0
-    assert capsys.readouterr().err == ""
+    said = capsys.readouterr().err.splitlines()
+    # After so few updates some sentences have no end.
+    assert all(line.endswith("raise decoding.max_extra") for line in said) and len(said) < 2
     assert out.read_bytes() == b"\n" + scored.read_bytes() + b"\n"
 
 

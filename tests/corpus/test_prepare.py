@@ -69,6 +69,7 @@ def config(root: Path, store: str = "store", **changes: object) -> DataConfig:
     values: dict[str, object] = {
         "root": str(root),
         "store": str(root.parent / store),
+        "workers": 1,
         "valid": CorpusConfig(src="dev.en", tgt="dev.de"),
         "train": (CorpusConfig(src="a.en", tgt="a.de"), B, B),
         "clean": CleanConfig(max_words=20, max_ratio=4.0, max_pieces=15),
@@ -347,7 +348,7 @@ def test_repeats_are_counted_always_and_dropped_on_request(
     train = (write_pairs(root / "c.tsv", pairs[:150]), write_pairs(root / "d.tsv", pairs[150:]))
     monkeypatch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 64)
     clean = CleanConfig(duplicates=is_dropped)
-    store = make(config(root, train=train, workers=1, clean=clean))
+    store = make(config(root, train=train, clean=clean))
     assert kept(store) == (list(dict.fromkeys(pairs)) if is_dropped else pairs)
     n_first = len(set(pairs[:150]))
     n_repeats = [150 - n_first, 250 - len(set(pairs)) + n_first]
@@ -454,7 +455,7 @@ def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(
 
         with monkeypatch.context() as patch:
             patch.setattr("nmt.corpus.stages.write_json", write)
-            refuse(config(root, workers=1), message)
+            refuse(config(root), message)
         assert len(list(store.glob(f"{WORK_FOLDER}/*/done.json"))) >= n_stages
     assert contents(make(config(root))) == truth
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(100, 90, 10))

@@ -2,7 +2,8 @@
 leave with.
 
 torchrun, srun and scontrol are exchanged for small scripts that write down how they were called,
-what they heard, and a status.json as a run would; nmt-train answers --print-config for real. One
+what they heard, and a status.json as a run would; nmt-train answers --print-config for real, or as
+it would if it is asked what it usually is. One
 test goes through torchrun itself, with ranks that are preempted. test_slurm.py has a real Slurm.
 """
 
@@ -24,6 +25,7 @@ from support.waiting import is_alive, until
 from torch.distributed.run import parse_args
 
 from nmt.commands.train import parse_arguments, use_gpus
+from nmt.config import format_config, load_config
 from nmt.system.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -89,9 +91,13 @@ class Machine:
         self.install("scontrol", FAKE_SCONTROL)
         for script in (LAUNCH, SLURM):
             (self.bin / script.name).symlink_to(script)
-        self.install("nmt-train", f'#!/bin/bash\nexec {BIN}/python -m nmt.commands.train "$@"\n')
-        self.install("python3", f'#!/bin/bash\nexec {BIN}/python "$@"\n')
         self.training = ["--config", str(config), f"out={self.run_folder}"]
+        usual = self.notes / "config.yaml"  # printed once, because each start of Python costs
+        usual.write_text(format_config(load_config(str(config), self.training[2:])))
+        answer = f'[[ "$*" != "{" ".join(self.training)} --print-config" ]] || exec cat {usual}'
+        program = f'exec {BIN}/python -m nmt.commands.train "$@"'
+        self.install("nmt-train", f"#!/bin/bash\n{answer}\n{program}\n")
+        self.install("python3", f'#!/bin/bash\nexec {BIN}/python "$@"\n')
         self.environment = {
             "PATH": f"{self.bin}:/usr/bin:/bin",
             "NOTES": str(self.notes),

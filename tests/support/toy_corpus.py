@@ -41,13 +41,13 @@ data:
   valid: {{src: valid.en, tgt: valid.de}}
   test: {{src: test.en, tgt: test.de}}
 vocab: {{size: 80}}
-model: {{d_model: 16, d_ff: 32, n_heads: 2, n_layers: 2, dropout: 0.2}}
+model: {{d_model: 16, d_ff: 32, n_heads: 2, n_layers: 1, dropout: 0.2}}
 optimizer: {{warmup_steps: 20}}
 training:
   steps: 20
   src_tokens: 300
   tgt_tokens: 300
-  micro_tokens: 90
+  micro_tokens: 150
   precision: fp32
   log_every: 1
   validate_every: 100

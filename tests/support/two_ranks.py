@@ -1,4 +1,4 @@
-"""Runs a program of a test on two ranks of this machine.
+"""Runs a program of a test on one rank of this machine, or on two.
 
 The ranks are forks of a process that has imported torch (soaking.py), with the environment that
 torchrun would give them: by torchrun itself this would cost three times the seconds that torch takes
@@ -13,18 +13,22 @@ from support.soaking import Order, Start
 
 
 @dataclass(frozen=True)
-class TwoRanks:
-    """How both ended, and what they wrote, one after the other."""
+class Ended:
+    """How each rank ended, and what they wrote, one after the other."""
 
     codes: list[int]
     stdout: str
     stderr: str
 
 
-def run_on_two_ranks(program: str, script: Path, *arguments: str) -> TwoRanks:
+def run_on_two_ranks(program: str, script: Path, *arguments: str) -> Ended:
     """Write the program to `script` and run it; the failure of one rank is the end of both."""
+    return run_on_ranks(2, program, script, *arguments)
+
+
+def run_on_ranks(n: int, program: str, script: Path, *arguments: str) -> Ended:
     script.write_text(textwrap.dedent(program))
-    start = Start(script.with_suffix(".ranks"), arguments, 2, Order([], "", program=str(script)))
+    start = Start(script.with_suffix(".ranks"), arguments, n, Order([], "", program=str(script)))
     codes = start.wait()
     stdout = "".join((folder / "stdout").read_text() for folder in start.folders)
-    return TwoRanks(codes, stdout, start.told())
+    return Ended(codes, stdout, start.told())

@@ -31,7 +31,7 @@ average: 2
 score: [dev, test]
 runs:
   base: {}
-  "N = 1": {model.n_layers: 1}
+  "N = 2": {model.n_layers: 2}
 """
 
 
@@ -73,7 +73,7 @@ def test_scores_are_those_of_other_commands(
     whole: Sweep, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = read_table(whole.folder)
-    assert [row["run"] for row in table] == ["base", "N = 1"]
+    assert [row["run"] for row in table] == ["base", "N = 2"]
     for run, row in zip(whole.runs, table, strict=True):
         dev, test = read_results(run.folder.path)
         assert row["dev BLEU"] == f"{dev.scores[0].value:.2f}"
@@ -90,7 +90,7 @@ def test_scores_are_those_of_other_commands(
 
     capsys.readouterr()
     assert nmt_sweep(argv(place, "whole")) == 0  # nothing is left to do
-    assert "N = 1  model.n_layers=1  1" in capsys.readouterr().out
+    assert "N = 2  model.n_layers=2  1" in capsys.readouterr().out
     assert read_table(whole.folder) == table
 
 
@@ -111,7 +111,7 @@ def test_what_is_missing_is_made(whole: Sweep) -> None:
 
 def test_the_command_line_is_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert nmt_sweep(argv(place, "new", "--dry-run")) == 0
-    assert "2  N-1-seed3  0.01M parameters, 8 updates" in capsys.readouterr().out
+    assert "2  N-2-seed3  0.01M parameters, 8 updates" in capsys.readouterr().out
     assert nmt_sweep(argv(place, "new", "--only", "3")) == 2
     assert "--only 3: the grid has only 2 runs" in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -144,11 +144,11 @@ def test_a_run_that_fails_leaves_the_others_alone(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(jobs, "count_cores", lambda: 8)
     (tmp_path / "base-seed3.sh").write_text("echo fine; echo 'nmt-train: error: boom'; exit 2")
-    (tmp_path / "N-1-seed3.sh").write_text(f"echo $OMP_NUM_THREADS > {tmp_path}/threads")
+    (tmp_path / "N-2-seed3.sh").write_text(f"echo $OMP_NUM_THREADS > {tmp_path}/threads")
     done: list[str] = []
     queue = RunQueue(pretended, pretended.runs, 2)
     assert queue.finish_runs(lambda run: done.append(run.label)) == 0
-    assert sorted(done) == ["N-1-seed3", "base-seed3"]
+    assert sorted(done) == ["N-2-seed3", "base-seed3"]
     assert queue.progress.done == 2
     (reason,) = queue.failures.values()
     assert reason.startswith("nmt-train: error: boom (exit code 2; ")
@@ -158,7 +158,7 @@ def test_a_run_that_fails_leaves_the_others_alone(
 def test_a_signal_is_handed_on(pretended: Sweep, tmp_path: Path) -> None:
     wait = "trap 'echo heard; exit 75' TERM; kill -INT $PPID; while true; do sleep 0.05; done"
     (tmp_path / "base-seed3.sh").write_text(wait)
-    (tmp_path / "N-1-seed3.sh").write_text(f"touch {tmp_path}/begun")
+    (tmp_path / "N-2-seed3.sh").write_text(f"touch {tmp_path}/begun")
     queue = RunQueue(pretended, pretended.runs, 1)
     assert queue.finish_runs(lambda _: None) == signal.SIGINT
     assert queue.failures == {}
@@ -192,7 +192,7 @@ def list_processes(word: str) -> list[int]:
 def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> None:
     """One run is finished, the other is killed while it trains."""
     shutil.copytree(whole.folder, place / "killed", symlinks=True)
-    victim = place / "killed" / "N-1-seed3"
+    victim = place / "killed" / "N-2-seed3"
     shutil.rmtree(victim)
     (place / "killed" / "table.csv").unlink()
     process = start_sweep(place, "killed")

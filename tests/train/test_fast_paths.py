@@ -235,16 +235,15 @@ class InOneGroup(Backend):
     make_mask = CudaBackend.make_mask
 
 
-def check_compiled(is_whole: bool, backend: Backend) -> None:
-    torch.compiler.reset()
+def check_compiled(is_whole: bool, backend: Backend, room: int = 64) -> None:
     torch._dynamo.utils.counters.clear()
     pairs, objective = (
         [(s[-20:], t[:18]) for s, t in draw(7, n=2 if IS_INTERPRETED else 4)],
         Objective(make(replace(POST, n_layers=1, n_heads=2)), EPS),
     )
     use_backend(objective, backend)
-    compiled = CompiledObjective(objective, BatchShape(64, 16, 64), is_whole)
-    exact, ours = found(objective, batch_of(pairs)), found(compiled, batch_of(pairs, 64))
+    compiled = CompiledObjective(objective, BatchShape(room, 16, 64), is_whole)
+    exact, ours = found(objective, batch_of(pairs)), found(compiled, batch_of(pairs, room))
     assert max(errors(ours, exact).values()) < 1e-6
     if is_whole:
         check_one_compilation(compiled)
@@ -261,24 +260,16 @@ def check_one_compilation(compiled: CompiledObjective) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_compiled_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
-    check_compiled(False, CpuBackend())
-
-
-def test_what_was_compiled_before_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_equals_eager_whatever_was_compiled_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A notebook trains many models in one process, and dynamo compiles one function a few times only."""
-    monkeypatch.setattr(recorded_replica, "BACKEND", "eager")
-    counts = torch._dynamo.utils.counters["stats"]
-    pairs = [(s[-20:], t[:18]) for s, t in draw(7, n=2)]
     made = []
-    for rows in (64, 80):
-        counts.clear()
-        objective = Objective(make(replace(POST, n_layers=1, n_heads=2)), EPS)
-        compiled = CompiledObjective(objective, BatchShape(rows, 16, 64), False)
+    for room, compiler in ((64, "aot_eager"), (80, "eager")):
+        monkeypatch.setattr(recorded_replica, "BACKEND", compiler)
         with torch._dynamo.config.patch(recompile_limit=1):
-            found(compiled, batch_of(pairs, rows))
-        made.append(counts["unique_graphs"])
+            check_compiled(False, CpuBackend(), room)
+        made.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert made[0] == made[1] > 0
 
 

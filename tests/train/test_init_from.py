@@ -87,7 +87,7 @@ def test_frozen_parts_keep_their_weights(ground: Path, tmp_path: Path) -> None:
     ("settings", "expected"),
     [
         (["training.init_from=nowhere"], "training.init_from: nowhere: not found"),
-        (["training.init_from=RUN", "model.n_layers=1"], "model.n_layers: 2 -> 1"),
+        (["training.init_from=RUN", "model.n_layers=2"], "model.n_layers: 1 -> 2"),
         (["training.init_from=RUN", "model.norm=pre"], "model.norm: post -> pre"),
         (["training.freeze=[encoder,decoder,embeddings]"], "nothing would be trained"),
         (["training.freeze=[head]"], "training.freeze"),

@@ -208,7 +208,7 @@ def test_an_out_of_memory_error_names_the_setting_to_lower(
     monkeypatch.setattr(Replica, "run", full)
     assert main(["--config", str(toy)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "training.micro_tokens 90" in error and "training.micro_tokens=45" in error
+    assert "training.micro_tokens 150" in error and "training.micro_tokens=75" in error
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 2
 
     # nothing has come of it, so the next command may have any other settings

@@ -98,7 +98,7 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     inject: Callable[[Poison, set[int]], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = ["--config", str(toy), "training.checkpoint_every=1"]
+    options = ["--config", str(toy), "training.checkpoint_every=1", "training.steps=10"]
     inject(poison, at := {7})
     assert main(options) == 1
     last = capsys.readouterr().err.splitlines()[-1]
@@ -121,7 +121,7 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     at.clear()  # it was a fault of the machine: the same command ends in the undisturbed bits
     assert main(options) == 0
     assert main([*options, f"out={tmp_path}/straight"]) == 0
-    runs = [read_tensors(tmp_path / name, 20) for name in ("run", "straight")]
+    runs = [read_tensors(tmp_path / name, 10) for name in ("run", "straight")]
     assert list_differing(*runs) == []
 
 
@@ -142,10 +142,8 @@ def test_a_skipped_update_changes_no_bit(
     poison: Poison, toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None]
 ) -> None:
     inject(poison, {5, 6, 7})
-    assert (
-        main(["--config", str(toy), "training.checkpoint_every=1", "training.on_nonfinite=skip"])
-        == 0
-    )
+    settings = ["training.steps=9", "training.checkpoint_every=1", "training.on_nonfinite=skip"]
+    assert main(["--config", str(toy), *settings]) == 0
     run = tmp_path / "run"
     before = read_tensors(run, 4)
     for step in (5, 6, 7):
@@ -154,7 +152,7 @@ def test_a_skipped_update_changes_no_bit(
     assert [line["step"] for line in read_lines(run, "skipped")] == [5, 6, 7]
     # A line for each update, but for those that were not applied
     logged = [line["step"] for line in read_lines(run, "train")]
-    assert logged == [1, 2, 3, 4, *range(8, 21)]
+    assert logged == [1, 2, 3, 4, 8, 9]
     assert sorted(path.name for path in run.glob("nonfinite-*")) == [
         f"nonfinite-000000{k}.json" for k in (5, 6, 7)
     ]

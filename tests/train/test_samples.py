@@ -15,6 +15,7 @@ from nmt.translate.translator import Translation, Translator
 
 def test_the_same_lines_are_logged_at_each_validation(toy: Path, corpus: Path) -> None:
     settings = ["training.steps=40", "training.validate_every=20", "model.dropout=0"]
+    settings += ["model.n_layers=2"]  # of each kind one is first and one is last
     settings += ["optimizer.warmup_steps=10", "decoding.min_length=3", "evaluation.sentences=10"]
     config = train_toy(toy, *settings)
     lines = read_lines(config.folder, "sample")
