@@ -20,7 +20,8 @@ from torch import Tensor
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
 from nmt.model.cache import Buffers
-from nmt.translate.search_state import Decodable, Hypothesis
+from nmt.model.transformer import Transformer
+from nmt.translate.search_state import Hypothesis
 
 PAD, BOS, EOS = 0, 2, 3
 Ids = tuple[int, ...]
@@ -33,6 +34,8 @@ class Oracle(Protocol):
     config: ModelConfig
 
     def after(self, src: Ids, prefix: Ids) -> list[float]: ...
+
+    def after_each(self, src: Ids, prefixes: Sequence[Ids]) -> list[list[float]]: ...
 
 
 # ---- two kinds of models ------------------------------------------------------------------------------------------
@@ -104,6 +107,9 @@ class Toy:
             self.known[row] = log_softmax(self.table[row].tolist())
         return self.known[row]
 
+    def after_each(self, src: Ids, prefixes: Sequence[Ids]) -> list[list[float]]:
+        return [self.after(src, prefix) for prefix in prefixes]
+
     def make_cache(self, src: Packed, beam: int) -> ToyCache:
         rows = []
         for a, b in itertools.pairwise(src.offsets.tolist()):
@@ -135,16 +141,37 @@ class Toy:
 
 
 class Full:
-    def __init__(self, model: Decodable) -> None:
+    """All that is asked at once takes one pass: test_transformer.py holds a pass of many to those of
+    each alone.
+    """
+
+    def __init__(self, model: Transformer) -> None:
         self.model, self.config = model, model.config
+        self.memories: dict[Ids, Tensor] = {}
         self.known: dict[tuple[Ids, Ids], list[float]] = {}
 
     def after(self, src: Ids, prefix: Ids) -> list[float]:
-        if (src, prefix) not in self.known:
-            hidden = self.model(pack([src]), pack([[BOS, *prefix]]))  # type: ignore[operator]
-            for n, logits in enumerate(self.model.projection(hidden).tolist()):
-                self.known[src, prefix[:n]] = log_softmax(logits)[: self.model.n_pieces]
-        return self.known[src, prefix]
+        (row,) = self.after_each(src, [prefix])
+        return row
+
+    def after_each(self, src: Ids, prefixes: Sequence[Ids]) -> list[list[float]]:
+        new = [prefix for prefix in prefixes if (src, prefix) not in self.known]
+        if new:
+            self.ask(src, new)
+        return [self.known[src, prefix] for prefix in prefixes]
+
+    def ask(self, src: Ids, prefixes: Sequence[Ids]) -> None:
+        if src not in self.memories:
+            self.memories[src] = self.model.encode(pack([src]))
+        n = len(prefixes)
+        memory = self.memories[src].repeat(n, 1)
+        said = [[BOS, *prefix] for prefix in prefixes]
+        hidden = self.model.decode(pack(said), memory, pack([src] * n))
+        logits = iter(self.model.projection(hidden).tolist())
+        for prefix in prefixes:
+            for length in range(len(prefix) + 1):
+                row = log_softmax(next(logits))
+                self.known[src, prefix[:length]] = row[: self.model.n_pieces]
 
 
 def log_softmax(logits: Sequence[float]) -> list[float]:
@@ -221,8 +248,8 @@ def recursion(
     finished: Ranked = []
     for n in range(longest + 1):
         candidates: list[tuple[float, int, Ids]] = []
-        for total, said in living:
-            row = oracle.after(src, said)
+        rows = oracle.after_each(src, [said for _, said in living])
+        for (total, said), row in zip(living, rows, strict=True):
             candidates += [
                 (total + row[piece], piece, said)
                 for piece in allowed(said, len(row), longest, config, prefix)

@@ -24,6 +24,7 @@ from nmt.translate.search_rules import SearchRules
 from nmt.translate.search_state import Decodable, Hypothesis
 from support.plain_search import EOS, Full, Ids, Ranked, recursion
 from support.prepared_models import prepare_for_torch
+from support.soaking import counted
 from support.untrained import make_random_model
 
 CPU = torch.device("cpu")
@@ -63,31 +64,35 @@ def make_speaker(shape: ModelConfig, size: int, seed: int = 1) -> Transformer:
 
 # ---- the searches -------------------------------------------------------------------------------------------------
 
-Search = Callable[..., list[list[Hypothesis]]]  # model, sources, rules, prefixes
+Search = Callable[..., list[list[Hypothesis]]]  # of one model: sources, rules, prefixes
+MakeSearch = Callable[[Transformer], Search]
 
 
-def search_packed(
-    model: Transformer,
-    src: Packed,
-    rules: SearchRules,
-    prefixes: Sequence[Ids] | None = None,
-) -> list[list[Hypothesis]]:
-    return search(prepare_for_torch(model), src, rules, prefixes)
+def make_plain_search(model: Transformer) -> Search:
+    return functools.partial(search, model)
 
 
-def search_compiled(
-    model: Transformer,
-    src: Packed,
-    rules: SearchRules,
-    prefixes: Sequence[Ids] | None = None,
-    is_bf16: bool = False,
-) -> list[list[Hypothesis]]:
+def make_packed_search(model: Transformer) -> Search:
+    return functools.partial(search, prepare_for_torch(model))
+
+
+def make_compiled_search(model: Transformer, is_bf16: bool = False) -> Search:
     compiled = import_engine("nmt.engines.cpu.compiled_search")
-    if compiled.find_unknown_value(rules, compiled.COMPILED_RULES) is not None:
-        pytest.skip("torch searches by these rules")
     weights = compiled.CompiledWeights(copy_sharing_weights(model), is_bf16)
-    found: list[list[Hypothesis]] = compiled.search_compiled(weights, src, rules, prefixes)
-    return found
+
+    def search_compiled(
+        src: Packed, rules: SearchRules, prefixes: Sequence[Ids] | None = None
+    ) -> list[list[Hypothesis]]:
+        if compiled.find_unknown_value(rules, compiled.COMPILED_RULES) is not None:
+            pytest.skip("torch searches by these rules")
+        found: list[list[Hypothesis]] = compiled.search_compiled(weights, src, rules, prefixes)
+        return found
+
+    return search_compiled
+
+
+def make_recorded_search(model: Transformer) -> Search:
+    return functools.partial(search_recorded, model)
 
 
 def search_recorded(
@@ -109,11 +114,11 @@ def import_engine(name: str) -> Any:
         pytest.skip(str(error))
 
 
-SEARCHES: dict[str, Search] = {
-    "torch": search,
-    "packed": search_packed,
-    "compiled": search_compiled,
-    "recorded": search_recorded,
+SEARCHES: dict[str, MakeSearch] = {
+    "torch": make_plain_search,
+    "packed": make_packed_search,
+    "compiled": make_compiled_search,
+    "recorded": make_recorded_search,
 }
 
 
@@ -129,6 +134,36 @@ def make_steps_small(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- cases of the rules -------------------------------------------------------------------------------------------
 
 
+N_RULE_MODELS = counted(8, 40)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and what it is asked to translate: sentences, and how their translations begin."""
+
+    model: Transformer
+    plain: Full
+    sources: list[Ids]
+    prefixes: list[Ids]
+
+
+@functools.cache
+def make_task(seed: int) -> Task:
+    """Rules share it, because what they ask of a model is mostly the same."""
+    shapes = [
+        SMALL,
+        replace(SMALL, norm="pre", window=2),
+        replace(SMALL, positions="learned", max_positions=11),
+        replace(SMALL, d_k=3, d_v=5, n_layers=2),
+    ]
+    size = 12
+    rng = random.Random(seed)
+    model = make_random_model(shapes[seed % len(shapes)], size, seed)
+    sources = make_sources(rng, 5, 6, size)
+    prefixes: list[Ids] = [rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 9)) for _ in sources]
+    return Task(model, Full(model), sources, prefixes)
+
+
 @dataclass(frozen=True)
 class RuleCase:
     """A model, a rule and some sentences, and what is found by it."""
@@ -142,17 +177,10 @@ class RuleCase:
 
 
 @functools.cache
-def make_rule_case(finishing: Any, stopping: Any, beam: int, seed: int) -> RuleCase:
+def make_rule_case(finishing: Any, stopping: Any, beam: int, number: int) -> RuleCase:
     """Make a case whose answers do not depend on rounding."""
-    rng = random.Random(f"{finishing} {stopping} {beam} {seed}")
-    shapes = [
-        SMALL,
-        replace(SMALL, norm="pre", window=2),
-        replace(SMALL, positions="learned", max_positions=11),
-        replace(SMALL, d_k=3, d_v=5, n_layers=2),
-    ]
-    size = 12
-    model = make_random_model(rng.choice(shapes), size, seed)
+    rng = random.Random(f"{finishing} {stopping} {beam} {number}")
+    task = make_task(rng.randrange(N_RULE_MODELS))
     config = DecodingConfig(
         beam=beam,
         max_ratio=0.5,
@@ -163,12 +191,10 @@ def make_rule_case(finishing: Any, stopping: Any, beam: int, seed: int) -> RuleC
         finishing=finishing,
         stopping=stopping,
     )
-    case = RuleCase(model, config, rng.randint(1, beam), [], [], [])
-    given = make_sources(rng, 5, 6, size)
-    for src in given:
-        prefix = rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 9))
+    case = RuleCase(task.model, config, rng.randint(1, beam), [], [], [])
+    for src, prefix in zip(task.sources, task.prefixes, strict=True):
         margins: list[float] = []
-        found = recursion(Full(model), src, config, case.n_best, prefix, margins)
+        found = recursion(task.plain, src, config, case.n_best, prefix, margins)
         if min(margins, default=1.0) > NEAR:
             case.sources.append(src)
             case.prefixes.append(prefix)

@@ -3,6 +3,7 @@ forward pass.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -45,8 +46,12 @@ class Mean:
         self.each, self.config = [Full(one) for one in models], config
 
     def after(self, src: Ids, prefix: Ids) -> list[float]:
-        rows = np.array([one.after(src, prefix) for one in self.each], np.float64)
-        return [float(x) for x in np.log(np.exp(rows).mean(0))]
+        (row,) = self.after_each(src, [prefix])
+        return row
+
+    def after_each(self, src: Ids, prefixes: Sequence[Ids]) -> list[list[float]]:
+        rows = np.array([one.after_each(src, prefixes) for one in self.each], np.float64)
+        return [[float(x) for x in row] for row in np.log(np.exp(rows).mean(0))]
 
 
 ENSEMBLES = [SHAPES] + ([SHAPES[:2], SHAPES[2:], [SHAPE] * 3] if IS_SOAK else [])

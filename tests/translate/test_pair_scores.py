@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.plain_search import Full
+from support.plain_search import Full, Ids
 from support.toy_corpus import sentences
 from support.untrained import list_shapes, make_model, make_vocab
 
@@ -74,6 +74,12 @@ def test_hypotheses_get_the_scores_that_the_search_gave_them(
     assert scores == pytest.approx(expected, abs=1e-5)
 
 
+def say_step_by_step(plain: Full, source: Ids, said: list[int]) -> list[float]:
+    """The log-probability of each piece after those before it."""
+    rows = plain.after_each(source, [tuple(said[:n]) for n in range(len(said))])
+    return [row[piece] for row, piece in zip(rows, said, strict=True)]
+
+
 def test_the_batch_does_not_matter_and_the_sum_is_that_of_full_forward_passes(vocab: Vocab) -> None:
     scorer = make_scorer(vocab, DecodingConfig(), "pre")
     rng = random.Random(3)
@@ -84,8 +90,7 @@ def test_the_batch_does_not_matter_and_the_sum_is_that_of_full_forward_passes(vo
     expected = []
     for source, target in zip(sources, targets, strict=True):
         said = [*target, EOS]
-        steps = [plain.after((*source, EOS), tuple(said[:n]))[said[n]] for n in range(len(said))]
-        expected.append(steps)
+        expected.append(say_step_by_step(plain, (*source, EOS), said))
 
     for budget in (1, 64, 4096):
         found = compute_log_probs(scorer.translator.prepared_models, sources, targets, CPU, budget)
@@ -140,6 +145,6 @@ def test_a_tag_is_in_front_of_each_source(tmp_path: Path) -> None:
     said = [*vocab.encode([target])[0], EOS]
     marked = (vocab.find_symbol("<b>"), *vocab.encode([source])[0], EOS)
     plain = Full(scorer.translator.model)
-    expected = [plain.after(marked, tuple(said[:n]))[said[n]] for n in range(len(said))]
+    expected = say_step_by_step(plain, marked, said)
     (score,) = scorer.score_pairs([source], [target])
     assert score.log_probs == pytest.approx(expected, abs=1e-5)
