@@ -171,9 +171,10 @@ def test_a_run_is_trained_interrupted_continued_and_scored(
     lines = check_screen(written, width)
     assert code == 0 and any("done: " in line for line in lines)
     run = next(path.parent for path in tmp_path.rglob("checkpoints"))
-    code, written = run_at_terminal(["eval", str(run)], width, tmp_path, "translating", SLOW)
-    check_screen(written, width)
-    assert code == 130
+    if IS_SOAK:
+        code, written = run_at_terminal(["eval", str(run)], width, tmp_path, "translating", SLOW)
+        check_screen(written, width)
+        assert code == 130
     commands = [["eval", str(run)], ["average", str(run), "--last", "1"], ["report", str(run)]]
     for command in counted([], commands):
         code, written = run_at_terminal(command, width, tmp_path)

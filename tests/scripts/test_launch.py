@@ -50,6 +50,11 @@ for name in TERM INT USR1 HUP; do trap "echo $name >> $NOTES/NAME.heard" "$name"
 }
 say
 """
+# Loading torch takes seconds, so GPUs are counted for real only where a test says so.
+PYTHON = f"""#!/bin/bash
+[[ "$2" != *count_gpus* || -n ${{COUNTS_GPUS-}} ]] || exec echo "${{GPUS_HERE:-1}}"
+exec {BIN}/python "$@"
+"""
 FAKE_SCONTROL = """#!/bin/bash
 echo "$@" >> "$NOTES/scontrol.arguments"
 case $1-$2 in
@@ -97,7 +102,7 @@ class Machine:
         answer = f'[[ "$*" != "{" ".join(self.training)} --print-config" ]] || exec cat {usual}'
         program = f'exec {BIN}/python -m nmt.commands.train "$@"'
         self.install("nmt-train", f"#!/bin/bash\n{answer}\n{program}\n")
-        self.install("python3", f'#!/bin/bash\nexec {BIN}/python "$@"\n')
+        self.install("python3", PYTHON)
         self.environment = {
             "PATH": f"{self.bin}:/usr/bin:/bin",
             "NOTES": str(self.notes),
@@ -325,7 +330,7 @@ if "count_gpus" in " ".join(sys.orig_argv):
     nmt.system.device.DRIVER = pathlib.Path({str(driver)!r})
     torch.cuda.is_available = lambda: False
 """)
-    seen = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    seen = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "COUNTS_GPUS": "yes"}
     code, out, err = machine.launch(**seen)
     assert (
         (code, out, err.count("\n")) == (2, "", 1)
@@ -372,7 +377,7 @@ def test_the_plain_command_uses_all_gpus(
     many_gpus: Machine, options: list[str], n_ranks: int
 ) -> None:
     told = status("preempted", 75)
-    code, out, err = train_as_command(many_gpus, *options, STATUS=told, CODE="1")
+    code, out, err = train_as_command(many_gpus, *options, STATUS=told, CODE="1", GPUS_HERE="3")
     assert (code, out, err.count("\n")) == (75, "", 1), err
     assert f"using {n_ranks} GPUs through nmt-launch; --gpus 1" in err
     words = many_gpus.arguments("torchrun")
@@ -383,7 +388,7 @@ def test_the_plain_command_uses_all_gpus(
 
 def test_bf16_on_old_gpus_is_told_before_torchrun(many_gpus: Machine, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(THREE_GPUS.format(capability=(7, 5)))
-    code, out, err = train_as_command(many_gpus, "training.precision=bf16")
+    code, out, err = train_as_command(many_gpus, "training.precision=bf16", COUNTS_GPUS="yes")
     assert (code, out, err.count("\n")) == (2, "", 2)
     assert "nmt-launch: error: training.precision=bf16: a GPU of" in err.splitlines()[1]
     assert many_gpus.arguments("torchrun") == []
