@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import chdir
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
-from nmt.config import ModelConfig, load_config, load_recorded_config, override_config
+from nmt.config import ModelConfig, RunConfig, load_config, load_recorded_config, override_config
 from nmt.data.vocab import Vocab
 from nmt.system.errors import Failure
 from nmt.system.files import digest_file, read_json, seal, write_json
@@ -615,11 +616,16 @@ def run(ground: Path) -> RunFolder:
     return RUN
 
 
+@cache
+def load_run_config() -> RunConfig:
+    """Each copy has the same one."""
+    return load_recorded_config(RUN.config)
+
+
 def told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
     """Which checkpoint is taken and what is said about the others."""
     capsys.readouterr()
-    config = load_recorded_config(run.config)
-    found = find_newest(run, config)  # as a training that continues
+    found = find_newest(run, load_run_config())  # as a training that continues
     assert found is not None and found.path == run.checkpoint(found.step)
     return found.step, capsys.readouterr().err.splitlines()
 

@@ -123,9 +123,10 @@ SOAK_CASES = {
     "checkpoint": 0,
 }
 SOAK_CASES |= dict.fromkeys(PAIRS, 4_000)
-QUICK_CASES = 300
+QUICK_CASES, QUICK_PAIRS = 300, 30
 # The offsets of the source side of the store that a target reads.
 OFFSETS = "store/train.src.offsets.npy"
+ENTRY = {"sha256": sha256(b"abc").hexdigest(), "size": 3}  # of a manifest
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -423,6 +424,12 @@ def draw_corpus(form: str) -> Draw:
     return draw
 
 
+def name_outside(folder: Path) -> None:
+    """A manifest that describes a file outside the folder as it is."""
+    write(folder.parent / "outside", b"abc")
+    write(folder / MANIFEST_FILE, json.dumps({"../outside": ENTRY}).encode())
+
+
 UMLAUT = zip_members({"\u00e4": b"a\n"})
 # What the fuzzers found, as small as it could be made. Each was a traceback, unless it says what.
 FINDS = {
@@ -431,6 +438,7 @@ FINDS = {
         refuse("parent, of which the line was not named", "run.yaml", b"extends: none.yaml"),
         refuse("key of 90 kB, all of which was printed", "run.yaml", b"x" * 90_000 + b": 1"),
     ],
+    "manifest": [Case("leads out, which was never found", name_outside, REFUSED, MANIFEST_FILE)],
     "parquet": [
         refuse("control character in the message", "x.parquet", b"PAR1\x1f\x01\0\0\0PAR1"),
     ],
@@ -460,8 +468,7 @@ def list_targets(seeds: Path) -> dict[str, Target]:
     state = json.loads((seeds / "checkpoint" / STATE_FILE).read_bytes())
     ledger = json.loads((seeds / "store" / LEDGER_FILE).read_bytes())
     ledger |= {"command": "nmt-prepare", "versions": {"nmt": "0.1.0"}}  # the same everywhere
-    entry = {"sha256": sha256(b"abc").hexdigest(), "size": 3}
-    manifest = {"a": entry, "b": entry}
+    manifest = {"a": ENTRY, "b": ENTRY}
 
     def write_members(folder: Path) -> None:
         for name in manifest:
@@ -517,7 +524,8 @@ def test_a_reader_returns_or_refuses(name: str, targets: dict[str, Target], tmp_
     target = targets[name]
     known = hunt_known(target, list_known(name), tmp_path / "known")
     assert not known.finds, "\n".join(known.finds)
-    n_cases = counted(min(QUICK_CASES, SOAK_CASES[name] // 50), SOAK_CASES[name])
+    quick = QUICK_PAIRS if name in PAIRS else QUICK_CASES
+    n_cases = counted(min(quick, SOAK_CASES[name]), SOAK_CASES[name])
     drawn = hunt_drawn(target, n_cases, tmp_path / "drawn")
     speed = drawn.n_cases / drawn.seconds
     print(f"\n{name}: {drawn.n_cases:,} cases, {speed:,.0f}/s, {drawn.n_read:,} were read")

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_checkpoint import STATE, write
 
+from nmt.checkpoint import MAX_HEADER_BYTES
 from nmt.system.files import seal
 from nmt.system.run_folder import (
     CONFIG_FILE,
@@ -107,13 +108,25 @@ def header(values: dict[str, Any]) -> Change:
     """Another header before the same data: other values for one tensor."""
 
     def edit(folder: Path) -> bytes:
-        data = (folder / MODEL_FILE).read_bytes()
-        size = int.from_bytes(data[:8], "little")
-        entries = json.loads(data[8 : 8 + size])
+        text, data = split_model(folder)
+        entries = json.loads(text)
         entries[BIAS] |= values
-        return framed(json.dumps(entries).encode()) + data[8 + size :]
+        return framed(json.dumps(entries).encode()) + data
 
     return content(MODEL_FILE, edit)
+
+
+def spaced_header(folder: Path) -> bytes:
+    """A header that ends with more spaces than any model needs; the format allows them."""
+    text, data = split_model(folder)
+    return framed(text.ljust(MAX_HEADER_BYTES + 8)) + data
+
+
+def split_model(folder: Path) -> tuple[bytes, bytes]:
+    """The header, which is JSON, and the data."""
+    data = (folder / MODEL_FILE).read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    return data[8:end], data[end:]
 
 
 def framed(text: bytes) -> bytes:
@@ -200,6 +213,7 @@ OF_MODEL: dict[str, Change] = {
     "one less": tensors(lambda t: t.pop(BIAS)),
     "another shape": tensors(lambda t: t.update({BIAS: t[BIAS][None]})),
     "a header of 100 MB": sparse(MODEL_FILE, LONG_HEADER, 10**8 + 8),
+    "a header of many spaces": content(MODEL_FILE, spaced_header),
     "a header of 2^63 bytes": content(MODEL_FILE, (2**63).to_bytes(8, "little") + b"{}"),
     "a header of 100,000 layers": content(MODEL_FILE, lambda _: layer_names(100_000)),
     "overlap": header({"data_offsets": [0, 48]}),
