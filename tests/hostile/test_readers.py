@@ -61,7 +61,7 @@ from support.hunting import (
 )
 from support.numbered_pairs import FORMS, check_pairs, draw_files, read_corpus
 from support.once import make_once
-from support.packing import zip_members
+from support.packing import pack, zip_members
 from support.prepared_toy import prepare_toy
 from support.saved_run import skip_fsync  # noqa: F401
 from support.soaking import counted
@@ -444,6 +444,9 @@ FINDS = {
     ],
     "store": [
         refuse("header for a tokenizer", OFFSETS, b"\x93NUMPY\x01\x00\x0a\x00{'descr': ("),
+    ],
+    "pairs .tsv.gz": [
+        refuse("end cut off, also never found", "x.tsv.gz", pack(b"a\tb\n" * 50_000, ".gz")[:-8]),
     ],
     "pairs .zip": [
         refuse("member without a name", "x.zip", zip_members({"": b"a\n"})),
