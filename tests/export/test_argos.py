@@ -18,13 +18,13 @@ from nmt.extras.export.argos import check_packable
 from nmt.system.errors import UserError
 
 pytestmark = needs_package("ctranslate2")
-LINES = [source for source, _ in sentences(40, seed=3)]
+LINES = [source for source, _ in sentences(16, seed=3)]
 
 
 @pytest.fixture(scope="module", name="checkpoint")
 def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("argos")
-    return make_checkpoint(folder / "average", make_vocab(folder))
+    return make_checkpoint(folder / "average", make_vocab(folder), seed=3)
 
 
 def translate_as_argos(package: Path, lines: list[str]) -> list[str]:
@@ -66,9 +66,9 @@ def test_argos_translates_as_we_do(checkpoint: Path, tmp_path: Path) -> None:
     assert nmt_translate([str(checkpoint), *files, *search]) == 0
     ours = (tmp_path / "out").read_text().splitlines()
     theirs = translate_as_argos(folder, LINES)
-    # An untrained model writes many outputs to the limit of 256 pieces, where the rules differ.
+    # An untrained model writes some outputs to the limit of 256 pieces, where the rules differ.
     whole = [pair for pair in zip(ours, theirs, strict=True) if len(pair[0]) < 100]
-    assert len(whole) > 3
+    assert len(whole) > 8
     assert [a for a, _ in whole] == [b for _, b in whole]
 
     # its own package is replaced

@@ -6,7 +6,10 @@ SentencePiece models of the kind that it was trained with.
 
 import hashlib
 import json
+import shutil
 import threading
+from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import sentencepiece
 import torch
 from support.finished_run import read_lines
 from support.needs import needs_package
+from support.once import make_once
 from support.toy_corpus import sentences
 from support.untrained import SHAPE, make_checkpoint, make_vocab
 
@@ -35,18 +39,28 @@ from nmt.translate.translator import Translator
 
 pytestmark = needs_package("transformers")
 PAIRS = sentences(300, seed=1)
-LINES = [src for src, _ in sentences(20, seed=5)]
+LINES = [src for src, _ in sentences(8, seed=5)]
 CASES = ("one table", "two tables", "pickled", "tags")
 
 
-def make_folder(folder: Path, case: str) -> Path:
+@pytest.fixture
+def publish(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a folder of a case, the test's own copy."""
+
+    def copy(case: str) -> Path:
+        made = make_once(tmp_path_factory, f"marian {case}", partial(write_folder, case=case))
+        return shutil.copytree(made, tmp_path / "published")
+
+    return copy
+
+
+def write_folder(folder: Path, case: str) -> None:
     from transformers import MarianConfig, MarianMTModel
 
-    folder.mkdir()
     # two SentencePiece models as SentencePiece trains them by default
     pieces = []
     for side, name in enumerate(("source", "target")):
-        text = folder.parent / f"{name}.txt"
+        text = folder / f"{name}.txt"
         text.write_text("".join(pair[side] + "\n" for pair in PAIRS))
         sentencepiece.SentencePieceTrainer.train(
             input=str(text),
@@ -57,6 +71,7 @@ def make_folder(folder: Path, case: str) -> Path:
         )
         (folder / f"{name}.model").rename(folder / f"{name}.spm")
         (folder / f"{name}.vocab").unlink()
+        text.unlink()
         processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
         pieces.append([processor.id_to_piece(i) for i in range(3, len(processor))])
 
@@ -110,7 +125,6 @@ def make_folder(folder: Path, case: str) -> Path:
     if case == "pickled":
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
-    return folder
 
 
 def open_both(folder: Path, *settings: str) -> tuple[Translator, Any, Any]:
@@ -133,8 +147,8 @@ def keep_caches_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @torch.inference_mode()
-def test_it_computes_what_transformers_computes(case: str, tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "published", case)
+def test_it_computes_what_transformers_computes(case: str, publish: Callable[[str], Path]) -> None:
+    folder = publish(case)
     ours, theirs, tokenizer = open_both(folder, "decoding.max_extra=40", "decoding.beam=1")
     tag = ">>deu<<" if case == "tags" else ""
     if tag:
@@ -171,8 +185,10 @@ def test_it_computes_what_transformers_computes(case: str, tmp_path: Path) -> No
     assert len(set(translations)) > 3
 
 
-def test_a_piece_that_the_table_lacks_is_unknown_as_there(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "published", "one table")
+def test_a_piece_that_the_table_lacks_is_unknown_as_there(
+    publish: Callable[[str], Path],
+) -> None:
+    folder = publish("one table")
     ours, theirs, tokenizer = open_both(folder)
     processor = tokenizer.spm_source
     lacking = processor.id_to_piece(len(processor) - 1)
@@ -213,9 +229,12 @@ def test_a_model_that_nmt_exported_comes_back(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_supported_or_damaged_is_refused_by_name(
-    file: str, change: dict[str, Any] | None, message: str, tmp_path: Path
+    file: str,
+    change: dict[str, Any] | None,
+    message: str,
+    publish: Callable[[str], Path],
 ) -> None:
-    folder = make_folder(tmp_path / "published", "one table")
+    folder = publish("one table")
     path = folder / file
     if change is None:
         path.write_bytes(path.read_bytes()[:100])
@@ -229,9 +248,13 @@ def test_what_is_not_supported_or_damaged_is_refused_by_name(
 
 @pytest.mark.parametrize("case", ["two tables", "one table"])
 def test_a_config_that_continues_it_trains_and_scores_it_first(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    publish: Callable[[str], Path],
 ) -> None:
-    folder = make_folder(tmp_path / "published", case)
+    folder = publish(case)
     monkeypatch.chdir(tmp_path)
     for side, name in enumerate(("my.en", "my.de")):
         pairs = sentences(1_500, seed=9)
@@ -263,12 +286,12 @@ def test_a_config_that_continues_it_trains_and_scores_it_first(
 
 
 def test_a_model_of_the_hub_is_fetched_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, publish: Callable[[str], Path]
 ) -> None:
     """By the hub's own library, from a server that answers as the hub does."""
     import huggingface_hub.constants
 
-    folder = make_folder(tmp_path / "published", "one table")
+    folder = publish("one table")
     asked: list[str] = []
 
     class Hub(BaseHTTPRequestHandler):
@@ -338,9 +361,9 @@ def test_offline_a_model_that_was_never_fetched_is_refused_in_one_line(
 
 
 def test_commands_convert_it_and_opening_a_checkpoint_does_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], publish: Callable[[str], Path]
 ) -> None:
-    folder = make_folder(tmp_path / "published", "one table")
+    folder = publish("one table")
     for name in (folder, Path("hf:some/model")):
         with pytest.raises(UserError):
             open_checkpoint(name)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sentencepiece
 from safetensors.torch import load_file
+from support.once import make_once
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
 import nmt.api
@@ -29,6 +30,7 @@ from nmt.system.run_folder import RunFolder
 
 FILES = ("vocab.src.model", "vocab.tgt.model")
 SEPARATE = ["vocab.joint=false", "vocab.size=70", "vocab.tgt_size=60", "model.tied=decoder"]
+DRAWN = ["vocab.bpe_dropout=0.1", "training.steps=8"]
 CYRILLIC = str.maketrans("abcdefghijklmnopqrstuvwxyzäöüß", "абцдефгхийклмнопярстувшжызэюёч")
 
 
@@ -42,12 +44,14 @@ def write_corpus(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of 20 updates, with BPE-dropout, and its average."""
-    folder = tmp_path_factory.mktemp("ground")
-    write_toy_config(write_corpus(folder), folder)
-    assert train(folder, "vocab.bpe_dropout=0.1", "training.checkpoint_every=10") == 0
-    assert nmt_average([str(folder / "run"), "--last", "2"]) == 0
-    return folder
+    """A folder with a run of 8 updates, with BPE-dropout, and its average; tests only read it."""
+
+    def make(folder: Path) -> None:
+        write_toy_config(write_corpus(folder), folder)
+        assert train(folder, *DRAWN, "training.checkpoint_every=4") == 0
+        assert nmt_average([str(folder / "run"), "--last", "2"]) == 0
+
+    return make_once(tmp_path_factory, "separate-vocabs", make)
 
 
 def train(folder: Path, *settings: str) -> int:
@@ -77,29 +81,32 @@ def test_each_side_has_the_ids_of_its_own_model(ground: Path) -> None:
     assert not (store / "vocab.model").exists()
 
 
-def test_the_ledger_has_both(ground: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ledger_has_both(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ledger = json.loads((ground / "store" / "ledger.json").read_text())
     assert [ledger[key]["pieces"] for key in ("bpe", "tgt_bpe")] == [70, 60]
     assert ledger["settings"]["vocab"]["joint"] is False
-    assert train(ground, "vocab.bpe_dropout=0.1", "training.checkpoint_every=10") == 0  # same store
+    again = [*DRAWN, f"out={tmp_path}/again", "training.steps=1"]
+    assert train(ground, *again) == 0  # same store
     settings = ["vocab.tgt_size=59", "vocab.joint=true vocab.tgt_size=null model.tied=true"]
     for changes in settings:
-        assert train(ground, f"out={ground}/other", *changes.split()) == 2
+        assert train(ground, f"out={tmp_path}/other", *changes.split()) == 2
         assert "was prepared with other settings (vocab." in last_error(capsys)
 
 
 def test_a_checkpoint_has_both_and_continues_exactly(ground: Path, tmp_path: Path) -> None:
     run = RunFolder(ground / "run")
-    for folder in (run.path, run.checkpoint(10), run.average):
+    for folder in (run.path, run.checkpoint(4), run.average):
         assert [path.name for path in sorted(folder.glob("vocab.*"))] == list(FILES)
         assert load_vocab(folder).digest == load_vocab(ground / "store").digest
-    weights = load_file(run.checkpoint(20) / "model.safetensors")
+    weights = load_file(run.checkpoint(8) / "model.safetensors")
     assert weights["src_embedding.weight"].shape == (70, 16)
     assert weights["tgt_embedding.weight"].shape == (60, 16)
-    settings = [f"out={tmp_path}/parts", "vocab.bpe_dropout=0.1"]
-    for steps in (7, 20):
-        assert train(ground, *settings, f"training.steps={steps}") == 0
-    found = load_file(RunFolder(tmp_path / "parts").checkpoint(20) / "model.safetensors")
+    for steps in (3, 8):
+        settings = [*DRAWN, f"out={tmp_path}/parts", f"training.steps={steps}"]
+        assert train(ground, *settings) == 0
+    found = load_file(RunFolder(tmp_path / "parts").checkpoint(8) / "model.safetensors")
     assert all((found[name] == weights[name]).all() for name in weights)
 
 
@@ -143,7 +150,8 @@ def test_training_starts_from_its_weights(
 def test_it_translates_scores_and_evaluates(
     ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    average = str(ground / "run" / "average")
+    run = shutil.copytree(ground / "run", tmp_path / "run")
+    average = str(run / "average")
     files = [str(ground / "corpus" / name) for name in ("test.en", "test.de")]
     lines = read_lines(ground, "test.en")
 
@@ -182,9 +190,9 @@ def test_it_translates_scores_and_evaluates(
     assert any(is_same) and np.allclose(scores[is_same], expected[is_same], atol=1e-4)
 
     assert nmt_eval([average]) == 0
-    record = json.loads((ground / "run" / "results.json").read_text())[-1]
-    assert record["vocab_sha256"] == load_vocab(ground / "run").digest
-    card = (ground / "run" / "average" / "README.md").read_text()
+    record = json.loads((run / "results.json").read_text())[-1]
+    assert record["vocab_sha256"] == load_vocab(run).digest
+    card = (run / "average" / "README.md").read_text()
     assert (
         "BPE of each language (SentencePiece), 70 + 60" in card and f"sha256 of {FILES[1]}" in card
     )
