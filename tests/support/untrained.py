@@ -23,7 +23,7 @@ from nmt.system.files import seal, write_json, write_text
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, STATE_FILE, VOCAB_FILE
 from support.toy_corpus import sentences
 
-SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, tied=False)
+SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=1, tied=False)
 DECODING = DecodingConfig(beam=2, max_extra=3)
 DATA = DataConfig()
 TINY = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=2)

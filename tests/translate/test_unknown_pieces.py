@@ -25,7 +25,7 @@ def test_the_unknown_piece_is_forbidden_where_bytes_spell_everything(
     tmp_path: Path, config: DecodingConfig, has_bytes: bool
 ) -> None:
     vocab = make_vocab(tmp_path, 340 if has_bytes else 80, byte_fallback=has_bytes)
-    model = make_model(vocab, replace(SHAPE, tied=False))
+    model = make_model(vocab, replace(SHAPE, n_layers=2))
     with torch.no_grad():
         model.projection.weight[UNK] = 30 * model.projection.weight[EOS]
     translators = [Translator(model, vocab, config, CPU, others) for others in ((), (model,))]
