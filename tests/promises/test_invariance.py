@@ -42,7 +42,7 @@ from nmt.translate.search_rules import make_rules
 from nmt.translate.search_state import Hypothesis
 
 V = 300  # of several groups of pieces
-SHAPES = list_shapes(64, replace(TINY, n_layers=1)) | {"post": TINY}
+SHAPES = list_shapes(64, replace(TINY, n_layers=counted(1, 2))) | {"post": TINY}
 EVERY_SEARCH: dict[str, MakeSearch] = {
     **SEARCHES,
     "compiled in bf16": partial(make_compiled_search, is_bf16=True),
@@ -55,7 +55,7 @@ def model(shape: ModelConfig, seed: int = 1) -> Transformer:
 
 
 def sources(n: int, seed: int) -> list[Ids]:
-    return make_sources(random.Random(seed), n, 24, V)
+    return make_sources(random.Random(seed), n, counted(24, 40), V)
 
 
 def prefixes_of(given: list[Ids], seed: int = 0) -> list[Ids]:
