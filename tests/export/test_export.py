@@ -190,11 +190,16 @@ def test_hugging_face_has_our_logits_whoever_loads_it(
     assert suffixes.isdisjoint({".bin", ".pt", ".pth", ".pkl"})
 
 
-@pytest.mark.usefixtures("whole_outputs")
 @pytest.mark.parametrize("to, quantization", REDUCED)
 def test_fewer_bits_come_close(
-    to: str, quantization: str, checkpoint: Checkpoint, tmp_path: Path
+    to: str,
+    quantization: str,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if quantization.startswith("int8"):  # which comes close in the mean of many pieces
+        request.getfixturevalue("whole_outputs")
     found = export(checkpoint, to, tmp_path / "out", quantization, LINES)
     assert 1e-6 < found.mean < {"float16": 0.005, "bfloat16": 0.05}.get(quantization, 0.1)
 
