@@ -46,7 +46,8 @@ from nmt.translate.search_state import Decodable, Hypothesis
 V = 40
 SHORT = replace(TINY, n_layers=1)
 SHAPES = list_shapes(21, SHORT) | {"post": TINY}
-ENSEMBLE = list(SHAPES.values()) if IS_SOAK else [SHAPES["pre"], SHAPES["released"]]
+DEEP = replace(SHAPES["pre"], n_layers=2)
+ENSEMBLE = list(SHAPES.values()) if IS_SOAK else [DEEP, SHAPES["released"]]
 
 
 def model(shape: ModelConfig, seed: int = 1) -> Transformer:
