@@ -70,11 +70,11 @@ types: $(INSTALLED)  # examples/ apart, because scripts/ has modules of the same
 	$(BIN)/pytest tests/docs/test_blocks.py -k $(DOCS_TYPES)  # mypy has just filled its cache
 
 # The tests leave processor time idle, so types are checked alongside them.
-test: style  ## format, lint, types and every test, four at a time
+test: style  ## format, lint, types and every test, three at a time
 	$(MAKE) --no-print-directory --jobs 2 --keep-going types tests
 
 tests: $(INSTALLED)
-	$(BIN)/pytest -n 4 --dist worksteal -k 'not $(DOCS_TYPES)'  # many tests wait, for signals or other processes
+	$(BIN)/pytest -n 3 --dist worksteal -k 'not $(DOCS_TYPES)'  # many tests wait, for signals or other processes
 
 docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html; a broken link or anchor is an error
 	$(BIN)/python scripts/make_docs.py

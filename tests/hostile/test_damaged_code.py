@@ -79,6 +79,7 @@ def copy_caches(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / name, folder / name / "nmt" / "numba"
 
 
+@pytest.mark.soak  # three processes that load and compile; test_dropout.py damages code within one
 def test_a_cache_that_is_removed_in_the_middle_changes_no_bit(folder: Path, expected: str) -> None:
     caches, numba = copy_caches(folder, "removed")
     assert train(folder, caches, numba) == expected

@@ -142,7 +142,6 @@ def _import_all() -> None:
         "sacrebleu",
         "nmt.commands.train",
         "nmt.corpus.prepare",
-        "nmt.extras.profile.profile",
         "nmt.train.run_start",
         "nmt.extras.report.page",
     ):

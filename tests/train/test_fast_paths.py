@@ -287,6 +287,7 @@ def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     check_compiled(True, OnPretendedGpu())
 
 
+@pytest.mark.soak  # seconds of compilation, for a path that only a GPU takes
 def test_heads_that_no_kernel_takes_are_compiled_around(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
     monkeypatch.setattr("nmt.engines.cuda.backend.supports_triton", lambda q, v: False)
