@@ -19,9 +19,9 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.soaking import counted
 from support.toy_commands import CASES, NOTHING, Bench, Outcome, make_bench
 
 from nmt.commands.eval import main as nmt_eval
@@ -40,9 +40,10 @@ STDOUT_STATES = {"closed": ">&-", "full": ">/dev/full", "broken": ""}
 STDIN_STATES = {"closed": "<&-", "ended": "</dev/null", "write-only": "0>/dev/null"}
 
 
-def list_cases(states: dict[str, str], *usual: tuple[str, str]) -> list[tuple[str, str]]:
-    """Every command with every state; in `make test` the usual ones."""
-    return counted(list(usual), list(itertools.product(CASES, states)))
+def list_cases(states: dict[str, str], *usual: tuple[str, str]) -> Iterator[Any]:
+    """Every command with every state; all but the usual ones are for the soak."""
+    for pair in itertools.product(CASES, states):
+        yield pair if pair in usual else pytest.param(*pair, marks=pytest.mark.soak)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,8 @@ def test_standard_input(case: str, state: str, bench: Bench, tmp_path: Path) -> 
         assert outcome == bench.expect(case)
 
 
-@pytest.mark.parametrize("case", counted([], CASES))
+@pytest.mark.soak
+@pytest.mark.parametrize("case", CASES)
 def test_all_streams_closed(case: str, bench: Bench, tmp_path: Path) -> None:
     outcome = bench.start(case, tmp_path / "work", "<&- >&- 2>&-")
     code = 2 if case in ("stream", "converse") else 0
