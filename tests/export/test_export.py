@@ -260,6 +260,16 @@ def test_what_a_format_cannot_express_is_refused_by_its_name(
     assert export(checkpoint, "safetensors", tmp_path / "out", "float32", LINES).largest == 0
 
 
+def test_an_activation_that_ctranslate2_lacks_is_named(
+    vocab: Vocab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(ctranslate2.ACTIVATIONS, "gelu")
+    checkpoint = make_exportable(replace(PLAIN, activation="gelu"), vocab, tmp_path / "average")
+    with pytest.raises(UserError, match="model.activation is gelu"):
+        export(checkpoint, "ctranslate2", tmp_path / "out", "float32", LINES)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("to", ENGINES[:2])
 def test_an_export_that_disagrees_never_appears(
     to: str,
