@@ -263,7 +263,7 @@ def test_what_a_format_cannot_express_is_refused_by_its_name(
 def test_an_activation_that_ctranslate2_lacks_is_named(
     vocab: Vocab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(ctranslate2.ACTIVATIONS, "gelu")
+    monkeypatch.delitem(ctranslate2.CTRANSLATE2_ACTIVATIONS, "gelu")
     checkpoint = make_exportable(replace(PLAIN, activation="gelu"), vocab, tmp_path / "average")
     with pytest.raises(UserError, match="model.activation is gelu"):
         export(checkpoint, "ctranslate2", tmp_path / "out", "float32", LINES)

@@ -66,7 +66,7 @@ PLACES = {
     "feed_forward_residual.norm": "ffn/layer_norm",
 }
 # as CTranslate2 calls them
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}
+CTRANSLATE2_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}
 SHARED_VOCAB_FILE, TGT_VOCAB_FILE = "shared_vocabulary.json", "target_vocabulary.json"
 BATCHES: dict[str, Any] = {"max_input_length": 0, "max_batch_size": 4096, "batch_type": "tokens"}
 LOAD_MODEL = 'pieces = sentencepiece.SentencePieceProcessor("vocab.model")'
@@ -107,7 +107,7 @@ def write_ctranslate2(
     """Fill `folder` with the model that CTranslate2 loads, and the BPE model; return how to use it."""
     shape = model.config
     check_expressible(shape)
-    if shape.activation not in ACTIVATIONS:
+    if shape.activation not in CTRANSLATE2_ACTIVATIONS:
         raise UserError(
             f"model.activation is {shape.activation}, which has no name in CTranslate2; export to "
             "another format"
@@ -115,7 +115,7 @@ def write_ctranslate2(
     specs = import_ctranslate2().specs
     options = {
         "pre_norm": shape.norm == "pre",
-        "activation": specs.common_spec.Activation[ACTIVATIONS[shape.activation]],
+        "activation": specs.common_spec.Activation[CTRANSLATE2_ACTIVATIONS[shape.activation]],
         "layernorm_embedding": shape.embedding_norm is not None,
     }
     if shape.positions == "rotary":
