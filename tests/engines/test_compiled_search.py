@@ -3,6 +3,7 @@ tests/translate/test_every_search.py, and its bits in any company by tests/promi
 """
 
 import random
+import runpy
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -21,7 +22,7 @@ from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.engines import choice
 from nmt.engines.cpu import compiled_search
-from nmt.engines.cpu.compiled_code import find_code_folder
+from nmt.engines.cpu.compiled_code import find_code_folder, is_kept
 from nmt.engines.cpu.compiled_layers import CompiledWeights
 from nmt.engines.cpu.compiled_search import CompiledEngine, search_compiled
 from nmt.engines.cpu.packed_linear import PackedEngine, find_fault_of_packing
@@ -260,18 +261,36 @@ def test_there_is_one_copy_of_the_weights() -> None:
     assert all(0.9 < float(n) < 1.3 for n in copies), (copies, run.stderr)
 
 
-def test_each_version_of_the_files_keeps_its_own_code(
+COMPILED_FILE = """
+from nmt.engines.cpu.compiled_code import make_compiler
+
+@make_compiler(__file__, __file__.replace("doubles", "helper"))
+def double(x):
+    return 2 * x
+"""
+
+
+def test_code_is_kept_by_content_and_not_by_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older version's code may name types that are gone."""
+    """A second checkout finds what the first compiled. After a change in any of the files all is compiled
+    again, because an older version's code may name types that are gone.
+    """
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    first, second = tmp_path / "a.py", tmp_path / "b.py"
-    first.write_text("1")
-    second.write_text("2")
-    folder = find_code_folder(str(first), str(second))
-    assert folder is not None and folder.parent == tmp_path
-    second.write_text("3")
-    assert find_code_folder(str(first), str(second)) not in (folder, None)
-    assert not compiled_search.is_code_cached()
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    n_found = []
+    for checkout, helper in (("first", ""), ("second", ""), ("third", "# changed")):
+        files = [tmp_path / checkout / name for name in ("doubles.py", "helper.py")]
+        files[0].parent.mkdir()
+        files[0].write_text(COMPILED_FILE)
+        files[1].write_text(helper)
+        was_kept = is_kept("double", *map(str, files))
+        double = runpy.run_path(str(files[0]))["double"]
+        assert double(4) == 8 and is_kept("double", *map(str, files))
+        n_found.append((was_kept, sum(double.stats.cache_hits.values())))
+    assert n_found == [(False, 0), (True, 1), (False, 0)]
+
+
+def test_code_is_kept_nowhere_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR")
-    assert find_code_folder(str(first)) is None
+    assert find_code_folder(__file__) is None and not is_kept("double", __file__)

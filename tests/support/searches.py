@@ -79,16 +79,7 @@ def make_packed_search(model: Transformer) -> Search:
 def make_compiled_search(model: Transformer, is_bf16: bool = False) -> Search:
     compiled = import_engine("nmt.engines.cpu.compiled_search")
     weights = compiled.CompiledWeights(copy_sharing_weights(model), is_bf16)
-
-    def search_compiled(
-        src: Packed, rules: SearchRules, prefixes: Sequence[Ids] | None = None
-    ) -> list[list[Hypothesis]]:
-        if compiled.find_unknown_value(rules, compiled.COMPILED_RULES) is not None:
-            pytest.skip("torch searches by these rules")
-        found: list[list[Hypothesis]] = compiled.search_compiled(weights, src, rules, prefixes)
-        return found
-
-    return search_compiled
+    return functools.partial(compiled.search_compiled, weights)
 
 
 def make_recorded_search(model: Transformer) -> Search:

@@ -2,23 +2,27 @@
 the files that it was compiled from.
 
 numba itself notices a change only in the file of the function that is called, not in the files of the
-functions that this one calls.
+functions that this one calls; and it keeps code apart by where that file lies. So a folder that is named
+after all of them has copies, and numba is told that the functions come from there. A second checkout or
+environment then finds what the first compiled.
 """
 
 import contextlib
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from nmt.system.files import make_folder, write_text
 
 # Sums may be reordered, but NaN stays NaN: a search must notice it.
 FAST_SUMS = frozenset({"reassoc", "contract", "nsz", "arcp"})
 
 
 def find_code_folder(*files: str) -> Path | None:
-    """Return the folder for what is compiled from `files`; None where numba keeps it beside them."""
+    """Return the folder for copies of `files`; None where numba keeps what it compiles beside them."""
     folder = os.environ.get("NUMBA_CACHE_DIR")
     if folder is None:
         return None
@@ -32,18 +36,29 @@ def find_code_folder(*files: str) -> Path | None:
     return Path(folder) / digest.hexdigest()[:16]
 
 
+def is_kept(name: str, *files: str) -> bool:
+    """Whether this machine keeps the compiled code of the function `name` of `files`."""
+    folder = find_code_folder(*files)
+    return folder is not None and any(folder.parent.glob(f"{folder.name}_*/*.{name}-*.nbi"))
+
+
 @contextlib.contextmanager
 def hold_code_folder(*files: str) -> Iterator[None]:
-    """Let one process at a time compile `files`; the others wait and then use its result."""
+    """Let one process at a time compile `files`, or load what another one compiled."""
     folder = find_code_folder(*files)
     if folder is None:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "ab") as file:
+    with open(make_folder(folder) / "lock", "ab") as file:
         with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def copy_sources(files: Sequence[str], folder: Path) -> None:
+    for file in map(Path, files):
+        if not (folder / file.name).exists():
+            write_text(make_folder(folder) / file.name, file.read_text("utf-8"))
 
 
 def make_compiler(
@@ -55,26 +70,25 @@ def make_compiler(
     """
     import numba
 
-    config: Any = numba.config
     njit: Any = numba.njit  # its types do not know `no_cfunc_wrapper`
     folder = find_code_folder(*files)
+    if folder is not None:
+        copy_sources(files, folder)
 
     def compile_function(function: Callable[..., Any]) -> Any:
-        usual_folder = config.CACHE_DIR
         if folder is not None:
-            config.CACHE_DIR = str(folder)
-        try:
-            compiler = njit(
-                fastmath=set(fast_math),
-                # a division by zero gives infinity or NaN, as it does in torch
-                error_model="numpy",
-                nogil=True,
-                cache=True,
-                # for callers in C, of which there are none; without it compiling takes a tenth less
-                no_cfunc_wrapper=True,
-            )
-            return compiler(function)
-        finally:
-            config.CACHE_DIR = usual_folder
+            code = function.__code__
+            copy = folder / Path(code.co_filename).name
+            function.__code__ = code.replace(co_filename=str(copy))
+        compiler = njit(
+            fastmath=set(fast_math),
+            # a division by zero gives infinity or NaN, as it does in torch
+            error_model="numpy",
+            nogil=True,
+            cache=True,
+            # for callers in C, of which there are none; without it compiling takes a tenth less
+            no_cfunc_wrapper=True,
+        )
+        return compiler(function)
 
     return compile_function

@@ -11,7 +11,6 @@ Keys and values stay in the cells where they were written; each hypothesis has t
 import functools
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import BOS, EOS, PAD, UNK
-from nmt.engines.cpu.compiled_code import find_code_folder, hold_code_folder, make_compiler
+from nmt.engines.cpu.compiled_code import hold_code_folder, is_kept, make_compiler
 from nmt.engines.cpu.compiled_layers import (
     ACTIVATIONS,
     LAYER_FILES,
@@ -538,9 +537,8 @@ def find_fault_of_compiler(is_bf16: bool) -> Exception | None:
         with torch.random.fork_rng(devices=[]):
             tiny = Transformer(ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1), EOS + 1)
         rules = make_rules(DecodingConfig(max_extra=1))
-        # one process compiles, and all load what it compiled at the same time
-        with nullcontext() if is_code_cached() else hold_code_folder(*SEARCH_FILES):
-            if not is_code_cached():  # and no other one compiled it meanwhile
+        with hold_code_folder(*SEARCH_FILES):
+            if not is_kept(search_together.__name__, *SEARCH_FILES):
                 say("compiling the search for this processor, once; this takes about 20 seconds")
             retry_without_cache(
                 lambda: search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
@@ -548,9 +546,3 @@ def find_fault_of_compiler(is_bf16: bool) -> Exception | None:
     except Exception as error:  # numba raises many kinds of errors
         return error
     return None
-
-
-def is_code_cached() -> bool:
-    """Whether this version of the search was compiled on this machine before."""
-    folder = find_code_folder(*SEARCH_FILES)
-    return folder is not None and any(folder.glob(f"**/*.{search_together.__name__}-*.nbi"))
