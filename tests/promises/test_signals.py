@@ -35,6 +35,7 @@ STEPS = 12
 SETTINGS = (f"training.steps={STEPS}", "training.log_every=1", "decoding.batch_tokens=8")
 QUIET = ("training.validate_every=1000", "training.checkpoint_every=null")
 CODES = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
+LOST = 75  # the exit code of a rank that lost another one
 # Sooner it is the same request, handed on by several; Ctrl-C is nobody's to hand on.
 TWICE_S = {signal.SIGTERM: 5.1, signal.SIGUSR1: 5.1, signal.SIGINT: 0.6}
 N_RANKS = counted(1, 2)  # of torchrun; each takes seconds to load torch
@@ -158,12 +159,14 @@ def test_a_signal_during_a_save(size: int, victim: int, ground: Ground) -> None:
         finish(ground, run, size)
 
 
-def end_at_once(start: Start, number: signal.Signals, size: int) -> None:
+def end_at_once(start: Start, number: signal.Signals) -> None:
     for _ in range(3):
         start.signal(number)
     time.sleep(TWICE_S[number])
     start.signal(number)
-    assert start.wait(is_agent=False) == [128 + number] * size, start.told()
+    codes = start.wait(is_agent=False)
+    # a rank may lose one that has ended before its own signal comes
+    assert 128 + number in codes and set(codes) <= {128 + number, LOST}, start.told()
     assert not start.orphans()
 
 
@@ -190,7 +193,7 @@ def test_who_asks_twice_gets_an_end_at_once(
         start.until(lambda: start.is_in(slow))  # noqa: B023
         time.sleep(0.2 * attempt)
         start.signal(number)
-        end_at_once(start, number, size)
+        end_at_once(start, number)
         check_readable(run)
         finish(ground, run, size)
 

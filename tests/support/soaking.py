@@ -1,7 +1,7 @@
 """Real starts of nmt-train and other commands by the hundred, and what may happen to them: kills, signals, slow disks.
 
 A start costs three seconds because torch is imported. Here one process imports everything and
-computes nothing, and each start is a fork of it: a process and a group of its own that calls the
+trains nothing, and each start is a fork of it: a process and a group of its own that calls the
 real command, with the environment that torchrun would give a rank. test_kills.py shows that it ends
 in the bits of a start from the shell. Faults are armed in the fork alone, and where they strike
 follows from a seed or from a number. `make soak` asks for more of everything.
@@ -143,12 +143,17 @@ def _import_all() -> None:
         "nmt.commands.train",
         "nmt.corpus.prepare",
         "nmt.train.run_start",
+        "nmt.engines.cuda.training",
         "nmt.extras.report.page",
     ):
         importlib.import_module(name)
+    import numpy as np
     import torch
 
+    from nmt.engines.cpu.compiled_dropout import load_loop
+
     torch.set_num_threads(1)
+    load_loop(np.dtype(np.float32))  # imports numba, which is to have its types ready
 
 
 def _run(order: Order) -> None:
