@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nmt.commands import train as train_command
-from nmt.config import ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
+from nmt.config import Grouping, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.loader import Loader, make_batch, make_micro_batches, make_updates
 from nmt.data.plan import Cursor, choose_shape, plan_epoch
@@ -257,8 +257,11 @@ def training_config(bench: Bench, n_micros: int = 1) -> TrainingConfig:
     return TrainingConfig(src_tokens=tokens, tgt_tokens=tokens)
 
 
-def shape_for(store: TokenStore, micro_tokens: int) -> BatchShape:
-    return choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
+def shape_for(store: TokenStore, micro_tokens: int, grouping: Grouping = "random") -> BatchShape:
+    """The shape that nmt-train chooses. The grouping must be that of the updates: those of short
+    sentences alone need room for more of them, and would be cut in two without it.
+    """
+    return choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens, grouping=grouping)
 
 
 def one_batch(bench: Bench) -> tuple[Batch, BatchShape]:

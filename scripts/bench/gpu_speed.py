@@ -28,6 +28,7 @@ from gpu_checks import (
 from roofline import predict
 
 from nmt.config import DecodingConfig, RunConfig, load_config
+from nmt.data.batch import BatchShape
 from nmt.data.loader import Loader, make_updates
 from nmt.data.plan import Cursor, divide_tokens
 from nmt.data.store import TokenStore
@@ -129,6 +130,16 @@ def prepare_trial(recipe: Recipe, store: TokenStore, world: World) -> Trial:
     raise Skip(f"micro-batches of {micro_tokens} tokens do not fit into memory")
 
 
+def shape_of(
+    recipe: Recipe, micro_tokens: int, store: TokenStore, world: World
+) -> BatchShape | None:
+    """The shape of all micro-batches, if the recipe is compiled on this device."""
+    training = recipe.config.training
+    if not is_compiled(training, world.device.type):
+        return None
+    return shape_for(store, micro_tokens, training.grouping)
+
+
 def try_out(recipe: Recipe, micro_tokens: int, store: TokenStore, world: World) -> Trial | None:
     """Compile, record and run one micro-batch, and have the optimizer make its moments; None if
     that does not fit.
@@ -138,9 +149,7 @@ def try_out(recipe: Recipe, micro_tokens: int, store: TokenStore, world: World) 
         torch.compiler.reset()
         torch.manual_seed(config.seed)
         model = Transformer(config.model, recipe.n_vocab).to(world.device)
-        shape = None
-        if is_compiled(config.training, world.device.type):
-            shape = shape_for(store, micro_tokens)
+        shape = shape_of(recipe, micro_tokens, store, world)
         use_backend(model, choose_backend(world.device.type))
         objective = Objective(model, config.training.label_smoothing)
         is_bf16 = config.training.precision == "bf16"

@@ -21,7 +21,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nmt.data.plan import plan_epoch
 from nmt.engines.cuda.recorded_replica import RecordedReplica
+from nmt.system.ranks import World
 from nmt.train import update
 
 ROOT = Path(__file__).parents[2]
@@ -171,6 +173,21 @@ def test_no_speed_check_begins_after_ten_minutes() -> None:
     verdicts = {result["name"]: result["verdict"] for result in results}
     assert verdicts["continuation"] == verdicts["base"] == "passed"
     assert verdicts["big-ranks"] == LEFT_OUT and "--only big-ranks" in results[-1]["reason"]
+
+
+@pytest.mark.parametrize("size", ["base", "big"])
+def test_updates_that_are_timed_are_one_full_micro_batch_as_in_training(size: str) -> None:
+    """With the shape for random updates, those of short sentences would be cut into two halves."""
+    recipe = gpu_speed.make_recipe(gpu_checks.make_bench(is_rehearsal=False), size)
+    store = gpu_checks.make_store(recipe.n_pairs, recipe.n_vocab, recipe.longest)
+    training, seed = recipe.config.training, recipe.config.seed
+    gpu = World(0, 1, torch.device("cuda", 0))
+    shape = gpu_speed.shape_of(recipe, training.tgt_tokens, store, gpu)
+    assert shape is not None
+    lengths = store.src.lengths, store.tgt.lengths
+    for epoch in range(2):
+        plan = plan_epoch(*lengths, seed, epoch, training, training.tgt_tokens, shape)
+        assert {len(plan.micros(number)) for number in range(len(plan))} == {1}
 
 
 # ---- each check can fail -----------------------------------------------------------------------------------------
