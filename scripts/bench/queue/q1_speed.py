@@ -13,7 +13,7 @@ import sys
 import time
 from collections import defaultdict
 
-sys.path[:0] = [".", "scripts/bench"]
+sys.path[:0] = [".", "scripts/bench", "scripts/bench/queue"]
 DRY = "--dry" in sys.argv
 VARIANTS = [
     "right",
@@ -24,6 +24,7 @@ VARIANTS = [
     "chunk_even",
     "fp32_reduction",
     "uncompiled_graph",
+    "fused_graph",
 ]
 
 
@@ -61,13 +62,14 @@ def worker(size, variant):
         loss_triton.fused_loss_forward.__defaults__ = (None, -(-shape.tokens // n // 64) * 64)
     if variant == "fp32_reduction":
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    if (
-        variant == "uncompiled_graph"
-    ):  # the graph without torch.compile: what hand-written kernels would start from
-        compiled = torch.compile
+    if variant in ("uncompiled_graph", "fused_graph"):  # the graph without torch.compile
         torch.compile = lambda f, **k: f
     torch.manual_seed(c.seed)
     model = Transformer(c.model, recipe.n_vocab).to(world.device)
+    if variant == "fused_graph":  # with the kernels that would replace it
+        from fused_kernels import use_fused_kernels
+
+        use_fused_kernels(model)
     engine = choose_training_engine(world.device)
     use_backend(model, engine.backend)
     rep = engine.make_replica(

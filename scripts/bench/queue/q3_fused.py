@@ -1,4 +1,4 @@
-"""Q3. Prototypes of the fused kernels that would replace inductor's, against torch.compile on the same card (1.5-2 min).
+"""Q3. The kernels of fused_kernels.py, which would replace inductor's, against torch.compile on the same card (1.5-2 min).
 
     python3 scripts/bench/queue/q3_fused.py          # --dry: Triton's interpreter, tiny: checks values against float64
 
@@ -10,144 +10,16 @@ import json
 import os
 import sys
 
-sys.path[:0] = ["."]
+sys.path[:0] = [".", "scripts/bench/queue"]
 DRY = "--dry" in sys.argv
 if DRY:
     os.environ["TRITON_INTERPRET"] = "1"
 import torch
 import torch.nn.functional as F
 import triton
-import triton.language as tl
+from fused_kernels import norm_backward, norm_forward, relu_backward, relu_forward
 
 dev = "cpu" if DRY else "cuda"
-
-
-@triton.jit
-def keep(index, low, high, threshold):  # lowbias32 twice, nmt/model/dropout_masks.py
-    x = index.to(tl.uint32) * 0x9E3779B9 + low
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    x = (x ^ (x >> 16)) + high
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return (x ^ (x >> 16)) >= threshold
-
-
-@triton.jit
-def norm_forward(
-    x,
-    f,
-    bias,
-    w,
-    b,
-    seed,
-    y,
-    z,
-    mean,
-    rstd,
-    n,
-    scale,
-    threshold,
-    D: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    col = tl.arange(0, D)
-    at = row[:, None] * D + col[None, :]
-    ok = (row < n)[:, None]
-    low = tl.load(seed).to(tl.uint32)
-    high = tl.load(seed + 1).to(tl.uint32)
-    v = tl.load(f + at, ok, 0.0).to(tl.float32) + tl.load(bias + col)[None, :]
-    v = tl.where(keep(at, low, high, threshold), v * scale, 0.0) + tl.load(x + at, ok, 0.0).to(
-        tl.float32
-    )
-    v = v.to(z.dtype.element_ty).to(tl.float32)  # as it is stored
-    tl.store(z + at, v, ok)
-    m = tl.sum(v, 1) / D
-    c = v - m[:, None]
-    r = 1.0 / tl.sqrt(tl.sum(c * c, 1) / D + 1e-5)
-    tl.store(y + at, c * r[:, None] * tl.load(w + col)[None, :] + tl.load(b + col)[None, :], ok)
-    tl.store(mean + row, m, row < n)
-    tl.store(rstd + row, r, row < n)
-
-
-@triton.jit
-def norm_backward(
-    dy,
-    dy2,
-    z,
-    mean,
-    rstd,
-    w,
-    seed,
-    dz,
-    df,
-    parts,
-    n,
-    scale,
-    threshold,
-    D: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEPS: tl.constexpr,
-    HAS_TWO: tl.constexpr,
-):
-    col = tl.arange(0, D)
-    wt = tl.load(w + col)[None, :]
-    low = tl.load(seed).to(tl.uint32)
-    high = tl.load(seed + 1).to(tl.uint32)
-    dw = tl.zeros((D,), tl.float32)
-    db = tl.zeros((D,), tl.float32)
-    dbias = tl.zeros((D,), tl.float32)
-    for s in range(STEPS):
-        row = (tl.program_id(0) * STEPS + s) * ROWS + tl.arange(0, ROWS)
-        at = row[:, None] * D + col[None, :]
-        ok = (row < n)[:, None]
-        g = tl.load(dy + at, ok, 0.0).to(tl.float32)
-        if HAS_TWO:
-            g += tl.load(dy2 + at, ok, 0.0).to(tl.float32)
-        r = tl.load(rstd + row, row < n, 0.0)[:, None]
-        hat = (
-            tl.load(z + at, ok, 0.0).to(tl.float32) - tl.load(mean + row, row < n, 0.0)[:, None]
-        ) * r
-        dw += tl.sum(g * hat, 0)
-        db += tl.sum(g, 0)
-        gw = g * wt
-        d = r * (gw - tl.sum(gw, 1)[:, None] / D - hat * (tl.sum(gw * hat, 1)[:, None] / D))
-        tl.store(dz + at, d, ok)
-        d = tl.where(keep(at, low, high, threshold), d * scale, 0.0)
-        dbias += tl.sum(tl.where(ok, d, 0.0), 0)
-        tl.store(df + at, d, ok)
-    p = parts + tl.program_id(0) * 3 * D + col
-    tl.store(p, dw)
-    tl.store(p + D, db)
-    tl.store(p + 2 * D, dbias)
-
-
-@triton.jit
-def relu_forward(h, bias, n, W: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(h + at, at < n, 0.0).to(tl.float32) + tl.load(bias + at % W)
-    tl.store(h + at, tl.maximum(v, 0.0), at < n)
-
-
-@triton.jit
-def relu_backward(
-    dh, h, parts, n, W: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr
-):
-    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    total = tl.zeros((COLS,), tl.float32)
-    for s in range(STEPS):
-        row = (tl.program_id(0) * STEPS + s) * ROWS + tl.arange(0, ROWS)
-        at = row[:, None] * W + col[None, :]
-        ok = (row < n)[:, None]
-        v = tl.where(
-            tl.load(h + at, ok, 0.0).to(tl.float32) > 0,
-            tl.load(dh + at, ok, 0.0).to(tl.float32),
-            0.0,
-        )
-        total += tl.sum(v, 0)
-        tl.store(dh + at, v, ok)
-    tl.store(parts + tl.program_id(0) * W + col, total)
 
 
 def bench(f):
@@ -176,7 +48,24 @@ def run(T, D, dff, dtype, p=0.1):
 
     def fwd(ROWS, warps):
         norm_forward[(triton.cdiv(T, ROWS),)](
-            x, f, bias, w, b, seed, y, z, mean, rstd, T, scale, thr, D, ROWS, num_warps=warps
+            x,
+            f,
+            bias,
+            w,
+            b,
+            seed,
+            y,
+            z,
+            mean,
+            rstd,
+            T,
+            1e-5,
+            scale,
+            thr,
+            D,
+            True,
+            ROWS,
+            num_warps=warps,
         )
 
     def bwd(ROWS, STEPS, warps):
@@ -199,7 +88,6 @@ def run(T, D, dff, dtype, p=0.1):
             D,
             ROWS,
             STEPS,
-            True,
             num_warps=warps,
         )
         return parts.sum(0)
@@ -241,7 +129,7 @@ def run(T, D, dff, dtype, p=0.1):
         torch.randn(T, dff, device=dev).to(dtype),
         torch.randn(dff, device=dev),
     )
-    h0, dh0 = h.clone(), dh.clone()
+    h0, out = h.clone(), torch.empty_like(h)
 
     def rf():
         relu_forward[(triton.cdiv(T * dff, 4096),)](h, bf, T * dff, dff, 4096, num_warps=8)
@@ -249,14 +137,16 @@ def run(T, D, dff, dtype, p=0.1):
     def rb(COLS=128, ROWS=16, STEPS=16, warps=4):
         n = triton.cdiv(T, ROWS * STEPS)
         parts = torch.empty(n, dff, device=dev)
-        relu_backward[(n, dff // COLS)](dh, h, parts, T, dff, COLS, ROWS, STEPS, num_warps=warps)
+        relu_backward[(n, dff // COLS)](
+            dh, h, out, parts, T, dff, COLS, ROWS, STEPS, num_warps=warps
+        )
         return parts.sum(0)
 
     rf()
     s = rb(COLS=min(128, dff))
     R = torch.relu(h0.double() + bf.double())
-    G = dh0.double() * (h.double() > 0)
-    print(json.dumps({"relu": rel(h, R), "d": rel(dh, G), "dbias": rel(s, G.sum(0))}), flush=True)
+    G = dh.double() * (h.double() > 0)
+    print(json.dumps({"relu": rel(h, R), "d": rel(out, G), "dbias": rel(s, G.sum(0))}), flush=True)
     if DRY:
         return
     import torch._inductor.config as ic
