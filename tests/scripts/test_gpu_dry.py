@@ -32,6 +32,7 @@ CAPABILITIES = [80, 90]
 QUEUE = Path(__file__).parents[2] / "scripts" / "bench" / "queue"
 SHARED = 99 * 1024  # what a program may have on the least of a family
 FP32_TENSORS = ("lse", "smoothed", "nll", "bias", "weight", "shift", "means", "scales", "parts")
+ROWS_OF_TYPE = "q k v out grad grad_q grad_k grad_v logits x f y z h d_y d_twin d_x d_f d_h d_sum"
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -54,9 +55,7 @@ def build(
     types = dict.fromkeys(FP32_TENSORS, "*fp32") | dict.fromkeys(numbers, "fp32")
     types |= dict.fromkeys(("key_intervals", "query_intervals"), "*i32")
     types |= dict.fromkeys(("labels", "seed"), "*i64")
-    tensors = ("q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v", "logits")
-    tensors += ("x", "f", "y", "z", "h", "d_y", "d_twin", "d_x", "d_f", "d_h", "d_sum")
-    types |= dict.fromkeys(tensors, "*" + TYPES[dtype])
+    types |= dict.fromkeys(ROWS_OF_TYPE.split(), "*" + TYPES[dtype])
     signature, alignments = {}, {}
     for place, name in enumerate(kernel.arg_names):
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
