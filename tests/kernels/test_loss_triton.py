@@ -13,7 +13,13 @@ from support.interpreted import (
 )
 from torch import Tensor
 
-from nmt.engines.cuda.loss_triton import fused_loss_forward, rows_in_place, supports_fused_loss
+from nmt.engines.cuda import loss_triton
+from nmt.engines.cuda.loss_triton import (
+    choose_chunk,
+    fused_loss_forward,
+    rows_in_place,
+    supports_fused_loss,
+)
 
 FP32, BF16 = torch.float32, torch.bfloat16
 NAN = float("nan")
@@ -30,7 +36,7 @@ if TAKES_ALL:
     ROWS = [
         (dtype, *sizes, *eps) for dtype in BOUNDS for sizes in VOCABULARIES for eps in SMOOTHING
     ]
-BATCHES = [(4096, 0), (16, 27), (7, 0)]
+BATCHES = [(4096, 0), (128, 27), (64, 0)]  # rows of a chunk, at most; padding
 
 
 def losses(logits: Tensor, labels: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -64,21 +70,35 @@ def test_rows_equal_the_definition(
     assert (logits[:, n_vocab:] == 0).all() and (logits[labels < 0] == 0).all()
 
 
-@pytest.mark.parametrize(("rows", "padding"), BATCHES if TAKES_ALL else [(16, 27)])
+@pytest.mark.parametrize("n_rows", [64, 448, 1_600, 3_200, 6_336, 12_544, 25_024, 100_032])
+def test_chunks_are_few_and_none_is_a_small_rest(n_rows: int) -> None:
+    rows = choose_chunk(n_rows)
+    n_chunks, rest = -(-n_rows // rows), n_rows % rows or rows
+    assert rows <= loss_triton.CHUNK_ROWS and rows % 64 == 0
+    assert n_chunks == -(-n_rows // loss_triton.CHUNK_ROWS)
+    assert rows - rest < 64 * n_chunks
+
+
+def test_chunks_of_an_update_of_the_paper_are_six() -> None:
+    assert [choose_chunk(n) for n in (25_024, 3_200, 0)] == [4_224, 3_200, 64]
+
+
+@pytest.mark.parametrize(("most", "padding"), BATCHES if TAKES_ALL else [(64, 27)])
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_fused_loss_equals_the_definition(
-    rows: int, padding: int, is_mixed: bool, device: torch.device
+    most: int, padding: int, is_mixed: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loss_triton, "CHUNK_ROWS", most)
     torch.manual_seed(6)
-    hidden, weight = torch.randn(50, 16, device=device), torch.randn(37, 16, device=device)
-    labels = torch.randint(-1, 37, (50,), device=device)
+    hidden, weight = torch.randn(130, 16, device=device), torch.randn(37, 16, device=device)
+    labels = torch.randint(-1, 37, (130,), device=device)
     exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
     sums = [x.sum() for x in losses(exact[0] @ exact[1].T, labels, 0.1)]
     expected = (*sums, *torch.autograd.grad(sums[0], exact))
     padded = torch.cat((weight, weight.new_full((padding, 16), 9.0)))
     with torch.autocast(device.type, torch.bfloat16, enabled=is_mixed):
-        ours = fused_loss_forward(hidden, padded, labels, 0.1, True, 37, rows)
-        quiet = fused_loss_forward(hidden, padded, labels, 0.1, False, 37, rows)
+        ours = fused_loss_forward(hidden, padded, labels, 0.1, True, 37)
+        quiet = fused_loss_forward(hidden, padded, labels, 0.1, False, 37)
     assert [x.item() for x in ours[:2] if x is not None] == [
         x.item() for x in quiet[:2] if x is not None
     ]

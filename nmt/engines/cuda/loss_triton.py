@@ -17,13 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nmt.data.plan import round_up
 from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, tl, triton
 from nmt.train.loss import chunked_loss_forward
 
 loss_kernel = triton.jit if triton is not None else lambda function: function
 MOST_PAIRS, WIDEST_ROW = 1024, 49_152  # more would not fit in registers
-# In a chunk: 300 MB of bf16 logits at 37,000 pieces, and products large enough for any GPU.
-CHUNK_ROWS = 4096
+# In a chunk, at most: 340 MB of bf16 logits at 37,000 pieces, and products large enough for any GPU.
+CHUNK_ROWS = 4608
 
 
 def compute_loss(hidden, weight, labels, smoothing, needs_grad):
@@ -226,6 +227,16 @@ def can_compute_loss(device: torch.device, dtype: torch.dtype) -> bool:
     return can_launch(lambda: rows_in_place(logits, label, 1.0, 0.0, 64, True))
 
 
+def choose_chunk(n_rows: int) -> int:
+    """Return how many rows each chunk has but the last, which may have fewer.
+
+    There are as few as can be, because each reads and writes the gradients of all weights; so none
+    is a small rest.
+    """
+    n_chunks = max(1, -(-n_rows // CHUNK_ROWS))
+    return round_up(max(1, -(-n_rows // n_chunks)))
+
+
 def fused_loss_forward(
     hidden: Tensor,
     weight: Tensor,
@@ -233,7 +244,6 @@ def fused_loss_forward(
     smoothing: float,
     needs_grad: bool,
     n_vocab: int | None = None,
-    rows: int = CHUNK_ROWS,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the gradients of the smoothed sum by
     `hidden` and by `weight`.
@@ -251,14 +261,11 @@ def fused_loss_forward(
     nll = hidden.new_zeros((), dtype=torch.float32)
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_grad else None
     grad_weight = torch.zeros_like(weight_fast, dtype=torch.float32) if needs_grad else None
-    buffer = hidden.new_empty(min(rows, hidden.shape[0]), weight_fast.shape[0])  # for every chunk
+    rows = choose_chunk(len(hidden))
     with torch.autocast(device, enabled=False):
-        for first in range(0, hidden.shape[0], rows):
+        for first in range(0, len(hidden), rows):
             h, label = hidden[first : first + rows], labels[first : first + rows]
-            if len(h) == len(buffer):
-                logits = torch.mm(h, weight_fast.T, out=buffer)  # (C, V)
-            else:  # the compiler would copy the whole buffer to write a part of it
-                logits = torch.mm(h, weight_fast.T)
+            logits = h @ weight_fast.T  # (C, V)
             losses = rows_in_place(
                 logits, label, 1.0 - smoothing - others, others, n_vocab, needs_grad
             )
@@ -268,6 +275,7 @@ def fused_loss_forward(
                 grad_hidden[first : first + rows] = logits @ weight_fast
                 # Not addmm, which wants the sum in the precision of the factors.
                 grad_weight += logits.T @ h
+            del logits  # the next chunk's take its memory
     if grad_weight is not None:
         grad_weight = grad_weight[:n_weights]
     return smoothed, nll, grad_hidden, grad_weight

@@ -2,8 +2,8 @@
 
     python3 scripts/bench/queue/q1_speed.py base [big]        # in the repository's root; --dry on a CPU
 
-docs/benchmarks.md measured with a shape for random grouping (gpu_checks.shape_for drops
-training.grouping), so 15 % of its updates took two micro-batches. Here each variant is a process.
+The first table of docs/benchmarks.md was measured with a shape for random grouping, so 15 % of its
+updates took two micro-batches: `as_docs`. Here each variant is a process.
 """
 
 import json
@@ -21,7 +21,7 @@ VARIANTS = [
     "nondeterministic",
     "chunk2048",
     "chunk8192",
-    "chunk_even",
+    "chunk4096",
     "fp32_reduction",
     "uncompiled_graph",
     "fused_graph",
@@ -52,14 +52,8 @@ def worker(size, variant):
     micro = divide_tokens(c.training.tgt_tokens, 1)
     grouping = "random" if variant == "as_docs" else c.training.grouping
     shape = choose_shape(store.src.lengths, store.tgt.lengths, micro, None, grouping)
-    if variant.startswith("chunk") and variant[5:].isdigit():
-        loss_triton.fused_loss_forward.__defaults__ = (
-            None,
-            int(variant[5:]),
-        )  # its default was bound when it was defined
-    if variant == "chunk_even":  # no last chunk of 448 rows: six of 4,224
-        n = max(1, round(shape.tokens / 4096))
-        loss_triton.fused_loss_forward.__defaults__ = (None, -(-shape.tokens // n // 64) * 64)
+    if variant.startswith("chunk"):
+        loss_triton.CHUNK_ROWS = int(variant[5:])  # 4,608: six chunks; 4,096: seven
     if variant == "fp32_reduction":
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     if variant in ("uncompiled_graph", "fused_graph"):  # the graph without torch.compile
