@@ -87,6 +87,10 @@ class Vocab:
         self.is_wordwise = is_identity and not spans_spaces
         # Whether it spells characters without a piece in bytes, so that nothing is unknown.
         self.has_bytes: bool = processor.is_byte(processor.piece_to_id("<0x00>"))
+        byte_ids = [processor.piece_to_id(f"<0x{value:02X}>") for value in range(256)]
+        # UTF-8 spells a character in one byte that begins it, and others that go on.
+        self._later_bytes = set(byte_ids[0x80:0xC0]) - {UNK}
+        self._unknown = {UNK, *byte_ids} - self._later_bytes
         self._processor = processor
 
     @property
@@ -133,6 +137,12 @@ class Vocab:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._processor.id_to_piece(int(i)) for i in ids]
+
+    def is_mostly_unknown(self, lines: Sequence[Sequence[int]]) -> bool:
+        """Whether it lacks the letters of a text: characters that it spells in bytes are unknown too."""
+        begun = [i for ids in lines for i in ids if i not in self._later_bytes]
+        n_unknown = sum(i in self._unknown for i in begun)
+        return n_unknown > MOSTLY_UNKNOWN * len(begun)
 
     def list_pieces(self) -> list[str]:
         return self.pieces(range(self.size))

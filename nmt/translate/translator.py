@@ -25,7 +25,7 @@ from nmt.config import (
     override_config,
     parse_device,
 )
-from nmt.data.vocab import EOS, MOSTLY_UNKNOWN, UNK, Vocabulary
+from nmt.data.vocab import EOS, Vocabulary
 from nmt.model.backend import use_backend
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.dropout import suspend_dropout
@@ -290,13 +290,12 @@ class TextToText(ABC):
 
     def _warn_of_unknown(self, sources: Sequence[list[int]], numbers: Sequence[int]) -> None:
         """Say once that the model cannot read a text."""
-        n_unknown = sum(ids.count(UNK) for ids in sources)
-        is_readable = n_unknown <= MOSTLY_UNKNOWN * sum(map(len, sources))
-        if not is_readable and not self.is_unknown_said:
+        if not self.is_unknown_said and self.vocab.src.is_mostly_unknown(sources):
             self.is_unknown_said = True
             say(
-                f"warning: lines {numbers[0]} to {numbers[-1]} are mostly <unk>: the vocabulary lacks "
-                "their letters, so their translations mean little; is it the right language?"
+                f"warning: lines {numbers[0]} to {numbers[-1]} are mostly <unk> or single bytes: the "
+                "vocabulary lacks their letters, so their translations mean little; is it the right "
+                "language?"
             )
 
     def _make_translations(

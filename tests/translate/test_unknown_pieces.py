@@ -33,3 +33,17 @@ def test_the_unknown_piece_is_forbidden_where_bytes_spell_everything(
         found = translator.translate(["a b c", "snow \N{SNOWMAN}"])
         text = "".join(each.text for each in found)
         assert ("\u2047" in text) == (not has_bytes)
+
+
+@pytest.mark.parametrize("has_bytes", [True, False])
+def test_text_whose_letters_the_vocabulary_lacks_is_warned_of_once(
+    tmp_path: Path, has_bytes: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocab = make_vocab(tmp_path, 340 if has_bytes else 80, byte_fallback=has_bytes)
+    ours = Translator(make_model(vocab), vocab, DECODING, CPU)
+    ours.translate(["a dog \N{SNOWMAN}"])  # of its bytes one counts
+    assert not capsys.readouterr().err
+    ours.translate(["\u4eca\u65e5\u306f\u826f\u3044\u5929\u6c17"] * 3)
+    ours.translate(["\u4eca\u65e5"])
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "warning: lines 1 to 3 are mostly <unk>" in warning
