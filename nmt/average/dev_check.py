@@ -53,7 +53,7 @@ def compute_nll(checkpoint: Checkpoint, dev: DevSet, device: torch.device) -> fl
     # one of its own, because a translator that has translated may have its weights in another layout
     translator = make_translator(checkpoint, device, config.dev_decoding)
     micro_tokens = resolve_micro_tokens(config, world)
-    nll = compute_dev_nll(translator, dev.store, micro_tokens, world, StopRequest())
+    nll = compute_dev_nll(translator.model, dev.store, micro_tokens, world, StopRequest())
     assert nll is not None  # only a stop request gives None
     return nll.value
 

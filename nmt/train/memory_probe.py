@@ -3,7 +3,8 @@
 If all micro-batches have one shape, each needs the same memory, so one trial is enough. Otherwise
 those with the longest sentences or with the most sentences need the most memory; they are run
 first, so that a failure comes in the first minute and not after hours. By default a micro-batch is
-an equal share of an update for each rank, as small as the engine finds necessary.
+an equal share of an update for each rank, as small as the engine finds necessary to train and to
+validate.
 """
 
 import contextlib
@@ -29,6 +30,8 @@ from nmt.system.run_folder import RunFolder
 from nmt.train.engine import choose_training_engine
 from nmt.train.precision import check_precision
 from nmt.train.setup import Setup, open_setup
+from nmt.train.shutdown import StopRequest
+from nmt.train.validate import compute_dev_nll
 
 # A run resumed on another number of ranks keeps its micro-batches, unless less than this share of
 # the ranks would be busy.
@@ -84,13 +87,16 @@ def probe_peak_memory(setup: Setup) -> None:
 
 
 def try_update(setup: Setup) -> None:
-    """Do an update that needs as much memory as any will."""
+    """Do an update that needs as much memory as any will, and compute the dev set's NLL beside it."""
     probe_peak_memory(setup)
     # a batch of one pair, so that there is a gradient and the optimizer allocates its moments
     batch = make_batch(setup.store, np.arange(min(1, len(setup.store))), setup.shape)
     setup.replica.run(batch.to(setup.world.device), 0.0, 0)
     setup.replica.gradient_norm()
     setup.optimizer.step()
+    if setup.dev is not None:
+        dev = setup.dev.store
+        compute_dev_nll(setup.model, dev, setup.micro_tokens, setup.world, StopRequest())
 
 
 def explain_out_of_memory(micro_tokens: int) -> contextlib.AbstractContextManager[None]:

@@ -52,14 +52,13 @@ class Setup:
     # of every batch; None if code is not compiled, so that shapes may vary
     shape: BatchShape | None
     mixture: Mixture | None
+    dev: DevSet | None
 
     # initialised from the seed, or restored from the newest checkpoint
     model: Transformer
     replica: Replica
     optimizer: Adam
 
-    # of a run; a trial has neither
-    dev: DevSet | None = None
     state: TrainState = TrainState()
 
     @property
@@ -123,6 +122,7 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
         store=store,
         shape=shape,
         mixture=read_mixture(folder, config.data, len(store)),
+        dev=open_dev(folder, vocab) if config.data.valid else None,
         model=model,
         replica=replica,
         optimizer=make_optimizer(
@@ -136,13 +136,12 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
 
 
 def resume(setup: Setup) -> Setup:
-    """Return the setup of a run, with its dev set and the state of its newest valid checkpoint."""
+    """Return the setup of a run, with the state of its newest valid checkpoint."""
     new = TrainState(store_sha256=read_ledger(setup.store_folder).store)
     stores = set(setup.world.collect(str(new.store_sha256).encode()))
     setup.world.on_main(lambda: _check_one_store(setup.store_folder, len(stores)))
     state = replace(_restore(setup, new), store_sha256=new.store_sha256)
-    dev = open_dev(setup.store_folder, setup.vocab) if setup.config.data.valid else None
-    return replace(setup, dev=dev, state=state)
+    return replace(setup, state=state)
 
 
 def _check_one_store(folder: Path, n_stores: int) -> None:

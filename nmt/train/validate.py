@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +19,17 @@ from nmt.data.loader import make_batch
 from nmt.data.plan import split_pairs
 from nmt.data.store import REMEDY, TokenStore, open_store
 from nmt.data.vocab import Vocabulary
+from nmt.model.transformer import Transformer
 from nmt.score.score import Score, compute_perplexity, score_bleu, score_chrf
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes
 from nmt.system.progress import Progress
 from nmt.system.ranks import World
 from nmt.system.run_folder import dev_text_file
-from nmt.train.loss import add_bias_column, compute_loss_sums
+from nmt.train.loss import Objective
 from nmt.train.samples import SAMPLED_LINES, Sample, take_sample
 from nmt.train.shutdown import StopRequest
+from nmt.translate.batching import halve_until_it_fits
 from nmt.translate.translator import Translation, Translator
 
 
@@ -87,7 +90,7 @@ LENGTH_GROUPS = ("1-10", "11-20", "21-30", "31-40", "41-50", "51-60", "61+")
 
 @torch.inference_mode()
 def compute_dev_nll(
-    translator: Translator,
+    model: Transformer,
     store: TokenStore,
     micro_tokens: int,
     world: World,
@@ -95,31 +98,33 @@ def compute_dev_nll(
 ) -> DevNll | None:
     """Compute the mean NLL per target piece; the ranks share the work. Return None if a stop cut it
     short.
+
+    Of a GPU it gets what training leaves free, so a batch that does not fit is halved.
     """
-    model = translator.model
     tgt_lengths = store.tgt.lengths  # with the end mark
     order = np.argsort(tgt_lengths, kind="stable")
     bounds = split_pairs(store.src.lengths[order], tgt_lengths[order], micro_tokens, micro_tokens)
     # no batch has sentences of two groups
-    groups = np.searchsorted(LENGTH_BOUNDS, tgt_lengths[order] - 1)
-    bounds = np.union1d(bounds, np.flatnonzero(np.diff(groups)) + 1)
+    groups = np.searchsorted(LENGTH_BOUNDS, tgt_lengths - 1)
+    bounds = np.union1d(bounds, np.flatnonzero(np.diff(groups[order])) + 1)
+    batches = [order[first:last].tolist() for first, last in pairwise(bounds)]
     nll_sums = torch.zeros(len(LENGTH_GROUPS), dtype=torch.float64, device=world.device)
     n_tokens = [0] * len(LENGTH_GROUPS)
 
-    def score(number: int) -> None:
-        pairs = order[bounds[number] : bounds[number + 1]]
-        batch = make_batch(store, pairs).to(world.device)
-        hidden = model(batch.src, batch.tgt)  # (T, d)
-        hidden, weight = add_bias_column(hidden, model.projection)
-        _, nll = compute_loss_sums(hidden, weight, batch.labels, 0.0, model.backend)
-        group = int(groups[bounds[number]])
+    objective = Objective(model, 0.0)
+
+    def score(pairs: list[int]) -> None:
+        batch = make_batch(store, np.array(pairs)).to(world.device)
+        _, nll = objective(batch)
+        group = int(groups[pairs[0]])
         nll_sums[group] += nll.double()
         n_tokens[group] += batch.n_tokens
 
-    mine = range(world.rank, len(bounds) - 1, world.size)
+    mine = batches[world.rank :: world.size]
     was_training = model.training
     model.eval()
-    is_done = stop.run_in_step(map(score, mine), world)
+    work = halve_until_it_fits(mine, score, torch.cuda.empty_cache)
+    is_done = stop.run_in_step(work, world)
     model.train(was_training)
     if not is_done:
         return None
@@ -145,7 +150,7 @@ def validate(
     it short.
     """
     stop = stop or StopRequest()  # one that is never made
-    nll = compute_dev_nll(translator, dev.store, micro_tokens, world, stop)
+    nll = compute_dev_nll(translator.model, dev.store, micro_tokens, world, stop)
     if nll is None:
         return None
     if not evaluation.bleu:

@@ -5,14 +5,17 @@ between its matrix products would leave the other cores idle, and they would wai
 each product. Threads share the model; torch and compiled loops release the GIL while they compute.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import BOS, EOS
+from nmt.system.memory import is_out_of_memory
 from nmt.translate.search_state import Hypothesis
 
 DEFAULT_BATCH_TOKENS = 4_096  # on a CPU, where the config sets none
@@ -20,6 +23,7 @@ SOURCE_COST = 16  # of a source piece in memory, where a piece of a hypothesis c
 EXTRA_PIECES = 50  # that a hypothesis may have beyond its source
 MAX_THREADS = 8  # more do not help: Python's own share of the work is done by one thread at a time
 Sentences = Sequence[Sequence[int]]
+Yielded = TypeVar("Yielded")
 # The indices of some sentences, and the best hypotheses of each.
 SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
 
@@ -88,6 +92,31 @@ def split_by_budget(
         n = max(n, 1)  # a sentence beyond the budget is searched alone
         yield longest_first[first : first + n]
         first += n
+
+
+def halve_until_it_fits(
+    batches: Iterable[list[int]],
+    run: Callable[[list[int]], Yielded],
+    make_room: Callable[[], None],
+) -> Iterator[Yielded]:
+    """Run batch after batch. One that does not fit into memory is halved, after `make_room`; what it
+    would have given then comes in two parts.
+    """
+    waiting = deque(batches)
+    while waiting:
+        batch = waiting.popleft()
+        try:
+            result = run(batch)
+        except RuntimeError as error:
+            if len(batch) == 1 or not is_out_of_memory(error):
+                raise
+        else:
+            yield result
+            continue
+        # Only here is the error gone, which kept what the batch had allocated.
+        make_room()
+        middle = len(batch) // 2
+        waiting.extendleft((batch[middle:], batch[:middle]))
 
 
 def search_with_threads(

@@ -13,9 +13,13 @@ graphs are recorded and replayed for real: what is recorded does not happen, and
 the operations on the very tensors of the recording, so that whatever Python decides anew in a step
 goes wrong here as it would there. A wait while recording raises. Events complete late, after
 `event_lag` later events have been recorded, so that code which does not wait is seen to go on.
+
+With a `budget` of bytes its memory is counted too: what tensors hold at a time, without what a
+recorded graph keeps. An operation whose result does not fit fails as torch's allocator does.
 """
 
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,6 +103,7 @@ class DeviceTensor(Tensor):
             requires_grad=False,
         )
         made.on_host = real
+        _present().hold(made)
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -168,6 +173,10 @@ class PretendDevice:
     replays: int = 0  # launches of graphs
     n_events: int = 0
     recording: Recording | None = None
+    budget: int | None = None
+    n_bytes: int = 0  # held at present
+    peak: int = 0
+    holders: Counter[int] = field(default_factory=Counter)  # tensors that lie in a storage
 
     @property
     def n_waits(self) -> int:
@@ -205,6 +214,27 @@ class PretendDevice:
                         )
                     tensors[name] = moved[id(x)]  # type: ignore[assignment]
         return module
+
+    def hold(self, x: DeviceTensor) -> None:
+        """Count the memory of a tensor for as long as it lives."""
+        storage = x.on_host.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        if self.budget is None or not size:
+            return
+        if not self.holders[place]:
+            if self.n_bytes + size > self.budget:
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory. Tried to allocate {size} bytes; {self.n_bytes} are held"
+                )
+            self.n_bytes += size
+            self.peak = max(self.peak, self.n_bytes)
+        self.holders[place] += 1
+        weakref.finalize(x, self.release, place, size)
+
+    def release(self, place: int, size: int) -> None:
+        self.holders[place] -= 1
+        if not self.holders[place]:
+            self.n_bytes -= size
 
     def wait(self, what: str) -> None:
         if self.recording is not None:
@@ -364,9 +394,9 @@ def _no_grad(_: bool) -> torch.no_grad:
 
 
 @contextmanager
-def pretend_device(event_lag: int = 0) -> Iterator[PretendDevice]:
+def pretend_device(event_lag: int = 0, budget: int | None = None) -> Iterator[PretendDevice]:
     """A fresh device. Meanwhile `torch.inference_mode` is `torch.no_grad`."""
-    device = PretendDevice(event_lag)
+    device = PretendDevice(event_lag, budget=budget)
     replaced: dict[str, Any] = {
         "Event": _Event,
         "Stream": _Stream,

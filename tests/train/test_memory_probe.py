@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from support.prepared_toy import prepare_toy
+from support.pretend_device import GPU, pretend_device
 
 from nmt.commands.train import main
 from nmt.config import RunConfig, format_config
 from nmt.data.batch import Batch
 from nmt.engines.cuda import memory_trial
 from nmt.engines.cuda.memory_trial import choose_micro_tokens, fits
-from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
+from nmt.engines.cuda.recorded_replica import RecordedReplica
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
@@ -31,9 +32,15 @@ from nmt.train.memory_probe import (
     try_update,
     useful_share,
 )
-from nmt.train.setup import open_setup
+from nmt.train.optimizer import make_optimizer
+from nmt.train.replica import ALONE as ONLY
+from nmt.train.replica import Phase, Replica
+from nmt.train.setup import Setup, open_setup
+from nmt.train.shutdown import StopRequest
+from nmt.train.validate import compute_dev_nll
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
+ALONE = World(0, 1, GPU)
 PAPER = RunConfig()
 
 
@@ -181,13 +188,13 @@ def test_trying_the_worst_first_changes_nothing(
 ) -> None:
     """A GPU tries the longest sentences and then the most before its first update; here a CPU does."""
     tried: list[tuple[int, int]] = []
-    run = Replica.run
+    run = RecordedReplica.run
 
-    def note(replica: Replica, batch: Batch, *rest: Any) -> torch.Tensor:
+    def note(replica: RecordedReplica, batch: Batch, *rest: Any) -> torch.Tensor:
         tried.append((batch.src.longest, batch.src.n_sentences))
         return run(replica, batch, *rest)
 
-    monkeypatch.setattr(Replica, "run", note)
+    monkeypatch.setattr(RecordedReplica, "run", note)
     setup = open_setup(prepared, 150, World(0, 1, CPU))
     before = {name: p.detach().clone() for name, p in setup.model.named_parameters()}
     probe_peak_memory(setup)
@@ -205,7 +212,7 @@ def test_an_out_of_memory_error_names_the_setting_to_lower(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(Replica, "run", full)
+    monkeypatch.setattr(RecordedReplica, "run", full)
     assert main(["--config", str(toy)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "training.micro_tokens 150" in error and "training.micro_tokens=75" in error
@@ -214,3 +221,85 @@ def test_an_out_of_memory_error_names_the_setting_to_lower(
     # nothing has come of it, so the next command may have any other settings
     monkeypatch.undo()
     assert main(["--config", str(toy), "seed=9", "training.steps=1"]) == 0
+
+
+# ---- validation beside training ------------------------------------------------------------------------------------
+
+ROOM = 1 << 40  # more than any test takes
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Triton's kernels need a driver
+    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
+
+
+def score_dev(setup: Setup, world: World) -> list[float]:
+    """The NLL of the dev set, in batches of 600 tokens: of all, and by length."""
+    assert setup.dev is not None
+    nll = compute_dev_nll(setup.model, setup.dev.store, 600, world, StopRequest())
+    assert nll is not None
+    return [nll.value, *nll.by_length.values()]
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_the_dev_set_is_scored_in_what_memory_training_leaves(prepared: RunConfig) -> None:
+    """A batch that does not fit is halved as often as necessary, and the NLL is the same."""
+    setup = open_setup(prepared, 600, World(0, 1, CPU))
+    expected = score_dev(setup, setup.world)
+    with pretend_device(budget=ROOM) as device:
+        device.to_device(setup.model)
+        weights = device.n_bytes
+        assert score_dev(setup, ALONE) == pytest.approx(expected, rel=1e-6)
+        assert device.n_bytes == weights
+        needed = device.peak - weights
+        for share in (0.9, 0.4, 0.2):
+            device.budget, device.peak = weights + int(share * needed), 0
+            assert score_dev(setup, ALONE) == pytest.approx(expected, rel=1e-6)
+            assert weights < device.peak <= device.budget
+        device.budget = weights + needed // 1_000
+        with pytest.raises(torch.OutOfMemoryError):
+            score_dev(setup, ALONE)
+
+
+class Graph(Replica):
+    """Keeps as much memory for each token of a micro-batch as a recorded graph would."""
+
+    held = torch.empty(0)
+
+    def run(self, batch: Batch, scale: float, seed: int, phase: Phase = ONLY) -> torch.Tensor:
+        if not len(self.held):
+            self.held = torch.zeros(4_000 * batch.n_tokens, device=GPU)
+        for p in self.objective.parameters():
+            p.grad = torch.zeros_like(p)
+        return torch.zeros(2, device=GPU)
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_a_size_that_leaves_no_room_to_validate_is_not_chosen(
+    prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *_: None)
+    made: list[Setup] = []
+
+    with pretend_device(budget=ROOM) as device:
+
+        def try_size(micro_tokens: int, _: World) -> None:
+            made.clear()  # what was tried before is gone
+            setup = open_setup(prepared, micro_tokens, World(0, 1, CPU))
+            device.to_device(setup.model)
+            replica = Graph(setup.replica.objective, ALONE, False)
+            optimizer = make_optimizer(setup.model, prepared.optimizer)
+            setup = replace(setup, world=ALONE, replica=replica, optimizer=optimizer)
+            made.append(setup)
+            try_update(setup)
+
+        with monkeypatch.context() as context:
+            context.setattr(memory_probe, "compute_dev_nll", lambda *_: None)
+            try_size(300, ALONE)  # the whole update, as before a trial validated
+            device.budget = device.peak + 1_000
+            assert choose_micro_tokens(prepared.training, ALONE, try_size) == 300
+            with pytest.raises(torch.OutOfMemoryError):
+                score_dev(made[0], ALONE)  # the first validation ends the run
+        assert choose_micro_tokens(prepared.training, ALONE, try_size) == 182
+        score_dev(made[0], ALONE)

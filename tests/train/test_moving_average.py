@@ -89,7 +89,7 @@ def test_a_run_trains_as_without_and_checkpoints_have_both(ground: Path) -> None
     translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
     dev = open_dev(Path(config.data.store), vocab)
     world = World(0, 1, torch.device("cpu"))
-    nll = compute_dev_nll(translator, dev.store, 90, world, StopRequest())
+    nll = compute_dev_nll(translator.model, dev.store, 90, world, StopRequest())
     (logged,) = [line["nll"] for line in read_lines(config.folder, "valid") if line["step"] == 4]
     assert nll is not None and nll.value == pytest.approx(logged, abs=1e-4)
 

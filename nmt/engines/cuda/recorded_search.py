@@ -4,7 +4,6 @@ A batch that does not fit into memory is halved, and so are those of later searc
 config sets their size. Steps recorded for one batch are reused by later ones.
 """
 
-from collections import deque
 from collections.abc import Iterator
 
 import torch
@@ -12,8 +11,7 @@ import torch
 from nmt.config import DecodingConfig
 from nmt.engines.cuda.graph_search import RECORDED_RULES, GraphSearch
 from nmt.engines.known_values import find_unknown_value
-from nmt.system.memory import is_out_of_memory
-from nmt.translate.batching import Requests, SearchedBatch
+from nmt.translate.batching import Requests, SearchedBatch, halve_until_it_fits
 from nmt.translate.engine import SearchEngine
 from nmt.translate.search_rules import SearchRules, make_rules
 from nmt.translate.search_state import Decodable
@@ -41,28 +39,20 @@ class RecordedEngine(SearchEngine):
         if find_unknown_value(rules, RECORDED_RULES) is not None:
             yield from super().search_batches(model, requests, config, device, n_best)
             return
-        batches = deque(self.split_into_batches(requests, config, rules))
-        while batches:
-            batch = batches.popleft()
+
+        def search_one(batch: list[int]) -> SearchedBatch:
             own = requests.choose(batch)
             graph_search = self.record_with(model, rules, device)
-            try:
-                hypotheses = graph_search.search(own.pack(device), own.prefixes)
-            except RuntimeError as error:
-                if len(batch) == 1 or not is_out_of_memory(error):
-                    raise
-                hypotheses = None
-            if hypotheses is not None:
-                yield batch, hypotheses
-                continue
+            return batch, graph_search.search(own.pack(device), own.prefixes)
 
-            # too large: free everything, and halve this batch and those of later searches
-            self.graph_search = None
-            del graph_search
-            torch.cuda.empty_cache()
-            self.batch_tokens = max(1, self.batch_tokens // 2)
-            middle = len(batch) // 2
-            batches.extendleft((batch[middle:], batch[:middle]))
+        batches = self.split_into_batches(requests, config, rules)
+        yield from halve_until_it_fits(batches, search_one, self.make_room)
+
+    def make_room(self) -> None:
+        """After a batch that was too large: free everything, and halve those of later searches."""
+        self.graph_search = None
+        torch.cuda.empty_cache()
+        self.batch_tokens = max(1, self.batch_tokens // 2)
 
     def record_with(
         self, model: Decodable, rules: SearchRules, device: torch.device

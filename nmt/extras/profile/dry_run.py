@@ -14,7 +14,6 @@ import torch
 
 from nmt.config import RunConfig
 from nmt.data.loader import Loader, Update
-from nmt.data.store import open_store
 from nmt.extras.profile.cost import DeviceTimer, reset_peak_memory
 from nmt.system.device import name_machine, read_peak_memory
 from nmt.system.progress import Progress, clock
@@ -24,7 +23,7 @@ from nmt.train.memory_probe import explain_out_of_memory, make_full_batch, resol
 from nmt.train.precision import resolve_precision
 from nmt.train.setup import Setup, open_setup
 from nmt.train.update import run_update
-from nmt.train.validate import choose_dev_lines, open_dev
+from nmt.train.validate import choose_dev_lines
 from nmt.translate.translator import Translator
 
 MIN_TIMED_UPDATES = 3
@@ -101,9 +100,9 @@ class DryRun:
         lengths.
         """
         setup = self.setup
-        if setup.config.data.valid is None:
+        if setup.dev is None:
             return 0.0
-        dev = open_store(setup.store_folder, "valid", setup.vocab)
+        dev = setup.dev.store
         middle = np.argsort(dev.tgt.lengths, kind="stable")[len(dev) // 3 :]
         batch = make_full_batch(dev, middle, setup.micro_tokens).to(self.world.device)
         objective = setup.replica.objective.eval()
@@ -120,10 +119,9 @@ class DryRun:
         learned little would write outputs of any length, so they are made as long as their sources.
         """
         setup = self.setup
-        config = setup.config
-        if config.data.valid is None or not config.evaluation.bleu:
+        config, dev = setup.config, setup.dev
+        if dev is None or not config.evaluation.bleu:
             return 0.0
-        dev = open_dev(setup.store_folder, setup.vocab)
         n_lines = len(choose_dev_lines(len(dev.sources), config.evaluation.sentences))
         chosen = choose_dev_lines(len(dev.sources), min(n_lines, TIMED_LINES))
         decoding = replace(config.dev_decoding, max_ratio=1.0, max_extra=0, min_length=0)
