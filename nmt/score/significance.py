@@ -1,9 +1,10 @@
 """How far a score can be trusted: its interval, whether two systems differ, and the spread over
 training runs.
 
-Resampling is sacreBLEU's own PairedTest, called as its command line calls it, so that the same seed
-gives the same figures there and here. Three things are corrected. Systems with the same score have
-p = 1: sacreBLEU counts only differences above the observed one, finds none above 0 and reports its
+Resampling is sacreBLEU's own, called as its command line calls it, so that the same seed gives the same
+figures there and here. Four things are corrected. The p by bootstrap is two-sided: sacreBLEU resamples
+the size of the difference, without its sign, and so counts one side only. Systems with the same score
+have p = 1: sacreBLEU counts only differences above the observed one, finds none above 0 and reports its
 smallest p. For the same reason p is never smaller than 2^(1-k), the smallest that k differing lines
 allow. And seed 0, which sacreBLEU takes for no seed at all, is refused. The environment is left as
 it was found.
@@ -15,12 +16,13 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from nmt.score.score import check_lengths
 from nmt.system.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
     from sacrebleu.metrics.base import Metric as Counter
     from sacrebleu.significance import Result
 
@@ -95,8 +97,8 @@ def bootstrap(
     `corpus_score(n_bootstrap=...)` would take half the time, but it fails where chrF draws both 0
     and other scores.
     """
-    (result,) = _run_paired_test(counter, [hypotheses], references, "bs", n, seed)
-    return result.score, _read_bootstrap(counter, result, n, seed)
+    score, resampled = _resample(counter, hypotheses, references, n, seed)
+    return score, _summarize(counter, resampled, seed)
 
 
 def compare_systems(
@@ -111,66 +113,83 @@ def compare_systems(
     """Compare b with a by paired bootstrap (Koehn 2004) and approximate randomisation (Riezler and
     Maxwell 2005).
     """
-    first, second = _run_paired_test(counter, [a, b], references, "bs", n_bootstrap, seed)
-    _, shuffled = _run_paired_test(counter, [a, b], references, "ar", n_randomisation, seed)
-    assert second.p_value is not None and shuffled.p_value is not None
-    difference = second.score - first.score
+    from sacrebleu.significance import PairedTest
+
+    score_a, resampled_a = _resample(counter, a, references, n_bootstrap, seed)
+    score_b, resampled_b = _resample(counter, b, references, n_bootstrap, seed)
+    _check(b, references, n_randomisation, seed)
+    with _setting_seed(seed):
+        shuffling = PairedTest(
+            [("a", a), ("b", b)], {"metric": counter}, references, "ar", n_randomisation
+        )
+        _, columns = shuffling()
+    _, (_, shuffled) = columns.values()  # the first column names the systems
+    p_randomisation = cast("Result", shuffled).p_value
+    assert p_randomisation is not None
+    difference = score_b - score_a
     if difference == 0:
         p_bootstrap = p_randomisation = 1.0
     else:
+        # Were the systems equally good, the differences would vary as they do, but around 0.
+        differences = resampled_b - resampled_a
+        n_as_large = int((abs(differences - differences.mean()) >= abs(difference)).sum())
+        p_bootstrap = (n_as_large + 1) / (n_bootstrap + 1)
         # Of the 2^k ways to exchange the k lines that differ, two give this difference: all or
         # none.
         n_different = sum(ours != theirs for ours, theirs in zip(a, b, strict=True))
         smallest = 2.0 ** (1 - min(1_000, n_different))
-        p_bootstrap = max(second.p_value, smallest)
-        p_randomisation = max(shuffled.p_value, smallest)
+        p_bootstrap = max(p_bootstrap, smallest)
+        p_randomisation = max(p_randomisation, smallest)
     return Comparison(
-        a=first.score,
-        b=second.score,
+        a=score_a,
+        b=score_b,
         difference=difference,
         p_bootstrap=p_bootstrap,
         p_randomisation=p_randomisation,
-        interval_a=_read_bootstrap(counter, first, n_bootstrap, seed),
-        interval_b=_read_bootstrap(counter, second, n_bootstrap, seed),
+        interval_a=_summarize(counter, resampled_a, seed),
+        interval_b=_summarize(counter, resampled_b, seed),
         n_bootstrap=n_bootstrap,
         n_randomisation=n_randomisation,
         seed=seed,
     )
 
 
-def _run_paired_test(
+def _resample(
     counter: "Counter",
-    systems: Sequence[Sequence[str]],
+    lines: Sequence[str],
     references: Sequence[Sequence[str]],
-    kind: str,
     n: int,
     seed: int,
-) -> list["Result"]:
-    """Return one result for each system; `kind` is "bs" for bootstrap or "ar" for randomisation."""
-    from sacrebleu.significance import PairedTest
+) -> tuple[float, "np.ndarray"]:
+    """Return the score, and those of n test sets drawn from the lines: the same draws for any system."""
+    import numpy as np
+    from sacrebleu.significance import _bootstrap_resample
 
-    for lines in systems:
-        for reference in references:
-            check_lengths(lines, reference)
+    _check(lines, references, n, seed)
+    statistics = counter._extract_corpus_statistics(lines, references)
+    with _setting_seed(seed):
+        _, resampled = _bootstrap_resample(statistics, counter, n)
+    score = counter._aggregate_and_compute(statistics).score
+    return score, np.array([one.score for one in resampled])
+
+
+def _check(lines: Sequence[str], references: Sequence[Sequence[str]], n: int, seed: int) -> None:
+    for reference in references:
+        check_lengths(lines, reference)
     if n < 1 or seed < 1:
         raise UserError(
             f"{n} resamples with seed {seed} are not possible; both numbers must be at least 1"
         )
-    named = [(str(number), lines) for number, lines in enumerate(systems)]
-    with _setting_seed(seed):
-        _, results = PairedTest(named, {"metric": counter}, references, kind, n)()
-    (column,) = set(results) - {"System"}
-    return results[column]  # type: ignore[return-value]  # only the column "System" holds names
 
 
-def _read_bootstrap(counter: "Counter", result: "Result", n: int, seed: int) -> Bootstrap:
+def _summarize(counter: "Counter", resampled: "np.ndarray", seed: int) -> Bootstrap:
     from sacrebleu.metrics.ter import TER
+    from sacrebleu.significance import estimate_ci
 
-    assert result.mean is not None and result.ci is not None
-    mean, half_width = float(result.mean), float(result.ci)
+    mean, half_width = map(float, estimate_ci(resampled))
     highest = math.inf if isinstance(counter, TER) else HIGHEST_SCORE
     low, high = max(0.0, mean - half_width), min(highest, mean + half_width)
-    return Bootstrap(mean, low, high, n, seed)
+    return Bootstrap(mean, low, high, len(resampled), seed)
 
 
 @contextmanager
