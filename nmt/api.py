@@ -71,7 +71,7 @@ def load(
     first time on a machine; `settings=["decoding.compile=auto"]` compiles it where nmt-translate
     would.
     """
-    settings = ["decoding.lower_capitals=true", *settings]
+    settings = [*nmt.config.USERS_TEXT, *settings]
     if engine == "nmt":  # a model loaded from Python usually translates many times
         settings = ["decoding.compile=on", *settings]
     from nmt.translate.translator import warn_if_untagged

@@ -590,8 +590,9 @@ class DecodingConfig:
     # A tag to put in front of every source, such as a training corpus has (docs/data.md#tags). The dev
     # set and the test set have their own.
     tag: str | None = None
-    # Whether a line in capitals is translated in lower case, and its translation put in capitals;
-    # nmt-serve, nmt.api.load and nmt-translate --text turn this on.
+    # Whether a line in capitals is translated in lower case, and its translation put in capitals. The
+    # default of nmt-translate, nmt-serve and nmt.api.load is true; nmt-eval and validation score lines
+    # as they are.
     lower_capitals: bool = False
     # How many source pieces to decode together; null: 4,096 on a CPU, 16,384 on a GPU. In fp32 it
     # does not change results.
@@ -636,9 +637,11 @@ class DecodingConfig:
         return int(n_source * self.max_ratio) + self.max_extra
 
 
-# Settings for text that people read, unless the user says otherwise: capitals do no harm, and no
-# sentence vanishes because a weak model gives the end mark the best score.
-RUNNING_TEXT = ("decoding.lower_capitals=true", "decoding.min_length=1")
+# Settings for a user's text, which is not scored beside the paper's, unless the user says otherwise:
+# capitals do no harm.
+USERS_TEXT = ("decoding.lower_capitals=true",)
+# ... and for running text: no sentence vanishes because a weak model gives the end mark the best score.
+RUNNING_TEXT = (*USERS_TEXT, "decoding.min_length=1")
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ def add_output_arguments(group: _ArgumentGroup) -> None:
 
 def collect_overrides(args: Namespace) -> list[str]:
     """Return the options as settings, followed by the settings given as such, which take precedence."""
-    from nmt.config import RUNNING_TEXT
+    from nmt.config import RUNNING_TEXT, USERS_TEXT
 
     options = {
         "preset": args.preset,
@@ -201,9 +201,8 @@ def collect_overrides(args: Namespace) -> list[str]:
         "tag": args.tag and json.dumps(args.tag),
     }
     overrides = [f"decoding.{key}={value}" for key, value in options.items() if value is not None]
-    if args.text:
-        overrides = [*RUNNING_TEXT, *overrides]
-    return [*overrides, *args.overrides]
+    defaults = RUNNING_TEXT if args.text else USERS_TEXT
+    return [*defaults, *overrides, *args.overrides]
 
 
 def translate_text(args: Namespace) -> int:

@@ -34,7 +34,7 @@ from nmt.model.weightless import WithoutDrawing
 from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.memory import explain_memory_error
-from nmt.system.progress import Progress, say
+from nmt.system.progress import Progress, say, say_once
 from nmt.translate.alignment import align
 from nmt.translate.attention_maps import AttentionMap, compute_attention_maps
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
@@ -48,6 +48,10 @@ OUR_ENGINE = "nmt"
 SEARCH_TOO_LARGE = (
     "the search ran out of memory; lower decoding.beam (--n-best if you sample) or "
     "decoding.batch_tokens"
+)
+SAID_OF_CAPITALS = (
+    "lines in capitals are translated in small letters, and their translations put in capitals; "
+    "decoding.lower_capitals=false leaves them as they are"
 )
 SHOWN_OF_PART = 60  # characters, in a message
 Candidates = list["Translation"]  # of a line, best first
@@ -264,6 +268,8 @@ class TextToText(ABC):
         all_prefixes = self.vocab.tgt.encode(prefixes or [""] * len(lines))
         for index, (ids, prefix) in enumerate(zip(encoded, all_prefixes, strict=True)):
             number = numbers[index]
+            if self.is_lowered(lines[index]):
+                say_once(SAID_OF_CAPITALS)
             if len(prefix) > self.longest:
                 raise LineTooLong(
                     number,

@@ -33,6 +33,7 @@ from nmt.commands.translate import main as nmt_translate
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS, Vocab
+from nmt.system.progress import say_once
 from nmt.translate.formats import Layout
 from nmt.translate.lines import FIRST_CHUNK
 from nmt.translate.search import search
@@ -370,6 +371,27 @@ def test_options_are_overrides_and_explicit_overrides_win(
     assert seen == [make_rules(replace(expected, length_penalty=0.5), 9)]
     run_translate(tmp_path, "a\n", place, "--beam", "3", "decoding.beam=6")
     assert seen[1] == make_rules(replace(DECODING, beam=6))
+
+
+def test_lines_in_capitals_are_read_in_small_letters_but_scored_as_they_are(
+    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["red dog", "RED DOG LIKES THE HOUSE", "RED DOG"]
+    text = "".join(line + "\n" for line in lines)
+    small = [one.text for one in translator.translate(["red dog", "Red dog likes the house"])]
+    as_it_is = [one.text for one in translator.translate(lines)]
+    say_once.cache_clear()
+
+    ours = run_translate(tmp_path, text, place).decode().splitlines()
+    assert ours[:2] == [small[0], small[1].upper()] and ours[1] != as_it_is[1]
+    told = [line for line in capsys.readouterr().err.splitlines() if "small letters" in line]
+    assert len(told) == 1 and "decoding.lower_capitals=false" in told[0]
+
+    plain = run_translate(tmp_path, text, place, "decoding.lower_capitals=false").decode()
+    out = tmp_path / "evaluated"
+    evaluate(tmp_path, lines, place, "--output", str(out))
+    assert plain.splitlines() == as_it_is == out.read_text().splitlines()
+    assert "small letters" not in capsys.readouterr().err
 
 
 def test_each_line_begins_with_its_prefix(
