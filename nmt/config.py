@@ -292,9 +292,7 @@ class ModelConfig:
     # Applied to the output of each sub-layer and to the sum of embeddings and positions.
     dropout: float = default(0.1, FRACTION)
     # Applied to the attention weights, and after the activation of the feed-forward network: not in
-    # the paper, but in tensor2tensor since October 2017. The attention kernels have no dropout, so on
-    # a GPU attention_dropout trains without them and uncompiled, with a warning. That is slower; how
-    # much was not measured.
+    # the paper, but in tensor2tensor since October 2017.
     attention_dropout: float = default(0.0, FRACTION)
     ffn_dropout: float = default(0.0, FRACTION)
     # The function between the two products of the feed-forward network. gelu is the exact form; swish

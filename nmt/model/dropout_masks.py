@@ -49,15 +49,20 @@ def fill_by_arrays(out: MaskArray, value: MaskArray, seed: int, threshold: int) 
 
 def draw_factors(x: Tensor, rate: float, fill: Fill = fill_by_arrays) -> Tensor:
     """Draw a factor for each element of `x`: 0 with probability `rate`, else 1 / (1 - rate)."""
-    return make_factors(x, rate, draw_seed(), fill)
+    return make_factors(x, rate, int(draw_seed()), fill)
 
 
-def draw_seed() -> int:
-    return int(torch.randint(2**63 - 1, (), device="cpu"))
+def draw_seed(device: torch.device | str = "cpu") -> Tensor:
+    return torch.randint(2**63 - 1, (), device=device)
+
+
+def count_dropped(rate: float) -> int:
+    """Return how many of the 2^32 hashes mean that an element is dropped: those below this number."""
+    return min(round(rate * 2**BITS), 2**BITS - 1)
 
 
 def make_factors(x: Tensor, rate: float, seed: int, fill: Fill) -> Tensor:
-    threshold = min(round(rate * 2**BITS), 2**BITS - 1)
+    threshold = count_dropped(rate)
     scale = torch.tensor([2**BITS / (2**BITS - threshold)], dtype=x.dtype, device="cpu")
     factors = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     integer = INTEGER_OF_SAME_WIDTH[x.dtype]
@@ -69,7 +74,7 @@ def make_factors(x: Tensor, rate: float, seed: int, fill: Fill) -> Tensor:
 class _HashedDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float, fill: Fill) -> Tensor:
-        ctx.rate, ctx.seed, ctx.fill = rate, draw_seed(), fill
+        ctx.rate, ctx.seed, ctx.fill = rate, int(draw_seed()), fill
         return x * make_factors(x, rate, ctx.seed, fill)
 
     @staticmethod

@@ -12,9 +12,13 @@ TESTS = Path(__file__).parents[1]
 
 @needs_interpreter
 def test_kernels_compute_what_they_should() -> None:
-    """In `make soak`, the graph that a GPU runs too."""
-    graph = f"{TESTS}/train/test_fast_paths.py::test_what_a_gpu_runs_is_one_graph"
-    run_interpreted(f"{TESTS}/kernels", *counted([], [graph]))
+    """In `make soak`, the graphs that a GPU runs too."""
+    file = f"{TESTS}/train/test_fast_paths.py"
+    graphs = [
+        f"{file}::test_what_a_gpu_runs_is_one_graph",
+        f"{file}::test_a_graph_drops_other_attention_weights_at_each_call",
+    ]
+    run_interpreted(f"{TESTS}/kernels", *counted([], graphs))
 
 
 def test_without_triton_the_modules_load_and_say_so() -> None:

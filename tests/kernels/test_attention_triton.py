@@ -11,8 +11,10 @@ from support.interpreted import (
     kernel_device,  # noqa: F401 (the fixture `device`)
 )
 from support.packed_pairs import (
+    BF16,
     CASES,
     EMPTY_CASES,
+    FP32,
     AttentionCase,
     check_attention,
     packed_heads,
@@ -22,7 +24,9 @@ from torch import Tensor
 
 from nmt.engines.cuda import attention_triton
 from nmt.engines.cuda.attention_triton import supports_triton, triton_attention
+from nmt.engines.cuda.cuda_graph import capture
 from nmt.model.attention_mask import AttentionMask
+from nmt.model.dropout_masks import draw_seed, fill_by_arrays, make_factors
 
 
 def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
@@ -47,6 +51,73 @@ def test_random_batches(seed: int, device: torch.device) -> None:
     check_attention(attend_by_kernel, case, device, seed)
 
 
+DROPOUT_CASES = [
+    AttentionCase([1, 6, 3, 7], [4, 1, 3, 9], False, None, (2, 8, 6), FP32),
+    AttentionCase([1, 70], None, True, 3, (2, 12, 20), FP32),
+    AttentionCase([3, 65, 70], None, True, None, (1, 16, 16), BF16),
+    AttentionCase([70, 5], [10, 64], False, 2, (2, 16, 16), BF16),
+]
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+@pytest.mark.parametrize("case", [*CASES, *EMPTY_CASES] if TAKES_ALL else DROPOUT_CASES)
+def test_dropout_drops_what_the_hash_of_the_cpu_says(
+    case: AttentionCase, dropout: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = 0x9ABCDEF012345678 >> 1  # both halves of it matter
+    monkeypatch.setattr(
+        attention_triton, "draw_seed", lambda device: torch.tensor(seed, device=device)
+    )
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals, dropout)
+
+    def draw(weights: Tensor) -> Tensor:
+        return make_factors(weights, dropout, seed, fill_by_arrays)
+
+    check_attention(attend, case, device, draw=draw)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_each_call_drops_its_own_share(dropout: float, device: torch.device) -> None:
+    """Queries of zeros weigh all keys alike, so ones as values count what is kept."""
+    torch.manual_seed(5)
+    n, heads = (64, 4) if TAKES_ALL else (32, 2)
+    field = AttentionMask(side([n], 0, device), side([n], 0, device))
+    x = torch.zeros(n, heads, 16, device=device)
+    calls = [
+        triton_attention(
+            x, x, torch.ones_like(x), field.key_intervals, field.query_intervals, dropout
+        )
+        for _ in range(2)
+    ]
+    assert not torch.equal(calls[0], calls[1])
+    kept = torch.stack(calls)[..., 0] * (1 - dropout)  # the share of each query's weights
+    deviation = (dropout * (1 - dropout) / (kept.numel() * n)) ** 0.5
+    assert abs(kept.double().mean().item() - (1 - dropout)) < 4 * deviation
+    torch.manual_seed(5)
+    again = triton_attention(
+        x, x, torch.ones_like(x), field.key_intervals, field.query_intervals, dropout
+    )
+    assert torch.equal(again, calls[0])
+
+
+@pytest.mark.on_gpu
+def test_a_recorded_graph_draws_another_seed_at_each_replay(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("nothing is recorded without a GPU")
+    n = 64
+    field = AttentionMask(side([n], 0, device), side([n], 0, device))
+    intervals = field.key_intervals, field.query_intervals
+    x = torch.ones(n, 2, 16, device=device)
+    replay = capture(lambda: triton_attention(x, x, x, *intervals, 0.5), device)
+    torch.manual_seed(5)
+    calls = [replay().clone() for _ in range(2)]
+    assert not torch.equal(calls[0], calls[1])
+    torch.manual_seed(5)
+    assert torch.equal(replay(), calls[0])
+
+
 @pytest.mark.on_gpu
 @pytest.mark.soak  # the interpreter repeats itself anyway
 def test_repeats_to_the_bit(device: torch.device) -> None:
@@ -59,7 +130,8 @@ def test_repeats_to_the_bit(device: torch.device) -> None:
     ]
     runs = []
     for _ in range(2):
-        out = triton_attention(q, k, v, field.key_intervals, field.query_intervals)
+        torch.manual_seed(3)
+        out = triton_attention(q, k, v, field.key_intervals, field.query_intervals, 0.1)
         runs.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
     for a, b in zip(*runs, strict=True):
         assert torch.equal(a, b) and a.any()
@@ -71,14 +143,17 @@ def test_the_ops_follow_the_rules_of_torch(device: torch.device) -> None:
     torch.manual_seed(4)
     queries, keys = side([2, 0, 33], 2, device), side([4, 1, 3], 2, device)
     field = AttentionMask(queries, keys)
-    intervals = field.key_intervals, field.query_intervals
+    others = field.key_intervals, field.query_intervals, draw_seed(device)
     heads = [x.detach() for x in packed_heads(queries, keys, torch.float32, (1, 16, 16))]
     leaves = [x.clone().requires_grad_() for x in heads]
-    torch.library.opcheck(attention_triton._attention, (*leaves, *intervals))
-    out, lse = attention_triton._attention(*heads, *intervals)
-    torch.library.opcheck(
-        attention_triton._gradients, (torch.randn_like(out), *heads, out, lse, *intervals)
-    )
+    for dropped in (0, 2**30):
+        inputs = *heads, *others, dropped
+        torch.library.opcheck(attention_triton._attention, (*leaves, *others, dropped))
+        results = attention_triton._attention(*inputs)
+        torch.library.opcheck(
+            attention_triton._gradients,
+            (torch.randn_like(results[0]), *heads, *others, *results, dropped),
+        )
 
 
 @pytest.mark.parametrize(

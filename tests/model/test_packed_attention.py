@@ -24,17 +24,23 @@ def test_equals_the_definition(case: AttentionCase, dtype: torch.dtype | None) -
     check_attention(attend, case, torch.device("cpu"))
 
 
-def test_dropout_takes_no_kernel_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: kernels there drop no weights, so a model would train without its dropout."""
+def test_a_kernel_is_told_what_to_drop_and_not_asked_for_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU: without its dropout a model would train otherwise."""
     monkeypatch.setattr(cuda_backend, "supports_triton", lambda q, v: True)
-    monkeypatch.setattr(
-        cuda_backend, "triton_attention", lambda q, *others: torch.full_like(q, 7.0)
-    )
+
+    def attend_by_kernel(q: Tensor, *others: object) -> Tensor:
+        return torch.full_like(q, 7.0 if others[-1] == 0.4 else 0.0)
+
+    monkeypatch.setattr(cuda_backend, "triton_attention", attend_by_kernel)
     side, x = pack([[5] * 7, [5] * 20]), torch.randn(27, 2, 6)
     backend = cuda_backend.CudaBackend()
     mask = backend.make_mask(side, side)
-    assert bool((backend.attend(x, x, x, mask) == 7).all())
-    assert not bool((backend.attend(x, x, x, mask, None, 0.4) == 7).any())
+    assert bool((backend.attend(x, x, x, mask, None, 0.4) == 7).all())
+    weights: list[Tensor] = []
+    assert not bool((backend.attend(x, x, x, mask, weights, 0.4) == 7).any())
+    assert len(weights) == 1
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -22,6 +22,7 @@ from torch import Tensor
 from nmt.data.batch import pack
 from nmt.engines.cuda import attention_triton, loss_triton
 from nmt.model.attention_mask import AttentionMask
+from nmt.model.dropout_masks import count_dropped
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -61,7 +62,7 @@ def build(
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
         is_aligned = (
             signature[name].startswith("*")
-            or name.endswith(("row", "_head"))
+            or name.endswith(("row", "_stride"))
             or name == "n_columns"
         )
         if is_aligned and name not in constants:
@@ -128,19 +129,22 @@ HEADS = [
     "name", ["attention_forward", "attention_backward"] if IS_DRY_RUN else ["attention_forward"]
 )
 @pytest.mark.parametrize(("dtype", "d_k", "d_v"), HEADS if IS_DRY_RUN else HEADS[:1])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_attention_stays_in_registers(
-    dtype: torch.dtype, d_k: int, d_v: int, name: str, capability: int
+    dropout: float, dtype: torch.dtype, d_k: int, d_v: int, name: str, capability: int
 ) -> None:
     q, v = torch.zeros(1, 1, d_k, dtype=dtype), torch.zeros(1, 1, d_v, dtype=dtype)
-    launch = attention_triton._plan(q, q, v, is_backward=name == "attention_backward")
-    names = ("K", "V", "K_PADDED", "V_PADDED", "TILE", "BLOCK")
+    dropped = count_dropped(dropout)
+    launch = attention_triton._plan(q, q, v, dropped, is_backward=name == "attention_backward")
+    names = ("K", "V", "K_PADDED", "V_PADDED", "TILE", "BLOCK", "DROPPED")
     constants = dict(zip(names, launch.scalars[-len(names) :], strict=True))
     built = build(
         getattr(attention_triton, name), constants, dtype, capability, launch.options["num_warps"]
     )
     assert launch.options["num_stages"] == 2  # as `build` compiles
     print(
-        f"{name} {TYPES[dtype]} {d_k}/{d_v} sm_{capability}: {built[:3]}, {launch.options['num_warps']} warps"
+        f"{name} {TYPES[dtype]} {d_k}/{d_v} dropout {dropout} sm_{capability}: {built[:3]}, "
+        f"{launch.options['num_warps']} warps"
     )
     assert built.spilled == 0 and built.registers <= 255 and built.shared <= SHARED
     assert len(re.findall(r"\.entry", built.ptx)) == 1

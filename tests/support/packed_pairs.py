@@ -70,11 +70,15 @@ def side(lengths: list[int], tail: int, device: torch.device) -> Packed:
     return Packed(tokens, offsets, max(lengths), n_live)
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, may: Tensor) -> Tensor:
-    """`may` (Tq, Tk) says which key each query sees."""
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, may: Tensor, factors: Tensor | None = None
+) -> Tensor:
+    """`may` (Tq, Tk) says which key each query sees, `factors` (Tq, H, Tk) what dropout makes of weights."""
     scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
     weights = torch.where(may, scores.exp(), 0.0)
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+    if factors is not None:
+        weights = weights * factors.transpose(0, 1)
     return torch.einsum("hij,jhd->ihd", weights, v)
 
 
@@ -97,9 +101,10 @@ def check_attention(
     case: AttentionCase,
     device: torch.device,
     seed: int = 1,
+    draw: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
     """Compare values and gradients with fp64 written out. NaN stands in all rows that see nothing or are
-    not seen.
+    not seen. `draw` returns dropout's factors of weights (Tq, H, Tk).
     """
     torch.manual_seed(seed)
     queries = side(case.q_lengths, case.tail, device)
@@ -119,7 +124,10 @@ def check_attention(
     ours = [x.detach().requires_grad_() for x in heads]
     field = AttentionMask(queries, keys, case.causal, case.window)
     out = attention(ours[0], ours[1], ours[2], field)
-    expected = written_out(exact[0], exact[1], exact[2], may)
+    factors = None
+    if draw is not None:
+        factors = draw(exact[0].new_empty(len(may), case.sizes[0], may.shape[1]))
+    expected = written_out(exact[0], exact[1], exact[2], may, factors)
     grad = torch.randn_like(out)
     expected_grads = torch.autograd.grad(expected, exact, grad.double())
     grad[~is_live[0]] = NAN

@@ -13,7 +13,6 @@ from nmt.engines.cuda.loss_triton import compute_loss
 from nmt.model.attention_mask import AttentionMask
 from nmt.model.backend import Backend
 from nmt.model.packed_attention import attend, rotate
-from nmt.system.tracing import not_traced
 
 
 class DeviceMask(AttentionMask):
@@ -47,30 +46,16 @@ class CudaBackend(Backend):
         dropout: float = 0.0,
         rotation: Tensor | None = None,
     ) -> Tensor:
-        # The kernel keeps no weights and drops none.
-        if weights is None and not dropout and supports_triton(q, v):
+        if weights is None and supports_triton(q, v):  # the kernel keeps no weights
             q, k = rotate(q, rotation), rotate(k, rotation)
-            return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals)
-        return _attend_padded(q, k, v, mask, weights, dropout, rotation)
+            return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals, dropout)
+        return attend(q, k, v, mask, weights, dropout, rotation, _draw_factors)
 
     def drop(self, x: Tensor, rate: float) -> Tensor:
         return F.dropout(x, rate, True)
 
     def look_up(self, table: Tensor, numbers: Tensor) -> Tensor:
         return look_up(table, numbers)
-
-
-@not_traced
-def _attend_padded(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: AttentionMask,
-    weights: list[Tensor] | None,
-    dropout: float,
-    rotation: Tensor | None,
-) -> Tensor:
-    return attend(q, k, v, mask, weights, dropout, rotation, _draw_factors)
 
 
 def _draw_factors(x: Tensor, rate: float) -> Tensor:

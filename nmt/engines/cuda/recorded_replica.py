@@ -44,9 +44,7 @@ def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) 
     dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
     heads = model.key_size, model.value_size
     reason = None
-    if model.attention_dropout:
-        reason = "the attention kernels have no dropout (model.attention_dropout)"
-    elif triton is None:
+    if triton is None:
         reason = "Triton is not installed"
     elif max(heads) > WIDEST_HEAD:
         reason = f"the attention kernels support heads of at most {WIDEST_HEAD}"

@@ -79,7 +79,7 @@ for kind in ["12"] if DRY else ["news", "30", "60", "12"]:
     g = torch.randn(T, H, D, device=dev, dtype=dtype)
     for causal in (False, True):
         iv = intervals(q_side, k_side, causal)
-        out, lse = A._attention(q, k, v, *iv)
+        out, lse = A._attention(q, k, v, *iv, None, 0)
         # against fp32 plain attention of one sentence
         s = slice(int(q_side.offsets[1]), int(q_side.offsets[2]))
         qs, ks, vs = (x[s].float().transpose(0, 1) for x in (q, k, v))
@@ -104,16 +104,16 @@ for kind in ["12"] if DRY else ["news", "30", "60", "12"]:
             ]
         ):
 
-            def plan(q, k, v, is_backward, o=A._plan):
-                x = o(q, k, v, is_backward)
+            def plan(q, k, v, dropped, is_backward, o=A._plan):
+                x = o(q, k, v, dropped, is_backward)
                 s = list(x.scalars)
-                s[-2:] = [tile, block]
+                s[-3:-1] = [tile, block]
                 return A.Launch(s, tile, {"num_warps": warps, "num_stages": stages})
 
             old, A._plan = A._plan, plan
             try:
-                f = bench(lambda: A._attention(q, k, v, *iv))
-                bw = bench(lambda: A._gradients(g, q, k, v, out, lse, *iv))
+                f = bench(lambda: A._attention(q, k, v, *iv, None, 0))
+                bw = bench(lambda: A._gradients(g, q, k, v, *iv, None, out, lse, 0))
                 row[f"{tile}x{block}w{warps}s{stages}"] = f"{1e3 * f:.0f}/{1e3 * bw:.0f} us"
             except Exception as e:
                 row[f"{tile}x{block}w{warps}s{stages}"] = type(e).__name__
