@@ -13,12 +13,14 @@ docs/reference/settings.md, which `make docs` writes.
 
 import copy
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import UserError, explain_missing, explain_unreadable
@@ -28,7 +30,11 @@ from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
 from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Grouping = Literal["length", "random"]
+Count = TypeVar("Count", int, "Tensor")
 
 # Parsing this much takes two seconds. A config with a hundred corpora is a tenth of this size.
 MAX_CONFIG_BYTES = 128 << 10
@@ -44,6 +50,19 @@ CORPUS_SOURCES = CORPUS_FILES | {"file", "dataset", "sacrebleu", "demo"}
 
 def between(low: float, high: float) -> Rule:
     return Rule(lambda x: low <= x <= high, f"be between {low} and {high}")
+
+
+@functools.cache
+def _make_exact(ratio: float) -> Fraction:
+    return Fraction(ratio).limit_denominator(1_000_000)
+
+
+def multiply_exactly(n: Count, ratio: float) -> Count:
+    """Multiply as people do and round down: 50 times 1.16 is 58, where floats say 57. Ratios are exact to a
+    millionth.
+    """
+    exact = _make_exact(ratio)
+    return n * exact.numerator // exact.denominator
 
 
 # Rules for numeric values; a null or a string is not checked against them.
@@ -630,9 +649,9 @@ class DecodingConfig:
         },
     }
 
-    def find_longest(self, n_source: int) -> int:
+    def find_longest(self, n_source: Count) -> Count:
         """Return how many pieces a translation of this many may have, without the end mark."""
-        return int(n_source * self.max_ratio) + self.max_extra
+        return multiply_exactly(n_source, self.max_ratio) + self.max_extra
 
 
 # Settings for a user's text, which is not scored beside the paper's, unless the user says otherwise:

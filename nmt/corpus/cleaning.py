@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nmt.config import CleanConfig
+from nmt.config import CleanConfig, multiply_exactly
 from nmt.corpus.reader import Block, Pair
 from nmt.system.files import open_plain_file
 
@@ -141,7 +141,7 @@ def _find_broken_length(pair: Pair, rules: CleanConfig) -> str | None:
     shorter, longer = sorted((len(pair.src.split()), len(pair.tgt.split())))
     if rules.max_words is not None and longer > rules.max_words:
         return f"more than {rules.max_words} words"
-    if rules.max_ratio is not None and longer > rules.max_ratio * shorter:
+    if rules.max_ratio is not None and longer > multiply_exactly(shorter, rules.max_ratio):
         return f"length ratio above {rules.max_ratio:g}"
     return None
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.config import ModelConfig
+from nmt.config import ModelConfig, multiply_exactly
 from nmt.data.batch import Packed
 from nmt.data.vocab import BOS, EOS
 from nmt.system.errors import Failure, UserError
@@ -97,7 +97,7 @@ def start_beams(
 
     # The length limit grows with the source; it is never below the prefix's length nor above the
     # position table's.
-    limits = ((src.lengths - 1) * rules.max_ratio).long() + rules.max_extra
+    limits = multiply_exactly(src.lengths - 1, rules.max_ratio) + rules.max_extra
     limits = limits.maximum((forced >= 0).sum(1))
     if model.positions == "learned":
         if longest_prefix >= model.max_positions:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import CleanConfig, RunConfig, load_config, override_config
-from nmt.corpus.cleaning import clean_block, digest_pairs, find_duplicates, make_held_out_set
+from nmt.corpus.cleaning import (
+    clean_block,
+    digest_pairs,
+    find_broken_rule,
+    find_duplicates,
+    make_held_out_set,
+)
 from nmt.corpus.reader import Block, Pair
 from nmt.system.errors import UserError
 
@@ -51,6 +57,18 @@ def test_what_is_kept_keeps_the_rules_and_nothing_else_does(
     src, tgt = ([pair[i].encode() for pair in kept] for i in range(2))
     digests = digest_pairs(src, tgt).tolist()
     assert (len(digests), len(set(digests))) == (len(kept), len(set(kept)))
+
+
+def test_a_pair_exactly_at_the_ratio_stays() -> None:
+    """With 1.4 for example 45 and 63 words; one word more is too many."""
+    for hundredths in range(100, 301):
+        rules = CleanConfig(max_words=None, max_ratio=hundredths / 100)
+        for shorter in range(1, 251):
+            longest = shorter * hundredths // 100
+            pair = Pair("a " * longest, "b " * shorter)
+            assert find_broken_rule(pair, rules) is None, (rules.max_ratio, shorter)
+            pair = Pair("b " * shorter, "a " * (longest + 1))
+            assert find_broken_rule(pair, rules), (rules.max_ratio, shorter)
 
 
 def test_a_nul_is_dropped_and_counted() -> None:

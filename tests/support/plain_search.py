@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
@@ -190,7 +191,8 @@ def divisor(n: int, config: DecodingConfig) -> float:
 
 def limit(src: Ids, config: DecodingConfig, model: ModelConfig, prefix: Ids) -> int:
     """The most pieces before eos."""
-    most = max(int((len(src) - 1) * config.max_ratio) + config.max_extra, len(prefix))
+    ratio = Fraction(str(config.max_ratio))  # as it is written
+    most = max(int(ratio * (len(src) - 1)) + config.max_extra, len(prefix))
     return min(most, model.max_positions - 1) if model.positions == "learned" else most
 
 

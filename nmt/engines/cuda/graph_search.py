@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nmt.config import multiply_exactly
 from nmt.data.batch import Packed
 from nmt.data.vocab import EOS
 from nmt.engines.cuda.cuda_graph import capture
@@ -277,7 +278,7 @@ class SurvivorCount:
 
 def count_steps(longest: int, longest_prefix: int, rules: SearchRules) -> int:
     """Count the most steps of a search whose longest source has `longest` pieces, eos included."""
-    limit = int((longest - 1) * rules.max_ratio) + 1 + rules.max_extra  # rounding may add the one
+    limit = multiply_exactly(longest - 1, rules.max_ratio) + rules.max_extra
     return max(limit, longest_prefix) + 1
 
 
