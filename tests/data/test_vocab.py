@@ -115,6 +115,11 @@ def test_only_runs_of_spaces_are_lost(vocab: Vocab) -> None:
     assert vocab.decode(vocab.encode(["  the  dog "])) == ["the dog"]
 
 
+def test_the_sign_for_a_space_comes_back_as_a_space(vocab: Vocab) -> None:
+    """As docs/data.md says."""
+    assert vocab.decode(vocab.encode(["the\u2581fox"])) == ["the fox"]
+
+
 def test_control_ids_have_no_text_and_the_unknown_is_marked(vocab: Vocab) -> None:
     (ids,) = vocab.encode(["the dog"])
     assert vocab.decode([[BOS, *ids, EOS, PAD, PAD], [], [PAD]]) == ["the dog", "", ""]
