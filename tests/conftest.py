@@ -34,6 +34,7 @@ choose_device("cpu")  # with it comes the library of fp32 products, which rounds
 
 if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do without it
     import hypothesis
+    from hypothesis.internal.conjecture import providers
 
     # An example may take any time: on a busy machine limits of time are exceeded at random.
     too_slow = hypothesis.HealthCheck.too_slow
@@ -43,6 +44,9 @@ if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do witho
         "nmt", deadline=None, suppress_health_check=[too_slow], derandomize=not IS_SOAK
     )
     hypothesis.settings.load_profile("nmt")
+    if not IS_SOAK:
+        # Hypothesis tries the constants of our files too, but knows only those that tests loaded before.
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 HANDLED = (

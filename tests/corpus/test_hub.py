@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from support.fake_hub import COMMIT, FakeHub, run_hub
+from support.toy_corpus import write_toy_corpus
 
-from nmt.config import CorpusConfig, DataConfig, VocabConfig
+from nmt.config import CorpusConfig, DataConfig, VocabConfig, load_config
 from nmt.corpus.downloads import list_hub_files
 from nmt.corpus.hub import find_on_hub
 from nmt.corpus.prepare import prepare
@@ -246,3 +247,22 @@ def test_a_store_from_the_hub_records_the_sha256_that_the_hub_names(
         assert [file["lines"] for file in ledger["corpora"][0]["files"]] == [4000, 4000, 4000]
     again = subprocess.run(command, env=os.environ | hub, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr  # the store is there, so the hub need not be
+
+
+def test_the_shipped_config_of_a_dataset_makes_the_store_of_the_same_text(tmp_path: Path) -> None:
+    """multi30k-hub.yaml, with the dataset as a folder in the hub's layout, and multi30k.yaml."""
+    corpus = write_toy_corpus(tmp_path)
+    layout = corpus / "bentrevett" / "multi30k"
+    layout.mkdir(parents=True)
+    for split, name in (("train", "train"), ("valid", "val"), ("test", "test")):
+        sides = [(corpus / f"{split}.{side}").read_text().splitlines() for side in ("en", "de")]
+        rows = [json.dumps({"en": en, "de": de}) + "\n" for en, de in zip(*sides, strict=True)]
+        (layout / f"{name}.jsonl").write_text("".join(rows))
+    stores = []
+    for name in ("multi30k.yaml", "multi30k-hub.yaml"):
+        store = tmp_path / f"store-{name}"
+        config = load_config(name, [f"data.root={corpus}", f"data.store={store}", "vocab.size=80"])
+        prepare(config.data, config.vocab, config.seed)
+        files = [*store.glob("*.npy"), *store.glob("*.txt"), store / "vocab.model"]
+        stores.append({path.name: path.read_bytes() for path in files})
+    assert stores[0] == stores[1] and len(stores[0]) == 11
