@@ -12,18 +12,20 @@
     print(nmt.api.evaluate("runs/short").report)
 
 The commands call these functions too. Settings are written as on the command line, such as
-"decoding.beam=1". A user's mistake raises `nmt.system.errors.UserError`, with the message that
-the command would print. Importing this file is quick: torch is imported by the first function
-that needs it.
+["decoding.beam=1"], or are a dictionary, such as {"decoding.beam": 1}. A user's mistake raises
+`nmt.system.errors.UserError`, with the message that the command would print. Importing this file is
+quick: torch is imported by the first function that needs it.
 """
 
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 import nmt.config
 from nmt.config import RunConfig
+from nmt.system.errors import UserError
 from nmt.system.extras import check_extra
 
 if TYPE_CHECKING:
@@ -49,42 +51,59 @@ __all__ = [
 ]
 
 EngineName = Literal["nmt", "ctranslate2"]
+Settings = Sequence[str] | Mapping[str, object]
 
 
-def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a config file with `section.key=value` settings."""
-    return nmt.config.load_config(name, overrides)
+def load_config(name: str, overrides: Settings = ()) -> RunConfig:
+    """Load a config file with settings."""
+    return nmt.config.load_config(name, _list_settings(overrides))
 
 
-def load(
-    *paths: str | Path, settings: Sequence[str] = (), engine: EngineName = "nmt"
-) -> "TextToText":
+def _list_settings(settings: Settings) -> list[str]:
+    """Write settings as on the command line; one may also be a text by itself."""
+    if isinstance(settings, str):
+        return [settings]
+    if isinstance(settings, Mapping):
+        # JSON is YAML too
+        return [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]
+    return list(settings)
+
+
+def load(*paths: str | Path, settings: Settings = (), engine: EngineName = "nmt") -> "TextToText":
     """Load a translator: a run, an average or a checkpoint; several with one vocabulary are an
     ensemble.
 
-    With engine="ctranslate2" the path is a folder that nmt-export wrote. The result's
-    `translate(lines)` returns a translation with `text` and `score` for each line,
-    `find_candidates(lines, request)` the best few of each, and `translate_text(text)` translates
-    running text sentence by sentence.
+        translator = nmt.api.load("runs/base/average", settings={"decoding.beam": 1})
+        best = translator.translate(["A sentence."])[0]
+        best.text, best.score
+        best = translator.translate(lines, beam=5, n_best=3)[0]
+        best.alternatives                                # the two next best
+        translator.vocab.tgt.pieces(best.piece_ids)      # as text
+        translator.translate_text("A paragraph. It has two sentences.").text
+
+    `lines` is any iterable of texts, such as an open file. With engine="ctranslate2" the path is a
+    folder that nmt-export wrote.
 
     On a CPU the search is compiled, whatever the model's config says. That takes 20 seconds the
     first time on a machine; `settings=["decoding.compile=auto"]` compiles it where nmt-translate
     would.
     """
-    settings = [*nmt.config.USERS_TEXT, *settings]
+    overrides = [*nmt.config.USERS_TEXT, *_list_settings(settings)]
     if engine == "nmt":  # a model loaded from Python usually translates many times
-        settings = ["decoding.compile=on", *settings]
+        overrides = ["decoding.compile=on", *overrides]
     from nmt.translate.translator import warn_if_untagged
 
-    model = open_model([str(path) for path in paths], settings, engine)
+    model = open_model(paths, overrides, engine)
     warn_if_untagged(model.config.data, model.config.decoding.tag)
     return model.translator
 
 
 def open_model(
-    paths: Sequence[str], settings: Sequence[str] = (), engine: EngineName = "nmt"
+    paths: Sequence[str | Path], settings: Sequence[str] = (), engine: EngineName = "nmt"
 ) -> "LoadedModel":
     """Load a translator with its config and the checkpoints that it came from."""
+    checkpoints = _find_checkpoints(paths, engine)
+
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
@@ -95,9 +114,15 @@ def open_model(
         check_extra("export", "--engine ctranslate2")
         from nmt.extras.export.ctranslate2 import open_ctranslate2
 
-        return open_ctranslate2(paths, settings)
-    checkpoints = [str(convert_published(path)) for path in paths]
+        return open_ctranslate2(checkpoints, settings)
     return open_translator(checkpoints, settings)
+
+
+def _find_checkpoints(paths: Sequence[str | Path], engine: EngineName = "nmt") -> list[str]:
+    """Return the paths of checkpoints, or of what another engine reads."""
+    if not paths:
+        raise UserError("no path is given; give a run, an average or a checkpoint")
+    return [str(convert_published(path) if engine == "nmt" else path) for path in paths]
 
 
 def convert_published(name: str | Path, out: Path | None = None, is_forced: bool = False) -> Path:
@@ -184,7 +209,6 @@ def _write_page(folder: Path) -> None:
     """Write the run's HTML report, even if the run was stopped. A failure only causes a warning:
     training is unaffected.
     """
-    from nmt.system.errors import UserError
     from nmt.system.progress import say
 
     try:
@@ -203,7 +227,7 @@ def evaluate(
     test_set: str | None = None,
     src: str | None = None,
     ref: str | Sequence[str] = (),
-    settings: Sequence[str] = (),
+    settings: Settings = (),
     engine: EngineName = "nmt",
     all_metrics: bool = False,
     verdict: bool = False,
@@ -219,14 +243,16 @@ def evaluate(
 
     from nmt.evaluate.evaluation import EvaluationRequest, evaluate_runs, evaluate_system
     from nmt.evaluate.systems import TestSetChoice
-    from nmt.system.errors import UserError
 
+    refs = (ref,) if isinstance(ref, str) else tuple(ref)
+    if bool(refs) != bool(src) or (refs and test_set):
+        raise UserError("give both src and ref, or test_set, or neither for the config's test set")
     request = EvaluationRequest(
-        TestSetChoice(test_set, src, (ref,) if isinstance(ref, str) else tuple(ref)),
-        tuple(settings),
+        TestSetChoice(test_set, src, refs),
+        tuple(_list_settings(settings)),
         open_translator=partial(open_model, engine=engine),
     )
-    names = [str(convert_published(path) if engine == "nmt" else path) for path in paths]
+    names = _find_checkpoints(paths, engine)
     if verdict and len(names) > 1:
         if all_metrics:
             raise UserError(
@@ -246,7 +272,6 @@ def score(
     from nmt.evaluate.evaluation import N_BOOTSTRAP
     from nmt.score.metrics import CHRF2, HEADLINE, compute_score, list_metrics
     from nmt.score.text_checks import Text, find_problems
-    from nmt.system.errors import UserError
 
     pairs = list(pairs)
     texts = [text for text, _ in pairs]
@@ -265,7 +290,7 @@ def score(
 
 
 def score_pairs(
-    pairs: Iterable[tuple[str, str]], *paths: str | Path, settings: Sequence[str] = ()
+    pairs: Iterable[tuple[str, str]], *paths: str | Path, settings: Settings = ()
 ) -> "list[PairScore]":
     """Score pairs of a source and a given translation with a model, or with several as an ensemble.
 
@@ -279,8 +304,7 @@ def score_pairs(
 
     from nmt.translate.pair_scores import open_pair_scorer
 
-    checkpoints = [str(convert_published(path)) for path in paths]
-    scorer = open_pair_scorer(checkpoints, settings)
+    scorer = open_pair_scorer(_find_checkpoints(paths), _list_settings(settings))
     pairs = list(pairs)
     return scorer.score_pairs([source for source, _ in pairs], [target for _, target in pairs])
 

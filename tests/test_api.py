@@ -1,16 +1,23 @@
 """The Python door: a run from config to score without a command, equal to what the commands give."""
 
+import pydoc
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.untrained import make_checkpoint, make_vocab
 
 import nmt.api
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate
 from nmt.system.errors import UserError
+from nmt.translate.translator import Request, TextToText
+
+TORCH = "decoding.compile=off"
 
 
 @pytest.fixture
@@ -59,6 +66,125 @@ def test_what_cannot_be_scored_is_refused_like_on_the_command_line() -> None:
 def test_a_missing_checkpoint_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not found; give RUN"):
         nmt.api.load(tmp_path / "nowhere")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return make_checkpoint(folder / "average", make_vocab(folder))
+
+
+@pytest.fixture(scope="module")
+def translator(model: Path) -> TextToText:
+    return nmt.api.load(model, settings=TORCH)
+
+
+def test_lines_are_any_iterable_of_text(translator: TextToText, tmp_path: Path) -> None:
+    lines = ["red dog", "the house"]
+    expected = translator.translate(lines)
+    assert translator.translate(line for line in lines) == expected
+    file = tmp_path / "text"
+    file.write_text("red dog\nthe house\n")
+    with open(file) as opened:
+        assert translator.translate(opened) == expected
+
+
+@pytest.mark.parametrize("lines", ["red dog", b"red dog", None, 7])
+def test_what_is_not_lines_is_refused(translator: TextToText, lines: Any) -> None:
+    with pytest.raises(UserError, match=r"give a list of lines, .*translate_text"):
+        translator.translate(lines)
+
+
+@pytest.mark.parametrize("line", [b"red dog", None, 7])
+def test_a_line_that_is_not_text_is_refused_by_number(translator: TextToText, line: Any) -> None:
+    with pytest.raises(UserError, match=f"line 2 is {line!r}, .*; give a str"):
+        translator.translate(["red dog", line])
+
+
+@pytest.mark.parametrize("text", [["red dog"], b"red dog", None])
+def test_running_text_is_one_text(translator: TextToText, text: Any) -> None:
+    with pytest.raises(UserError, match="translate_text: .* is .*; give a str"):
+        translator.translate_text(text)
+
+
+def test_beam_and_n_best_are_those_of_a_call(model: Path, translator: TextToText) -> None:
+    lines = ["red dog likes the house", "", "blue"]
+    narrow = nmt.api.load(model, settings={"decoding.beam": 1, "decoding.compile": "off"})
+    wide = translator.translate(lines)
+    assert translator.translate(lines, beam=1) == narrow.translate(lines) != wide
+    assert translator.translate(lines) == wide  # the next call is as before
+
+    several = translator.translate(lines, beam=5, n_best=3)
+    found = nmt.api.load(model, settings=["decoding.beam=5", TORCH]).find_candidates(
+        lines, Request(3)
+    )
+    assert [[replace(one, alternatives=()), *one.alternatives] for one in several] == found
+    assert len(several[0].alternatives) == 2 and not several[1].alternatives
+    pieces = translator.vocab.tgt.pieces(several[0].piece_ids)
+    assert "".join(pieces).replace("\u2581", " ").strip() == several[0].text
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ({"beam": 0}, "a beam of 0 is too small"),
+        ({"n_best": 9}, "a beam of 2 is too small"),
+    ],
+)
+def test_a_beam_that_cannot_be_is_refused(
+    translator: TextToText, words: dict[str, int], fault: str
+) -> None:
+    with pytest.raises(UserError, match=fault):
+        translator.translate(["red dog"], **words)
+
+
+def test_settings_are_texts_or_a_dictionary(toy: Path, corpus: Path) -> None:
+    written = [
+        "training.steps=5",
+        'out="a # b"',
+        "optimizer.eps=1e-07",
+        "training.patience=null",
+        "evaluation.bleu=false",
+        f"data.test={{src: {corpus}/test.en, tgt: {corpus}/test.de}}",
+    ]
+    values = {
+        "training.steps": 5,
+        "out": Path("a # b"),
+        "optimizer.eps": 1e-07,
+        "training.patience": None,
+        "evaluation.bleu": False,
+        "data.test": {"src": f"{corpus}/test.en", "tgt": f"{corpus}/test.de"},
+    }
+    config = nmt.api.load_config(str(toy), values)
+    assert config == nmt.api.load_config(str(toy), written)
+    assert (config.training.steps, config.out) == (5, "a # b")
+    assert nmt.api.load_config(str(toy), "training.steps=7").training.steps == 7
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"src": "text.en"},
+        {"ref": "text.de"},
+        {"src": "text.en", "test_set": "wmt14"},
+        {"src": "text.en", "ref": "text.de", "test_set": "wmt14"},
+    ],
+)
+def test_half_a_test_set_is_refused(model: Path, words: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="give both src and ref, or test_set, or neither"):
+        nmt.api.evaluate(model, **words)  # type: ignore[arg-type]
+
+
+def test_a_path_must_be_given() -> None:
+    for call in (nmt.api.load, nmt.api.evaluate, lambda: nmt.api.score_pairs([("a", "b")])):
+        with pytest.raises(UserError, match="give a run, an average or a checkpoint"):
+            call()
+
+
+def test_help_shows_how_to_search() -> None:
+    shown = pydoc.render_doc(nmt.api.load)
+    for part in ("translate(lines, beam=5, n_best=3)", ".pieces(", '{"decoding.beam": 1}'):
+        assert part in shown
 
 
 def test_attention_returns_its_weights_on_request() -> None:

@@ -17,6 +17,7 @@ from nmt.score.text_checks import Text, find_problems
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
 from nmt.translate.translator import (
+    NO_TRANSLATION,
     OUR_ENGINE,
     LoadedModel,
     list_cut,
@@ -126,8 +127,10 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     model = _set_tag(model, choice)
     warn_if_untagged(model.config.data, model.config.decoding.tag)
     started_at = clock()
+    translations = [NO_TRANSLATION] * len(test.src)
     with Progress("translating", len(test.src), "sentences") as progress:
-        translations = model.translator.translate(test.src, progress)
+        for n_done in model.translator.translate_into(translations, test.src):
+            progress.advance(n_done)
     cut = list_cut(translations)
     if len(cut) > FEW_CUT * len(translations):
         warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations))

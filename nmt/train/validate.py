@@ -198,7 +198,7 @@ def _translate(
     for rank, hand in enumerate(hands):
         everything[rank :: world.size] = [
             Translation(text, score, tuple(piece_ids), tuple(alignment), is_cut)
-            for text, score, piece_ids, alignment, is_cut in json.loads(hand)
+            for text, score, piece_ids, alignment, is_cut, _ in json.loads(hand)
         ]
     return everything
 

@@ -81,7 +81,7 @@ class ChunkTranslator:
 
     def _translate_lines(self, task: Chunk) -> TranslatedChunk:
         translator, layout, lines = self.model.translator, self.layout, task.lines
-        candidates = translator.find_candidates(lines, layout.request, task.prefixes, task.first)
+        candidates = translator.find_candidates(lines, layout.request, task.prefixes, task.numbers)
         best = [of_line[0] for of_line in candidates]
         rows = []
         for number, line, of_line in zip(task.numbers, lines, candidates, strict=True):

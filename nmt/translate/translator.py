@@ -7,7 +7,8 @@ message. Running text is split into sentences first (sentences.py).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -34,7 +35,7 @@ from nmt.model.weightless import WithoutDrawing
 from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.memory import explain_memory_error
-from nmt.system.progress import Progress, say, say_once
+from nmt.system.progress import say, say_once
 from nmt.translate.alignment import align
 from nmt.translate.attention_maps import AttentionMap, compute_attention_maps
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
@@ -64,6 +65,7 @@ class Translation:
     piece_ids: tuple[int, ...] = ()
     alignment: tuple[int, ...] = ()  # for each piece the index of its source piece, if requested
     is_cut: bool = False  # it has as many pieces as it may have, so its end may be missing
+    alternatives: "Sequence[Translation]" = ()  # the next best, if translate() was asked for several
 
 
 NO_TRANSLATION = Translation("", 0.0)  # of an empty line
@@ -183,6 +185,7 @@ class TextToText(ABC):
 
     def translate_text(self, text: str) -> TranslatedText:
         """Translate running text: each line of it is a paragraph of sentences."""
+        text = take_text(text, "translate_text: what it got")
         (translated,) = self.translate_texts([RunningText(text, self.make_splitter())])
         return translated
 
@@ -199,7 +202,7 @@ class TextToText(ABC):
         for start in range(0, len(sentences), self.chunk_lines):
             here = slice(start, start + self.chunk_lines)
             lines = [sentence.text for sentence in sentences[here]]
-            candidates += self._collect(lines, request, numbers[here])
+            candidates += self.find_candidates(lines, request, numbers=numbers[here])
 
         remaining = iter(candidates)
         results = []
@@ -209,17 +212,22 @@ class TextToText(ABC):
             results.append(TranslatedText(joined, text.sentences, of_text))
         return results
 
-    def translate(self, lines: Sequence[str], progress: Progress | None = None) -> Candidates:
-        """Translate each line, in order."""
-        results = [NO_TRANSLATION] * len(lines)
-        for n_done in self.translate_into(results, lines):
-            if progress is not None:
-                progress.advance(n_done)
-        return results
+    def translate(
+        self, lines: Iterable[str], *, beam: int | None = None, n_best: int = 1
+    ) -> Candidates:
+        """Translate each line, in order. `beam` replaces decoding.beam; with `n_best` each translation
+        has that many less one `alternatives`, best first.
+        """
+        translator = self
+        if beam is not None:
+            translator = copy(self)
+            translator.config = replace(self.config, beam=beam)
+        found = translator.find_candidates(take_lines(lines), Request(n_best))
+        return [replace(best, alternatives=others) for best, *others in found]
 
     def translate_into(self, results: list[Translation], lines: Sequence[str]) -> Generator[int]:
         """Fill `results` batch by batch; yields how many lines each batch completed."""
-        for batch in self._search_lines(lines, Request(), range(1, len(lines) + 1)):
+        for batch in self._search_lines(lines, Request()):
             for index, (best, *_) in batch.items():
                 results[index] = best
             yield len(batch)
@@ -229,23 +237,14 @@ class TextToText(ABC):
         lines: Sequence[str],
         request: Request,
         prefixes: Sequence[str] | None = None,
-        first: int = 1,
+        numbers: Sequence[int] | None = None,
     ) -> list[Candidates]:
         """Find the candidates of each line, which begin with its prefix. An empty line has one.
 
-        `first` is the number of the first line in messages.
+        `numbers` are those of the lines in messages; without them the first line is 1.
         """
-        return self._collect(lines, request, range(first, first + len(lines)), prefixes)
-
-    def _collect(
-        self,
-        lines: Sequence[str],
-        request: Request,
-        numbers: Sequence[int],
-        prefixes: Sequence[str] | None = None,
-    ) -> list[Candidates]:
         results = [[NO_TRANSLATION]] * len(lines)
-        for batch in self._search_lines(lines, request, numbers, prefixes):
+        for batch in self._search_lines(lines, request, prefixes, numbers):
             for index, candidates in batch.items():
                 results[index] = candidates
         return results
@@ -254,12 +253,11 @@ class TextToText(ABC):
         self,
         lines: Sequence[str],
         request: Request,
-        numbers: Sequence[int],
         prefixes: Sequence[str] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> Iterator[dict[int, Candidates]]:
-        """Search lines that are not empty; yields the candidates of those that each batch completes.
-        `numbers` are those of the lines in messages.
-        """
+        """Search lines that are not empty; yields the candidates of those that each batch completes."""
+        numbers = numbers or range(1, len(lines) + 1)
         encoded = self.encode_source(lines)
         self._warn_of_unknown(encoded, numbers)
         indices = []  # of the lines that are not empty
@@ -351,6 +349,23 @@ class TextToText(ABC):
             "decoding.max_source"
         )
         return ids[:longest]
+
+
+def take_lines(lines: object) -> list[str]:
+    """Return the lines that a caller gave, without line ends: an open file gives its lines too."""
+    if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
+        raise UserError(
+            f"translate: got {lines!r:.60}; give a list of lines, such as "
+            '["A sentence."], or one text to translate_text'
+        )
+    texts = enumerate(lines, 1)
+    return [take_text(text, f"line {number}").removesuffix("\n") for number, text in texts]
+
+
+def take_text(text: object, name: str) -> str:
+    if not isinstance(text, str):
+        raise UserError(f"{name} is {text!r:.60}, which is not text; give a str")
+    return text
 
 
 def list_cut(translations: Sequence[Translation], first: int = 1) -> list[int]:

@@ -92,7 +92,7 @@ def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
     with pytest.raises(
         LineTooLong, match=r"line 12 has [0-9]+ pieces, more than 40; .*max_source.*long_lines"
     ) as error:
-        ours.find_candidates([*SOURCES[:2], " ".join(SOURCES)], Request(), first=10)
+        ours.find_candidates([*SOURCES[:2], " ".join(SOURCES)], Request(), numbers=[10, 11, 12])
     assert error.value.number == 12
 
 
@@ -100,7 +100,7 @@ def test_learned_positions_bound_a_line_too(
     vocab: Vocab, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = translator(vocab, shape=replace(SHAPE, positions="learned", max_positions=30))
-    ((one,),) = ours.find_candidates([" ".join(SOURCES)], Request(), first=7)
+    ((one,),) = ours.find_candidates([" ".join(SOURCES)], Request(), numbers=[7])
     assert one.score < 0 and "line 7 has" in capsys.readouterr().err
 
 
@@ -125,7 +125,7 @@ def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
     with pytest.raises(
         LineTooLong, match="line 8: its prefix has 16 pieces, more than 15; "
     ) as error:
-        ours.find_candidates(["red", "blue"], Request(), ["", *vocab.decode([ids])], 7)
+        ours.find_candidates(["red", "blue"], Request(), ["", *vocab.decode([ids])], [7, 8])
     assert error.value.number == 8
     found = ours.find_candidates(["red"], Request(), vocab.decode([ids[:15]]))[0][0]
     assert found.piece_ids == tuple(ids[:15])  # nothing more has a place
