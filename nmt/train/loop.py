@@ -432,6 +432,7 @@ class Trainer:
 
     def close(self) -> None:
         """Let the listener and the writer finish, whatever ended the training."""
+        self.setup.replica.close()
         if self.world.is_main:
             self.log.listener.finish()
             self.writer.close()

@@ -113,6 +113,9 @@ class Replica:
         """
         return own
 
+    def close(self) -> None:
+        """Free what must not outlive the connections between ranks."""
+
     def gradient_norm(self) -> Tensor:
         """Compute the Euclidean norm of this rank's share of the gradients; it is NaN or infinite if
         any element is, or if one is so large that its square is.

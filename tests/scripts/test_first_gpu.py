@@ -256,7 +256,7 @@ RUN = "nmt.engines.cuda.recorded_replica.RecordedReplica.run"
 FAULTS = {
     "gradient of the model": Fault(
         "micro-batch",
-        "nmt.engines.cuda.recorded_replica.CompiledObjective.compute_sums",
+        "nmt.engines.cuda.recorded_replica._compute_sums",
         wrong_gradient,
         ["compiled, fp32: all gradients"],
     ),

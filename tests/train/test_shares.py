@@ -2,8 +2,12 @@
 folder.
 """
 
+import gc
 import os
 import signal
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,12 +20,13 @@ from torch import Tensor, nn
 from nmt.checkpoint import list_steps
 from nmt.data.batch import BatchShape
 from nmt.engines.cuda import recorded_replica as replica_module
+from nmt.engines.cuda.cuda_graph import capture
 from nmt.engines.cuda.recorded_replica import RecordedReplica
-from nmt.engines.cuda.shares import Shares
+from nmt.engines.cuda.shares import Shares, SharingLayer
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.loss import Objective
-from nmt.train.replica import Phase
+from nmt.train.replica import ALONE, Phase
 
 IS_DRY_RUN = IS_SOAK or os.environ.get("NMT_GPU_DRY") == "1"
 # At a rate of 0.05 rounding alone grows to 1e-3 in 24 updates
@@ -233,6 +238,65 @@ def test_compiled_code_hands_over_the_gradients_of_one_rank(
     assert sums[-3:] == [f"sum {bucket.size}" for bucket in reversed(replica.buckets)]
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Only the counts of references free anything, as always within a run."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def numbers_of(shares: Shares) -> list[int]:
+    layers = [part for part in shares.objective.modules() if isinstance(part, SharingLayer)]
+    return [layer.number for layer in layers]
+
+
+def test_numbers_of_layers_are_free_again_with_the_model() -> None:
+    """Compiled code holds them as constants, so with the same ones it is found again."""
+    cpu = torch.device("cpu")
+    with without_collector():
+        first = Shares(make_objective(), World(0, 1, cpu), False)
+        numbers = numbers_of(first)
+        second = Shares(make_objective(), World(0, 2, cpu), False)
+        assert len(set(numbers) | set(numbers_of(second))) == 8
+        del first
+        third = Shares(make_objective(), World(1, 2, cpu), False)
+        assert numbers_of(third) == numbers and not {*numbers} & {*numbers_of(second)}
+
+
+@pytest.mark.gpu_dry
+@pytest.mark.soak  # compiles for a minute
+def test_another_model_runs_the_compiled_code_of_one_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from test_fast_paths import batch_of, draw
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
+
+    monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
+    batch = batch_of([(s[-20:], t[:18]) for s, t in draw(7, n=4)], 64)
+    found, gradients = [], []
+    with fresh_cache():
+        for _ in range(2):
+            gc.collect()  # as after a trial; compiling in several graphs leaves cycles
+            counters.clear()
+            objective = make_objective(1)
+            world = Twins(1, 2, torch.device("cpu"))
+            replica = RecordedReplica(objective, world, True, BatchShape(64, 16, 64))
+            replica.run(batch, 0.1, 0)
+            gradients.append([bucket.gradients for bucket in replica.buckets])
+            cache = counters["inductor"]
+            found.append((cache["fxgraph_cache_miss"], cache["fxgraph_cache_hit"]))
+            del objective, replica
+    (n_missed, _), (n_missed_again, n_hit) = found
+    assert n_missed > 0 and (n_missed_again, n_hit) == (0, n_missed)
+    for one, other in zip(*gradients, strict=True):
+        assert one.any() and torch.equal(one, other)
+
+
 def test_a_recorded_micro_batch_includes_what_ranks_do(monkeypatch: pytest.MonkeyPatch) -> None:
     from test_fast_paths import batch_of, draw
 
@@ -262,20 +326,88 @@ def test_a_recorded_micro_batch_includes_what_ranks_do(monkeypatch: pytest.Monke
                 assert gap <= 1e-5 * theirs.gradients.norm()
 
 
-def test_a_rank_that_cannot_compile_stops_all_from_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("n_refused", [1, 2])
+def test_what_another_rank_cannot_do_no_rank_does(
+    n_refused: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The other rank cannot compile, or it cannot record."""
+    from test_fast_paths import batch_of, draw
+
+    votes = iter([0.0, 1.0][2 - n_refused :])
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(World, "sum", lambda world, tensor: tensor + next(votes))  # of the other
+    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
+    batch, shape = batch_of(draw(1, n=3), 192), BatchShape(192, 16, 128)
+    plain = RecordedReplica(make_objective(), Twins(1, 2, torch.device("cpu")), is_bf16=False)
+    expected = plain.run(batch, 0.1, 0)
+    with pretend_device() as device:
+        objective = device.to_device(make_objective())
+        replica = RecordedReplica(objective, Twins(1, 2, GPU), False, shape)
+        replica.run(batch.to(GPU), 0.1, 0)
+        Twins.log = []
+        for bucket in replica.buckets:
+            bucket.gradients.zero_()
+        found = replica.run(batch.to(GPU), 0.1, 0)
+        assert device.replays == 0
+        assert isinstance(found, DeviceTensor)
+        assert torch.allclose(found.on_host, expected, rtol=1e-5)
+    assert (replica.compiled is None) == (not replica.replays) == (n_refused == 1)
+    what = {1: "the model cannot be compiled", 2: "the CUDA graph cannot be recorded"}[n_refused]
+    (told,) = capsys.readouterr().err.splitlines()
+    assert what in told and "it fails on another rank" in told
+    assert len([line for line in Twins.log if line.startswith("sum")]) == 5  # of one micro-batch
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_nothing_recorded_outlives_the_replica(
+    is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL waits for ever, where ranks part, for recorded sums that something still holds."""
     from test_fast_paths import batch_of, draw
 
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(World, "sum", lambda world, tensor: tensor + 1)  # of the other rank
-    shape = BatchShape(192, 16, 128)
-    replica = RecordedReplica(make_objective(), Twins(1, 2, torch.device("cpu")), False, shape)
-    Twins.log = []
-    replica.run(batch_of(draw(1, n=3), 192), 0.1, 0)
-    assert replica.compiled is None and not replica.replays
-    assert "another rank cannot compile it" in capsys.readouterr().err
-    assert len([line for line in Twins.log if line.startswith("sum")]) == 5  # of one micro-batch
+    monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
+    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
+    with pretend_device() as device, without_collector():
+        if not is_recorded:
+            monkeypatch.setattr(torch.cuda, "CUDAGraph", None)  # which cannot be called
+        batch = batch_of(draw(1, n=3), 192).to(GPU)
+        replicas = []
+        for _ in range(2):
+            objective = device.to_device(make_objective(1))
+            replica = RecordedReplica(objective, Twins(1, 2, GPU), False, BatchShape(192, 16, 128))
+            for phase in (ALONE, Phase(is_last=False)):
+                replica.run(batch, 0.1, 0, phase)
+            assert len(replica.replays) == 2
+            replicas.append(replica)
+        del replica, objective
+        graphs = [weakref.ref(replay) for one in replicas for replay in one.replays.values()]
+        replicas[0].close()
+        assert [graph() is None for graph in graphs] == [True] * 2 + [False] * 2
+        kept = [weakref.ref(one) for one in replicas]
+        replicas.clear()
+        assert [one() for one in kept] == [None, None]
+        assert not [graph for graph in graphs if graph() is not None]
+
+
+def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
+    seen = []
+
+    def work() -> None:
+        seen.append(gc.isenabled())
+        if len(seen) > 3:
+            raise ValueError
+
+    with pretend_device():
+        capture(work, GPU)
+        assert seen == [True, True, False] and gc.isenabled()
+        seen[:] = [True]
+        with pytest.raises(ValueError):
+            capture(work, GPU)
+        assert seen == [True, True, True, False] and gc.isenabled()
+        with without_collector():
+            capture(lambda: None, GPU)
+            assert not gc.isenabled()
 
 
 def test_shares_are_even_and_whole_again() -> None:

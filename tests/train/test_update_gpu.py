@@ -171,24 +171,27 @@ class PTXASError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("make_error", "told"),
+    ("make_error", "place", "told"),
     [
         # made by the test, because torch._dynamo takes a second to load
         (
             lambda: torch._dynamo.exc.BackendCompilerFailed(print, ValueError("no register"), None),
+            "_compute_sums",
             "cannot be compiled",
         ),
-        (lambda: PTXASError("ptxas: no such GPU"), "cannot be compiled"),
+        (lambda: PTXASError("ptxas: no such GPU"), "_compute_sums", "cannot be compiled"),
         (
             lambda: RuntimeError("operation not permitted when stream is capturing\nmore"),
+            "capture",
             "CUDA graph cannot be recorded",
         ),
-        (lambda: torch.OutOfMemoryError("CUDA out of memory"), None),
-        (lambda: RuntimeError("Triton Error [CUDA]: out of memory"), None),
+        (lambda: torch.OutOfMemoryError("CUDA out of memory"), "capture", None),
+        (lambda: RuntimeError("Triton Error [CUDA]: out of memory"), "_compute_sums", None),
     ],
 )
 def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
     make_error: Callable[[], Exception],
+    place: str,
     told: str | None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -196,10 +199,10 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     error = make_error()
 
-    def fail(work: Any, device: torch.device, pool: Any) -> None:
+    def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("nmt.engines.cuda.recorded_replica.capture", fail)
+    monkeypatch.setattr(f"nmt.engines.cuda.recorded_replica.{place}", fail)
     store, world = make_store(), World(0, 1, torch.device("cpu"))
     shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
     batch = updates(store, world)[0].micros[0].batch

@@ -6,7 +6,9 @@ with: callers copy its inputs into tensors that stay in place, and its results a
 time. On any other device the work simply runs, so that tests need no GPU.
 """
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
@@ -40,7 +42,7 @@ def capture(
     graph = torch.cuda.CUDAGraph()
     recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
     # The outer context restores the stream, which torch 2.13 does not do where a recording fails.
-    with torch.cuda.stream(stream), recording:
+    with torch.cuda.stream(stream), _without_collection(), recording:
         output = work()
 
     def replay() -> Output:
@@ -48,6 +50,18 @@ def capture(
         return output
 
     return replay
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Python's collector may free another graph or an event, which would end a recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @cache

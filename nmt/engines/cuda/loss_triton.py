@@ -262,20 +262,18 @@ def fused_loss_forward(
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_grad else None
     grad_weight = torch.zeros_like(weight_fast, dtype=torch.float32) if needs_grad else None
     rows = choose_chunk(len(hidden))
-    with torch.autocast(device, enabled=False):
-        for first in range(0, len(hidden), rows):
-            h, label = hidden[first : first + rows], labels[first : first + rows]
-            logits = h @ weight_fast.T  # (C, V)
-            losses = rows_in_place(
-                logits, label, 1.0 - smoothing - others, others, n_vocab, needs_grad
-            )
-            smoothed = smoothed + losses[0].sum()
-            nll = nll + losses[1].sum()
-            if grad_hidden is not None and grad_weight is not None:
-                grad_hidden[first : first + rows] = logits @ weight_fast
-                # Not addmm, which wants the sum in the precision of the factors.
-                grad_weight += logits.T @ h
-            del logits  # the next chunk's take its memory
+    # Autocast may be on: both factors of each product have its type already.
+    for first in range(0, len(hidden), rows):
+        h, label = hidden[first : first + rows], labels[first : first + rows]
+        logits = h @ weight_fast.T  # (C, V)
+        losses = rows_in_place(logits, label, 1.0 - smoothing - others, others, n_vocab, needs_grad)
+        smoothed = smoothed + losses[0].sum()
+        nll = nll + losses[1].sum()
+        if grad_hidden is not None and grad_weight is not None:
+            grad_hidden[first : first + rows] = logits @ weight_fast
+            # Not addmm, which wants the sum in the precision of the factors.
+            grad_weight += logits.T @ h
+        del logits  # the next chunk's take its memory
     if grad_weight is not None:
         grad_weight = grad_weight[:n_weights]
     return smoothed, nll, grad_hidden, grad_weight

@@ -8,6 +8,7 @@ those of several ranks are summed with the last micro-batch of an update (shares
 """
 
 from collections.abc import Callable
+from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -71,23 +72,28 @@ class CompiledObjective(nn.Module):
         # run would not be identical.
         torch._inductor.config.deterministic = True
         self.compiled_sums = torch.compile(
-            self.compute_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND
+            _compute_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND
         )
 
-    def compute_sums(
-        self,
-        src_tokens: Tensor,
-        src_offsets: Tensor,
-        tgt_tokens: Tensor,
-        tgt_offsets: Tensor,
-        labels: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        src = Packed(src_tokens, src_offsets, self.shape.longest, self.shape.tokens)
-        tgt = Packed(tgt_tokens, tgt_offsets, self.shape.longest, self.shape.tokens)
-        return self.objective(Batch(src, tgt, labels, 0))
-
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.compiled_sums(*batch.tensors)
+        return self.compiled_sums(self.objective, self.shape, *batch.tensors)
+
+
+def _compute_sums(
+    objective: nn.Module,
+    shape: BatchShape,
+    src_tokens: Tensor,
+    src_offsets: Tensor,
+    tgt_tokens: Tensor,
+    tgt_offsets: Tensor,
+    labels: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute the sums of a batch of this shape. Not a method, which its own compiled code would keep
+    alive.
+    """
+    src = Packed(src_tokens, src_offsets, shape.longest, shape.tokens)
+    tgt = Packed(tgt_tokens, tgt_offsets, shape.longest, shape.tokens)
+    return objective(Batch(src, tgt, labels, 0))
 
 
 class RecordedReplica(Replica):
@@ -166,7 +172,7 @@ class RecordedReplica(Replica):
     def record(self, batch: Batch, phase: Phase) -> None:
         """Compile and record the forward and backward pass over batches of this shape. If
         compiling fails, batches run eagerly; if recording fails, the compiled code runs without a
-        graph. Either gives a warning.
+        graph. Either gives a warning, and on one rank makes all go the same way.
         """
         compiled, device = self.compiled, batch.labels.device
         assert compiled is not None
@@ -178,49 +184,47 @@ class RecordedReplica(Replica):
             # The graph reads these tables. Decoding may replace them with longer ones, so the old
             # ones are kept alive here.
             self.tables = model.src_positions.table, model.tgt_positions.table
+        own = proxy(self)  # what is recorded must not keep this alive, and so itself
+
+        def compile_alone() -> None:  # waits for no other rank
+            self.compute(compiled, self.inputs, self.scale, Phase(False, False))
 
         def work() -> Tensor:
-            return self.compute(compiled, self.inputs, self.scale, phase)
+            return own.compute(compiled, own.inputs, own.scale, phase)
+
+        def record_graph() -> None:
+            self.replays[phase] = capture(work, device, self.pool)
 
         before = [bucket.gradients.clone() for bucket in self.buckets]
-        try:
-            if self.shares is not None:
-                self.compile_on_all_ranks(compiled, self.shares.world)
-            self.replays[phase] = capture(work, device, self.pool)
-            if device.type == "cpu":
-                work()  # nothing is recorded, but this compiles
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            reason = summarize_error(error)
-            self.replays.pop(phase, None)
-            is_dynamo = isinstance(error, torch._dynamo.exc.TorchDynamoException)
-            if is_dynamo or not isinstance(error, RuntimeError):
-                say(
-                    "warning: the model cannot be compiled, so training is much slower: "
-                    f"{reason}; {COMPILER_REMEDY}"
-                )
-                self.compiled = None
-            else:
-                say(f"warning: the CUDA graph cannot be recorded, so training is slower: {reason}")
+        fault = self.find_fault(compile_alone)
+        if fault is not None:
+            say(
+                "warning: the model cannot be compiled, so training is much slower: "
+                f"{fault}; {COMPILER_REMEDY}"
+            )
+            self.compiled = None
+        else:
+            fault = self.find_fault(record_graph)
+            if fault is not None:
+                say(f"warning: the CUDA graph cannot be recorded, so training is slower: {fault}")
                 self.replays[phase] = work
         for bucket, gradients in zip(self.buckets, before, strict=True):
             bucket.gradients.copy_(gradients)  # recording ran the work, which added to them
 
-    def compile_on_all_ranks(self, compiled: CompiledObjective, world: World) -> None:
-        """Compile, before anything waits for other ranks; fail on all ranks if one cannot."""
-        failure: Exception | None = None
+    def find_fault(self, work: Callable[[], None]) -> str | None:
+        """Do this on every rank; return why it fails, on all ranks if on one."""
+        fault = None
         try:
-            self.compute(compiled, self.inputs, self.scale, Phase(False, False))
+            work()
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            failure = error
-        n_failed = world.sum(torch.tensor(float(failure is not None)))
-        if failure is not None:
-            raise failure
-        if n_failed:
-            raise torch._dynamo.exc.TorchDynamoException("another rank cannot compile it")
+            fault = summarize_error(error)
+        n_failed = self.world.sum(torch.tensor(float(fault is not None)))
+        return fault or ("it fails on another rank" if n_failed else None)
+
+    def close(self) -> None:
+        self.replays.clear()
 
     def clear_gradients(self) -> None:
         if self.shares is None:  # with shares, the next update replaces them

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Iterator
 from copy import copy
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, proxy
 
 import torch
 from torch import Tensor, nn
@@ -155,6 +155,7 @@ class Shares:
     def start(self, is_first: bool, is_last: bool) -> None:
         """Before a micro-batch of an update: if it is the first, begin to collect new weights."""
         self.is_first, self.is_last, self.waiting = is_first, is_last, list(self.layers)
+        self.sums.clear()  # a micro-batch that failed leaves some
         for bucket in self.layers:
             bucket.is_complete = False
         if is_first:
@@ -217,9 +218,14 @@ class Shares:
 
 # ---- a layer, compiled or not ------------------------------------------------------------------------------------
 
-# What a compiled graph calls has tensors and numbers as arguments, so here a number is a layer.
+# What a compiled graph calls has tensors and numbers as arguments, so here a number is a layer. It is a
+# constant of the compiled code: the same numbers find code that was compiled for an earlier model.
 _sharing: WeakValueDictionary[int, "SharingLayer"] = WeakValueDictionary()
-_numbers = itertools.count()
+
+
+def _find_free_number() -> int:
+    """Return the smallest number that no living layer has."""
+    return next(number for number in itertools.count() if number not in _sharing)
 
 
 class SharingLayer(nn.Module):
@@ -227,11 +233,13 @@ class SharingLayer(nn.Module):
 
     def __init__(self, layer: nn.Module, names: list[str], shares: Shares, bucket: Bucket) -> None:
         super().__init__()
-        self.layer, self.shares, self.bucket = layer, shares, bucket
+        self.layer, self.bucket = layer, bucket
+        # not a reference, because the shares have one to this
+        self.shares: Shares = proxy(shares)
         vectors = {name: p for name, p in layer.named_parameters() if name not in names}
         self.names = [*names, *vectors]
         self.matrices, self.vectors = list(bucket.parameters.values()), list(vectors.values())
-        self.number = next(_numbers)
+        self.number = _find_free_number()
         _sharing[self.number] = self
         # A compiler drops what has no result, so handing over gradients has one: that of this token.
         self.token = torch.zeros(1, device=self.matrices[0].device, requires_grad=True)
