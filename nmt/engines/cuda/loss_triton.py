@@ -58,6 +58,21 @@ def _pack_pairs(even, odd):
 
 
 @loss_kernel
+def _replace_padding(even, odd, column, n_vocab, value):
+    """Put a value in the place of what is in columns from n_vocab on."""
+    return tl.where(column < n_vocab, even, value), tl.where(column + 1 < n_vocab, odd, value)
+
+
+@loss_kernel
+def _store_losses(smoothed, nll, row_number, counts, at_label, top, total, sums, gold, others):
+    """Store the losses of a row. `total` is the sum of exp(logit - top), and `sums` adds up to that of logits."""
+    log_total = top + tl.log(total)
+    loss = log_total - gold * at_label - others * tl.sum(sums, 0)
+    tl.store(nll + row_number, tl.where(counts, log_total - at_label, 0.0))
+    tl.store(smoothed + row_number, tl.where(counts, loss, 0.0))
+
+
+@loss_kernel
 def loss_rows_once(
     logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
     PAIRS: constexpr, PARTS: constexpr, FULL_PARTS: constexpr, NEEDS_GRAD: constexpr,
@@ -90,10 +105,10 @@ def loss_rows_once(
         even, odd = _unpack_pairs(parts[n])
         if n >= FULL_PARTS:
             column = 2 * (n * PAIRS + pair)
-            sums += tl.where(column < n_vocab, even, 0.0)
-            sums += tl.where(column + 1 < n_vocab, odd, 0.0)
-            even = tl.where(column < n_vocab, even, -float("inf"))
-            odd = tl.where(column + 1 < n_vocab, odd, -float("inf"))
+            in_even, in_odd = _replace_padding(even, odd, column, n_vocab, 0.0)
+            sums += in_even
+            sums += in_odd
+            even, odd = _replace_padding(even, odd, column, n_vocab, -float("inf"))
         else:
             sums += even + odd
         tops = tl.maximum(tops, tl.maximum(even, odd))
@@ -105,14 +120,10 @@ def loss_rows_once(
         even, odd = _unpack_pairs(parts[n])
         if n >= FULL_PARTS:
             column = 2 * (n * PAIRS + pair)
-            even = tl.where(column < n_vocab, even, -float("inf"))
-            odd = tl.where(column + 1 < n_vocab, odd, -float("inf"))
+            even, odd = _replace_padding(even, odd, column, n_vocab, -float("inf"))
         totals += tl.exp(even - top) + tl.exp(odd - top)
     total = tl.where(counts, tl.sum(totals, 0), 1.0)
-    log_total = top + tl.log(total)
-    loss = log_total - gold * at_label - others * tl.sum(sums, 0)
-    tl.store(nll + row_number, tl.where(counts, log_total - at_label, 0.0))
-    tl.store(smoothed + row_number, tl.where(counts, loss, 0.0))
+    _store_losses(smoothed, nll, row_number, counts, at_label, top, total, sums, gold, others)
 
     # write the gradient
     if NEEDS_GRAD:
@@ -123,8 +134,7 @@ def loss_rows_once(
             odd = tl.where(counts, tl.exp(odd - top) * share - others, 0.0)
             if n >= FULL_PARTS:
                 column = 2 * (n * PAIRS + pair)
-                even = tl.where(column < n_vocab, even, 0.0)
-                odd = tl.where(column + 1 < n_vocab, odd, 0.0)
+                even, odd = _replace_padding(even, odd, column, n_vocab, 0.0)
                 is_written = pair < n_pairs - n * PAIRS
                 tl.store(all_pairs + n * PAIRS + pair, _pack_pairs(even, odd), is_written)
             else:
@@ -159,10 +169,7 @@ def loss_rows_twice(
         top = new_top
         sums += tl.where(columns < n_vocab, part, 0.0)
     total = tl.where(counts, total, 1.0)
-    log_total = top + tl.log(total)
-    loss = log_total - gold * at_label - others * tl.sum(sums, 0)
-    tl.store(nll + row_number, tl.where(counts, log_total - at_label, 0.0))
-    tl.store(smoothed + row_number, tl.where(counts, loss, 0.0))
+    _store_losses(smoothed, nll, row_number, counts, at_label, top, total, sums, gold, others)
     if NEEDS_GRAD:
         for start in range(0, n_columns, BLOCK):
             columns = start + tl.arange(0, BLOCK)
