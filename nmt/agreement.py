@@ -5,10 +5,12 @@ everywhere. What does not record its properties matches anything, such as a mode
 language.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from nmt.config import DataConfig
+from nmt.languages import read_names
 from nmt.system.errors import UserError
 
 Property = Literal["direction", "BPE model", "training data"]
@@ -45,16 +47,33 @@ def find_direction(data: DataConfig) -> str | None:
     return "-".join(names)
 
 
-def check_sides(src: str | None, tgt: str | None, name: str, direction: str | None) -> None:
-    """Refuse a file for a side whose name ends in the other side's language, such as text.de for en-de."""
+def check_sides(
+    sources: Sequence[str | None],
+    targets: Sequence[str | None],
+    outputs: Sequence[str | None],
+    what: str,
+    direction: str | None,
+    remedy: str = "give the right file or model, or rename the file",
+) -> None:
+    """Refuse a file whose name ends in another language than that of its side, such as text.de as the source
+    of en-de. The name of translations may also have the source's: text.en.out. `what` precedes the direction
+    in the message.
+    """
     if direction is None:
         return
-    src_language, tgt_language = direction.split("-")
-    sides = (src, src_language, tgt_language), (tgt, tgt_language, src_language)
-    for path, language, other in sides:
-        endings = Path(path or "").suffixes
-        if f".{other}" in endings and f".{language}" not in endings:
-            raise UserError(
-                f"{path}: its name says {other}, but {name} translates {direction}, and {language} is "
-                "needed here; give the right file or model, or rename the file"
-            )
+    src, tgt = direction.split("-")
+    languages = {src, tgt}
+    if languages <= read_names().keys():  # otherwise en may be their eng
+        languages.update(read_names())
+    for paths, language, allowed in (
+        (sources, src, {src}),
+        (targets, tgt, {tgt}),
+        (outputs, tgt, {src, tgt}),
+    ):
+        for path in paths:
+            named = {ending[1:] for ending in Path(path or "").suffixes} & languages
+            if named and not named & allowed:
+                raise UserError(
+                    f"{path}: its name says {max(named)}, but {what} {direction}, and {language} is "
+                    f"needed here; {remedy}"
+                )

@@ -103,7 +103,8 @@ def score_files(args: Namespace) -> int:
         1 if args.on else args.workers,
     )
     here = start()
-    check_sides(args.src, args.tgt, args.checkpoints[0], here.scorer.translator.direction)
+    what = f"{args.checkpoints[0]} translates"
+    check_sides([args.src], [args.tgt], [], what, here.scorer.translator.direction)
 
     totals = ScoreTotals()
     with ExitStack() as stack:

@@ -210,6 +210,7 @@ def translate_text(args: Namespace) -> int:
 
     tune_process()  # before torch is imported
 
+    from nmt.agreement import check_sides, find_direction
     from nmt.api import open_model
     from nmt.system.errors import UserError
     from nmt.system.progress import say
@@ -235,6 +236,10 @@ def translate_text(args: Namespace) -> int:
     model = here.model
     decoding = model.config.decoding
     warn_if_untagged(model.config.data, decoding.tag)
+    if decoding.tag is None:  # it may choose a language
+        what = f"{args.checkpoints[0]} translates"
+        direction = find_direction(model.config.data)
+        check_sides([args.input], [args.prefix], [args.output], what, direction)
     if args.engine == "ctranslate2":
         say(f"{model.translator.engine}: with its own search, see docs/decoding.md")
     if layout.request.n_best > decoding.beam and not decoding.sample:

@@ -197,6 +197,11 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
     if is_text:
         data = override_config(RunConfig(), request.overrides).data
         (name,) = names
+        if not request.is_forced:
+            remedy = "give these as settings, such as data.tgt=fr, or rename the file"
+            what = "data.src and data.tgt are"
+            asked = request.test_set
+            check_sides([asked.src], asked.refs, [name], what, find_direction(data), remedy)
         test = request.test_set.open(data)
         system = System(name, data, test, list(read_lines(TextFile(Path(name)))))
     else:
@@ -222,7 +227,7 @@ def _check_languages(model: LoadedModel, test_set: TestSetChoice) -> None:
         find_direction(model.config.data),
         "leave these out, or give --force if they are other names of the same languages",
     )
-    check_sides(test_set.src, test_set.refs[0] if test_set.refs else None, name, direction)
+    check_sides([test_set.src], test_set.refs, [], f"{name} translates", direction)
 
 
 def _check_folders(names: Sequence[str]) -> None:

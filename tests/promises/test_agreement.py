@@ -14,7 +14,7 @@ from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
 from support.untrained import make_checkpoint, make_vocab
 
 import nmt.api
-from nmt.agreement import find_direction
+from nmt.agreement import check_sides, find_direction
 from nmt.commands.average import main as nmt_average
 from nmt.commands.cli import run_command
 from nmt.commands.eval import main as nmt_eval
@@ -38,6 +38,7 @@ def call_api(function: Callable[..., object], *arguments: str) -> int:
     return run_command(work, "nmt-api")
 
 
+Capture = pytest.CaptureFixture[str]
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "translate": nmt_translate,
     "score": nmt_score,
@@ -67,6 +68,16 @@ CELLS = {
         "eval go --src corpus/test.de --ref corpus/test.en": "go en-de test.de rename",
         f"eval back {TEST}": "back de-en test.en rename",
         f"score back {TEXTS}": "back de-en test.en rename",
+        "translate go -i few.fr": "go en-de few.fr en rename",
+        "translate go -i corpus/test.de": "go en-de test.de en rename",
+        "translate go -i corpus/test.en --prefix few.fr": "go en-de few.fr de rename",
+        "score go --src few.fr --tgt corpus/test.de": "go en-de few.fr en rename",
+        "eval go --src few.fr --ref corpus/test.de": "go en-de few.fr en rename",
+        "eval --hypotheses few.fr --ref chinese": "few.fr data.tgt en-de settings",
+        "eval --hypotheses chinese --ref few.fr": "few.fr data.tgt en-de settings",
+        "eval --hypotheses chinese --ref chinese --ref few.fr": "few.fr data.tgt en-de settings",
+        "eval --hypotheses few.fr --src few.en --ref few.fr": "few.fr data.tgt en-de settings",
+        "eval --compare few.fr chinese --ref chinese": "few.fr data.tgt en-de settings",
         "average run/checkpoints/last run-back/checkpoints/last -o mean": "run run-back data.src",
     },
     "BPE model": {
@@ -137,6 +148,8 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name, text in ODD_TEXTS.items():
             Path(name).write_bytes(text)
         shutil.copy("chinese", "copy")
+        for name in ("few.fr", "few.en", "few.en.out"):
+            shutil.copy("other/train.en", name)
         make_checkpoint(Path("strange"), make_vocab(folder, size=79))
         turned = "data.src=de data.tgt=en data.train=[{src: train.de, tgt: train.en}] data.store=b"
         for settings in (
@@ -158,7 +171,7 @@ def name_config(folder: Path) -> list[str]:
     ("what", "line"), [(what, line) for what, lines in CELLS.items() for line in lines]
 )
 def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
-    what: str, line: str, ground: Path, capsys: pytest.CaptureFixture[str]
+    what: str, line: str, ground: Path, capsys: Capture
 ) -> None:
     command, *words = line.split()
     if command == "train":
@@ -175,9 +188,34 @@ def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
         assert Path("result").read_text() == "of yesterday"
 
 
+def test_an_output_in_the_wrong_language_is_not_written(ground: Path, capsys: Capture) -> None:
+    assert COMMANDS["translate"](["go", "-i", "chinese", "-o", "new.fr"]) == 2
+    assert "new.fr: its name says fr, but go translates en-de, and de is needed here" in (
+        capsys.readouterr().err
+    )
+    assert not Path("new.fr").exists()
+
+
+def test_names_that_fit_or_name_no_language_do_not_disturb() -> None:
+    for source in (
+        "few.txt",
+        "test.tok",
+        "few.en",
+        "few.en.gz",
+        "few.de.en",
+        "few.en_GB",
+        "few.de-en.tok",
+    ):
+        check_sides([source, None], [], [], "go translates", "en-de")
+    for output in ("few.de", "few.en.out", "few", "few.json", "de.fr/few", ".fr"):
+        check_sides([], [], [output, None], "go translates", "en-de")
+    check_sides(["few.en"], ["few.de"], [], "go translates", "eng-deu")  # codes of another list
+    check_sides(["few.fr"], ["few.fr"], ["few.fr"], "go translates", None)
+
+
 @pytest.mark.parametrize("line", NAMED)
 def test_a_text_that_is_not_what_it_seems_is_named_once(
-    line: str, ground: Path, capsys: pytest.CaptureFixture[str]
+    line: str, ground: Path, capsys: Capture
 ) -> None:
     command, *words = shlex.split(line)
     if command in ("train", "prepare"):
