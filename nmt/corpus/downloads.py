@@ -25,8 +25,8 @@ from nmt.corpus.hub import (
     is_offline,
     show_as_folder,
 )
-from nmt.corpus.text_files import describe_error
-from nmt.known_test_sets import SACREBLEU_NAMES
+from nmt.corpus.text_files import COMPRESSED, describe_error
+from nmt.known_test_sets import OUR_NAMES, SACREBLEU_NAMES
 from nmt.system.errors import UserError
 from nmt.system.extras import import_extra
 
@@ -240,6 +240,49 @@ def _explain_failures(corpus: CorpusConfig) -> Iterator[None]:
 
 
 def find_test_set_files(name: str, data: DataConfig) -> tuple[Path, Path]:
+    """The two files of a known test set: sacreBLEU's own, otherwise NAME.LANG or NAME-src.LANG and
+    NAME-ref.LANG beside the corpora.
+    """
+    try:
+        return _find_files_of_sacrebleu(name, data)
+    except UserError as error:
+        problem = error
+    stems = list(dict.fromkeys([name, OUR_NAMES.get(name, name)]))
+    folders = _list_folders(data)
+    for folder in folders:
+        for stem in stems:
+            src = _find_side(folder, stem, "src", data.src)
+            ref = _find_side(folder, stem, "ref", data.tgt)
+            if src and ref:
+                return src, ref
+    raise UserError(
+        f"{problem} (or put {stems[-1]}.{data.src} and {stems[-1]}.{data.tgt} into {folders[0]})"
+    ) from None
+
+
+def _list_folders(data: DataConfig) -> list[Path]:
+    """data.root and the folders of the corpora, each once."""
+    root = Path(data.root)
+    folders = [root]
+    for corpus in (data.test, data.valid, *data.train):
+        if corpus is None:
+            continue
+        for name in (corpus.archive or corpus.src, corpus.file):
+            if name is not None:
+                folders.append((root / name).parent)
+    return list(dict.fromkeys(folders))
+
+
+def _find_side(folder: Path, stem: str, side: str, language: str) -> Path | None:
+    for name in (f"{stem}.{language}", f"{stem}-{side}.{language}"):
+        for ending in ("", *COMPRESSED):
+            path = folder / f"{name}{ending}"
+            if path.is_file():
+                return path
+    return None
+
+
+def _find_files_of_sacrebleu(name: str, data: DataConfig) -> tuple[Path, Path]:
     """Source and first reference of a test set, downloaded by sacreBLEU if it has to be and may be."""
     import sacrebleu
     from sacrebleu.dataset import DATASETS

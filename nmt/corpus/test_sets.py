@@ -17,7 +17,7 @@ from pathlib import Path
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.downloads import find_test_set_files, is_test_set_cached
 from nmt.corpus.reader import Pair, describe_corpus, read_pairs
-from nmt.corpus.text_files import COMPRESSED, TextFile, read_lines
+from nmt.corpus.text_files import TextFile, read_lines
 from nmt.known_test_sets import KNOWN_SETS, OUR_NAMES, KnownSet
 from nmt.system.errors import UserError
 
@@ -71,17 +71,20 @@ def _replace_odd(name: str) -> str:
 
 def open_test_set(name_or_corpus: str | CorpusConfig, data: DataConfig) -> TestSet:
     """The set of that name or of that corpus, from data.src to data.tgt."""
-    if isinstance(name_or_corpus, CorpusConfig):
-        pairs = list(read_pairs(name_or_corpus, data))
-        return _make_test_set(
-            describe_corpus(name_or_corpus), pairs, _find_claims(name_or_corpus), data, LABELS
-        )
-    src, ref = _find_files(name_or_corpus, data)
+    if isinstance(name_or_corpus, str):
+        shown = name = name_or_corpus
+    else:
+        shown = describe_corpus(name_or_corpus)
+        if name_or_corpus.sacrebleu is None:
+            pairs = list(read_pairs(name_or_corpus, data))
+            return _make_test_set(shown, pairs, _find_claims(name_or_corpus), data, LABELS)
+        name = name_or_corpus.sacrebleu
+    src, ref = find_test_set_files(name, data)
     corpus = CorpusConfig(src=str(src), tgt=str(ref))
     raw = read_pairs(corpus, replace(data, root="."))
     pairs = [Pair(normalize_line(pair.src), normalize_line(pair.tgt)) for pair in raw]
-    claim = OUR_NAMES.get(name_or_corpus, name_or_corpus)
-    test_set = _make_test_set(name_or_corpus, pairs, {claim}, data, (str(src), str(ref)))
+    claim = OUR_NAMES.get(name, name)
+    test_set = _make_test_set(shown, pairs, {claim}, data, (str(src), str(ref)))
     if test_set.warning:
         raise UserError(
             f"{test_set.warning}; replace it with the real test set, or remove it so that sacreBLEU downloads it"
@@ -151,52 +154,6 @@ def find_lines(whole: Sequence[Pair], part: Sequence[Pair]) -> tuple[int, ...] |
     return tuple(sorted(chosen))
 
 
-# ---- where it is ------------------------------------------------------------------------------------------------
-
-
-def _find_files(name: str, data: DataConfig) -> tuple[Path, Path]:
-    """The two files of a set: sacreBLEU's own, otherwise NAME.LANG or NAME-src.LANG and
-    NAME-ref.LANG beside the corpora.
-    """
-    try:
-        return find_test_set_files(name, data)
-    except UserError as error:
-        problem = error
-    stems = list(dict.fromkeys([name, OUR_NAMES.get(name, name)]))
-    folders = _list_folders(data)
-    for folder in folders:
-        for stem in stems:
-            src = _find_side(folder, stem, "src", data.src)
-            ref = _find_side(folder, stem, "ref", data.tgt)
-            if src and ref:
-                return src, ref
-    raise UserError(
-        f"{problem} (or put {stems[-1]}.{data.src} and {stems[-1]}.{data.tgt} into {folders[0]})"
-    ) from None
-
-
-def _list_folders(data: DataConfig) -> list[Path]:
-    """data.root and the folders of the corpora, each once."""
-    root = Path(data.root)
-    folders = [root]
-    for corpus in (data.test, data.valid, *data.train):
-        if corpus is None:
-            continue
-        for name in (corpus.archive or corpus.src, corpus.file):
-            if name is not None:
-                folders.append((root / name).parent)
-    return list(dict.fromkeys(folders))
-
-
-def _find_side(folder: Path, stem: str, side: str, language: str) -> Path | None:
-    for name in (f"{stem}.{language}", f"{stem}-{side}.{language}"):
-        for ending in ("", *COMPRESSED):
-            path = folder / f"{name}{ending}"
-            if path.is_file():
-                return path
-    return None
-
-
 # ---- what it is -------------------------------------------------------------------------------------------------
 
 
@@ -209,8 +166,6 @@ def _list_texts() -> Iterator[tuple[KnownSet, Mapping[str, str]]]:
 
 def _find_claims(corpus: CorpusConfig) -> set[str]:
     """The sets that a corpus names: newstest2013.en + newstest2013.de name one."""
-    if corpus.sacrebleu is not None:
-        return {OUR_NAMES.get(corpus.sacrebleu, corpus.sacrebleu)}
     if corpus.src is None or corpus.tgt is None:
         return set()
     src, tgt = (re.findall(r"newstest20\d\d", Path(name).name) for name in (corpus.src, corpus.tgt))

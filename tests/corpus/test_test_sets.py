@@ -20,7 +20,7 @@ from support.needs import REAL_TEXT, needs_text
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus import test_sets as testsets
-from nmt.corpus.reader import Pair
+from nmt.corpus.reader import Pair, read_pairs
 from nmt.known_test_sets import KNOWN_SETS, PAPER_TEST_SET, SACREBLEU_NAMES, KnownSet
 from nmt.system.errors import UserError
 
@@ -137,6 +137,14 @@ def test_a_set_from_files_beside_the_corpora(
     assert "is not in sacreBLEU's cache" in complaint(asked, data)  # one side is no set
     write(Path(data.root) / names[1], REF)
     assert testsets.open_test_set(asked, data).known_as == "newstest2013"
+    # as a config names it; nmt-prepare searches the training text for these pairs
+    corpus = CorpusConfig(sacrebleu=asked)
+    found = testsets.open_test_set(corpus, data)
+    assert (found.name, found.known_as) == (f"sacrebleu {asked}", "newstest2013")
+    assert list(read_pairs(corpus, data)) == list(zip(SRC, REF, strict=True))
+    write(Path(data.root) / names[1], REF[::-1])
+    with pytest.raises(UserError, match="is not the de side of newstest2013"):
+        testsets.open_test_set(corpus, data)
 
 
 def test_the_folders_of_the_corpora_are_looked_into(data: DataConfig) -> None:
@@ -168,6 +176,8 @@ def test_nothing_there_is_one_line_with_the_remedies(data: DataConfig) -> None:
         "because HF_HUB_OFFLINE is set; give local files instead, "
         f"{{src: FILE, tgt: FILE}} (or put newstest2014.en and newstest2014.de into {root})"
     )
+    with pytest.raises(UserError, match="or put newstest2014.en and newstest2014.de into"):
+        testsets.open_test_set(CorpusConfig(sacrebleu="wmt14/full"), data)
     for typo, meant in (
         ("newstest14", "newstest2014"),
         ("newstst2013", "newstest2013"),
