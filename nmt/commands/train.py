@@ -152,8 +152,9 @@ def use_gpus(args: Namespace, device: str) -> None:
     with warnings.catch_warnings(action="ignore"):  # choose_device reports an old driver
         n_gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if (args.gpus or 1) > max(n_gpus, 1):
+        remedy = "use nmt-launch for ranks on a CPU" if device == "cpu" else "lower it"
         raise UserError(
-            f"--gpus {args.gpus}, but only {n_gpus} can be used here; lower it or leave it out"
+            f"--gpus {args.gpus}, but only {n_gpus} can be used here; {remedy} or leave it out"
         )
     if n_gpus < 2 or args.gpus == 1:
         return

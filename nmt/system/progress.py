@@ -60,8 +60,8 @@ class Progress:
     """Counts work done, and shows it: as a bar on a terminal, as lines in a log.
 
     `total` may change while the work goes on. At `ends_at` on the clock the work is over, even if
-    not all is done. `postfix` is text after the figures, such as `loss 3.21`. A log gets a line every
-    `line_s` seconds at most.
+    not all is done. With `starts_slowly`, the first piece of work does not count for the speed. `postfix`
+    is text after the figures, such as `loss 3.21`. A log gets a line every `line_s` seconds at most.
     """
 
     def __init__(
@@ -73,9 +73,11 @@ class Progress:
         is_shown: bool = True,
         line_s: float = 10.0,
         ends_at: float = math.inf,
+        starts_slowly: bool = False,
     ) -> None:
         self.what, self.total, self.unit = escape_line(what), total, unit
         self.start = self.done = start
+        self.is_starting = starts_slowly
         self.started_at = self.last_line = clock()
         self.is_shown, self.line_s, self.ends_at = is_shown, line_s, ends_at
         self.postfix = ""
@@ -94,6 +96,8 @@ class Progress:
     def advance(self, n: int = 1, postfix: str | None = None, may_print: bool = True) -> None:
         """Count `n` more as done. Without `may_print` a log gets no line now."""
         self.done += n
+        if self.is_starting:
+            self.start, self.started_at, self.is_starting = self.done, clock(), False
         if postfix is not None:
             self.postfix = postfix
         if self.bar is not None:
@@ -113,10 +117,13 @@ class Progress:
     def figures(self) -> str:
         rate = (self.done - self.start) / max(clock() - self.started_at, 1e-9)
         total = "" if self.total is None else f"/{self.total:,}"
-        speed = f"{rate:,.0f}/s" if rate >= 10 else f"{rate:,.2f}/s"
-        text = f"{self.done:,}{total} {self.unit}, {speed}"
+        text = f"{self.done:,}{total} {self.unit}"
+        if rate:
+            text += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:,.2f}/s"
+        left = self.ends_at - clock()
         if self.total and rate:
-            left = min((self.total - self.done) / rate, self.ends_at - clock())
+            left = min((self.total - self.done) / rate, left)
+        if self.total and left < math.inf:
             text += f", {format_duration(max(left, 0.0))} left"
         if self.postfix:
             text += f"  {self.postfix}"

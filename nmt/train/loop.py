@@ -84,6 +84,7 @@ class Trainer:
             world.is_main,
             SECONDS_BETWEEN_LINES,
             self.ends_at,
+            starts_slowly=True,
         )
         epoch_stores = self.setup.make_epoch_stores()
         with (

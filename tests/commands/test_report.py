@@ -34,6 +34,15 @@ def test_one_run_has_its_report_and_several_need_a_place(
     assert "one and one" in both.read_text()
 
 
+def test_a_run_that_is_not_there_is_named(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "nosuch"
+    assert main([str(missing)]) == main([str(run.path), str(missing), "-o", "both.html"]) == 2
+    message = f"nmt-report: error: {missing}: not found; give a run folder\n"
+    assert capsys.readouterr().err == 2 * message
+
+
 def test_nothing_but_a_report_is_replaced(
     run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ def test_it_times_updates_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
     store = dry_run.setup.store
-    assert timing.n_updates >= 3
+    assert timing.n_updates == 1 or timing.n_updates >= 3  # one, where three take too long
     assert 200 < timing.n_tgt / timing.n_updates <= config.training.tgt_tokens
     ratio = timing.n_src / timing.n_tgt
     assert ratio == pytest.approx(store.src.n_tokens / store.tgt.n_tokens, rel=0.05)

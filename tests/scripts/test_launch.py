@@ -407,7 +407,7 @@ def test_bf16_on_old_gpus_is_told_before_torchrun(many_gpus: Machine, tmp_path: 
         ("--plan", 8, {}, "using 1 of the 8 GPUs here; nmt-launch uses all"),
         ("--profile", 8, {}, "using 1 of the 8 GPUs here"),
         ("--gpus 2", 1, {}, "--gpus 2, but only 1 can be used here"),
-        ("--gpus 2 device=cpu", 8, {}, "--gpus 2, but only 0 can be used here"),
+        ("--gpus 2 device=cpu", 8, {}, "only 0 can be used here; use nmt-launch for ranks"),
         ("--gpus 4", 8, {"LOCAL_WORLD_SIZE": "8"}, "torchrun started 8"),
     ],
 )
@@ -636,6 +636,11 @@ def test_slurm_says_what_is_missing(machine: Machine) -> None:
     assert code == 2 and err.count("\n") == 1 and "sbatch" in err
     code, _, err = machine.run(SLURM, *machine.training, **JOB, PATH="/usr/bin:/bin")
     assert code == 2 and err.count("\n") == 1 and "nmt-launch is not on the PATH" in err
+
+
+def test_slurm_explains_itself_anywhere(machine: Machine) -> None:
+    code, out, err = machine.run(SLURM, "--help")
+    assert code == 0 and not err and "    sbatch --nodes 2" in out and "#" not in out
 
 
 # ---- the real torchrun --------------------------------------------------------------------------------------------

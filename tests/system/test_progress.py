@@ -53,6 +53,17 @@ def test_time_left_ends_with_the_time_allowed(time: list[float]) -> None:
     assert shown.line().endswith(", 0:00 left")
 
 
+def test_a_slow_start_does_not_count_for_the_speed(time: list[float]) -> None:
+    """Or the first line of a training would promise hours that it does not take."""
+    shown = Progress("training", 1000, "updates", start=99, starts_slowly=True)
+    time[0] = 60.0  # data, compilation, memory
+    shown.advance()
+    assert shown.line() == "training: 100/1,000 updates"
+    time[0] = 70.0
+    shown.advance(100)
+    assert shown.line() == "training: 200/1,000 updates, 10/s, 1:20 left"
+
+
 def test_a_line_waits_for_news_and_for_its_time(
     time: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,7 +96,7 @@ def test_a_bar_shows_what_a_line_does(time: list[float], monkeypatch: pytest.Mon
             )
 
     with Progress("reading", None, "lines"):
-        assert terminal.getvalue().endswith("\rreading: 0 lines, 0.00/s")
+        assert terminal.getvalue().endswith("\rreading: 0 lines")
 
 
 @pytest.mark.parametrize("state", ["absent", "closed", "broken"])

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from nmt.config import RunConfig
-from nmt.data.loader import Loader, Update
+from nmt.data.loader import Loader, MicroBatch, Update
+from nmt.data.plan import Cursor
 from nmt.extras.profile.cost import DeviceTimer, reset_peak_memory
 from nmt.system.device import name_machine, read_peak_memory
 from nmt.system.progress import Progress, clock
@@ -62,11 +63,11 @@ class DryRun:
         """
         return self.setup.make_loader(lambda _: self.setup.store)
 
-    def run(self, updates: Loader | Iterator[Update], n: int, what: str = "warming up") -> Timing:
+    def run(self, updates: Loader | Iterator[Update], n: int, what: str) -> Timing:
         """Do `n` updates; all ranks must call this."""
         setup, world = self.setup, self.world
         timing, timer = Timing(), DeviceTimer(world.device)
-        progress = Progress(what, n, "updates", is_shown=world.is_main)
+        progress = Progress(what, n, "updates", is_shown=world.is_main, starts_slowly=True)
         reset_peak_memory(world.device)
         timer.mark()
         with progress, explain_out_of_memory(self.setup.micro_tokens):
@@ -84,14 +85,25 @@ class DryRun:
         timing.peak = read_peak_memory(world.device)
         return timing
 
+    def run_batch(self, order: np.ndarray, micro_tokens: int, what: str) -> int:
+        """Do an update of as many of the first pairs of `order` as fit, and return its peak memory."""
+        setup = self.setup
+        batch = make_full_batch(setup.store, order, micro_tokens, setup.shape)
+        batch = batch.to(self.world.device)
+        update = Update([MicroBatch(0, batch)], batch.src.n_live, batch.n_tokens, Cursor())
+        return self.run(iter([update]), 1, what).peak
+
     def run_for(self, updates: Loader | Iterator[Update], seconds: float, what: str) -> Timing:
-        """Do as many updates as take about `seconds`, at least three, after some that warm up."""
-        first_s = self.run(updates, 1).mean_s
-        if self.setup.shape is not None:
-            first_s = self.run(updates, 1).mean_s  # the very first one compiled and recorded
+        """Do as many updates as take about `seconds`, after some that warm up. Where three would take too
+        long, do one.
+        """
+        if self.step == 0:
+            self.run(updates, 1, what)  # it allocates, compiles and records
+        timing = self.run(updates, 1, what)
         # Decided by the main rank, because all ranks must run the same number.
-        is_slow = self.world.broadcast(first_s) > seconds / 5  # three more would take too long
-        update_s = first_s if is_slow else min(self.run(updates, 3).seconds)
+        if self.world.broadcast(timing.mean_s) > seconds / 5:
+            return timing
+        update_s = min(self.run(updates, 3, what).seconds)
         n = int(self.world.broadcast(max(float(MIN_TIMED_UPDATES), seconds / update_s)))
         return self.run(updates, n, what)
 

@@ -4,12 +4,9 @@ An estimate is made of what was measured: the micro-batches that need most memor
 of typical updates. What could not be measured is listed as not included.
 """
 
-import itertools
 import math
 from dataclasses import dataclass
 
-from nmt.data.loader import MicroBatch, Update
-from nmt.data.plan import Cursor
 from nmt.extras.profile.cost import AVERAGE_BYTES, CHECKPOINT_BYTES
 from nmt.extras.profile.dry_run import (
     DryRun,
@@ -19,7 +16,7 @@ from nmt.extras.profile.dry_run import (
     format_rows,
 )
 from nmt.system.progress import format_duration
-from nmt.train.memory_probe import make_full_batch, order_by_memory
+from nmt.train.memory_probe import order_by_memory
 
 TIMED_S = 35.0
 # Bytes a second that sums over ranks reach: of eight GPUs in one machine, and between machines
@@ -55,7 +52,7 @@ def estimate_run(dry_run: DryRun, price: float | None = None) -> Estimate:
     training = setup.config.training
     peak = _measure_peak(dry_run)
     with dry_run.updates() as updates:
-        timing = dry_run.run_for(updates, TIMED_S, "typical updates")
+        timing = dry_run.run_for(updates, TIMED_S, "3 of 3, typical updates")
     validation_s = world.broadcast(dry_run.dev_seconds() + dry_run.decoding_seconds())
 
     n_validations = math.ceil(training.steps / training.validate_every)
@@ -88,12 +85,11 @@ def estimate_run(dry_run: DryRun, price: float | None = None) -> Estimate:
 def _measure_peak(dry_run: DryRun) -> int:
     """Return the peak memory of updates of the longest sentences and of the most sentences."""
     setup = dry_run.setup
-    peaks = []
-    for order in order_by_memory(setup.store):
-        batch = make_full_batch(setup.store, order, setup.micro_tokens, setup.shape)
-        batch = batch.to(setup.world.device)
-        update = Update([MicroBatch(0, batch)], batch.src.n_live, batch.n_tokens, Cursor())
-        # Two updates, because the optimizer allocates its moments at the end of the first.
-        twice = itertools.repeat(update)
-        peaks.append(dry_run.run(twice, 2, "largest micro-batches").peak)
+    longest, most = order_by_memory(setup.store)
+    peaks = [
+        # a single pair first, because the optimizer allocates its moments at the end of an update
+        dry_run.run_batch(longest, 1, "starting"),
+        dry_run.run_batch(longest, setup.micro_tokens, "1 of 3, the longest sentences"),
+        dry_run.run_batch(most, setup.micro_tokens, "2 of 3, the most sentences"),
+    ]
     return max(peaks)
