@@ -407,7 +407,7 @@ def test_bf16_on_old_gpus_is_told_before_torchrun(many_gpus: Machine, tmp_path: 
         ("--plan", 8, {}, "using 1 of the 8 GPUs here; nmt-launch uses all"),
         ("--profile", 8, {}, "using 1 of the 8 GPUs here"),
         ("--gpus 2", 1, {}, "--gpus 2, but only 1 can be used here"),
-        ("--gpus 2 device=cpu", 8, {}, "only 0 can be used here; use nmt-launch for ranks"),
+        ("--gpus 2 device=cpu", 8, {}, "but only 0 can be used here; use nmt-launch"),
         ("--gpus 4", 8, {"LOCAL_WORLD_SIZE": "8"}, "torchrun started 8"),
     ],
 )
