@@ -969,7 +969,7 @@ def _is_another_corpus(old: dict[str, Any], new: dict[str, Any]) -> bool:
 def parse_override(text: str) -> PlacedSetting:
     """Return the setting that `section.key=value` on a command line gives."""
     key, equals, value = text.partition("=")
-    if not equals or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", key):
+    if not equals or not re.fullmatch(r"[a-z_0-9-]+(\.[a-z_0-9-]+)*", key):
         raise UserError(
             f"{text!r} is not of the form section.key=value (for example training.steps=1000)"
         )

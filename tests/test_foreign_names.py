@@ -11,12 +11,12 @@ from nmt.system.errors import UserError
 
 # What people write from memory, whatever the toolkit.
 REMEMBERED = """
-    accum_count adam_eps alpha batch_size beam beam_size bf16 bpe-codes clip-norm dec_layers
-    decoder-layers dropout early_stopping enc_layers encoder_ffn_dim eval_steps finetune-from-model fp16
-    gpu_ranks gradient_accumulation_steps heads hidden_size keep-last-epochs label-smoothing
-    learning_rate lenpen load_from lr max-epoch max-tokens max-update max_grad_norm max_steps n_best
-    nbest num_beams num_layers num_train_epochs pretrained-model replace-unk report_to restore-file
-    rnn_size save-interval save_checkpoint_steps seed share-all-embeddings share_decoder_embeddings
+    accum_count adam_eps alpha arch batch-type batch_size beam beam_size bf16 bpe-codes clip-norm criterion
+    dec_layers decoder-layers dropout early_stopping enc_layers encoder_ffn_dim eval-bleu eval_steps finetune-from-model fp16
+    gpu_ranks gradient_accumulation_steps heads hidden_size keep-best-checkpoints keep-last-epochs
+    label-smoothing lc learning_rate lenpen load_from lowercase lr max-epoch max-tokens max-update max_grad_norm max_steps n_best
+    nbest num_beams num_layers num_train_epochs optimizer pretrained-model replace-unk report_to restore-file
+    rnn_size save-interval save_checkpoint_steps scoring seed share-all-embeddings share_decoder_embeddings
     src_vocab tensorboard-logdir tgt_vocab train_from train_steps transformer_ff update-freq
     valid_steps vocab_size warmup warmup-updates word_vec_size world_size
     """.split()
@@ -49,6 +49,8 @@ def test_what_people_remember_is_known(name: str) -> None:
             "batch_size=80",
             "batch_size: unknown setting; it is training.src_tokens here (tokens, not",
         ),
+        ("max-tokens=80", "max-tokens: unknown setting; it is training.src_tokens here (tokens,"),
+        ("training.max-epoch=3", "training.max-epoch: unknown setting; it is training.max_epochs"),
         ("training.max_epoch=3", "training.max_epoch: unknown setting; it is training.max_epochs"),
         ("training.seed=3", "training.seed: unknown setting; it is seed here"),
         ("training.engine=any", "training.engine: unknown setting; on a CPU training always"),
@@ -74,6 +76,31 @@ def test_a_setting_of_another_toolkit_is_explained(setting: str, complaint: str)
             "train",
             "-c demo.yaml --max-update 9",
             "--max-update: unknown option; it is training.steps=...",
+        ),
+        (
+            "train",
+            "-c demo.yaml --arch transformer",
+            "--arch: unknown option; it is nmt-train --config here (",
+        ),
+        (
+            "train",
+            "-c demo.yaml --optimizer adam",
+            "--optimizer: unknown option; it is optimizer.beta1=... and",
+        ),
+        (
+            "train",
+            "-c demo.yaml --batch-type tokens",
+            "--batch-type: unknown option; it is training.src_tokens=... here (tokens,",
+        ),
+        (
+            "train",
+            "-c demo.yaml --criterion label_smoothed_cross_entropy",
+            "--criterion: unknown option; it is training.label_smoothing=... here (",
+        ),
+        (
+            "eval",
+            "--hypotheses a --ref b --lowercase",
+            "--lowercase: unknown option; it is nmt-eval --ladder here (",
         ),
         ("train", "-c demo.yaml --nonsense 9", "unrecognized arguments: --nonsense"),
     ],
