@@ -542,6 +542,8 @@ def _list_notes(
     table = "Table 2"
     if (conformance.model, conformance.pair) == ("big", "en-fr"):
         table = "Table 2; 41.0 in the text of section 6.1"
+    if any(row.key == "data.test" and row.deviates for row in conformance.rows):
+        table += ", on newstest2014: not to be compared with scores of this test set"
     notes = [f"{row.name}: {row.why}." for row in conformance.rows if row.why and not row.deviates]
     return [
         *notes,
