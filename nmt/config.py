@@ -611,8 +611,8 @@ class DecodingConfig:
     # default of nmt-translate, nmt-serve and nmt.api.load is true; nmt-eval and validation score lines
     # as they are.
     lower_capitals: bool = False
-    # How many source pieces to decode together; null: 4,096 on a CPU, 16,384 on a GPU. In fp32 it
-    # does not change results.
+    # How many source pieces to decode together; null: 4,096 on a CPU, and on a GPU by the size of the
+    # model, 65,536 for base (docs/decoding.md#speed). In fp32 it does not change results.
     batch_tokens: int | None = default(None, SIZE)
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {

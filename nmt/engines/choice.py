@@ -51,7 +51,7 @@ def choose_for_search(
     if device.type == "cuda":
         from nmt.engines.cuda.recorded_search import RecordedEngine
 
-        engine: SearchEngine = RecordedEngine()
+        engine: SearchEngine = RecordedEngine(models)
     else:
         engine = choose_cpu_engine(models, config)
     engine.backend = choose_backend(device.type)

@@ -19,6 +19,7 @@ from nmt.data.loader import make_batch
 from nmt.data.plan import split_pairs
 from nmt.data.store import REMEDY, TokenStore, open_store
 from nmt.data.vocab import Vocabulary
+from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
 from nmt.score.score import Score, compute_perplexity, score_bleu, score_chrf
 from nmt.system.errors import UserError
@@ -121,13 +122,10 @@ def compute_dev_nll(
         n_tokens[group] += batch.n_tokens
 
     mine = batches[world.rank :: world.size]
-    was_training = model.training
-    model.eval()
     work = halve_until_it_fits(mine, score, torch.cuda.empty_cache)
-    is_done = stop.run_in_step(work, world)
-    model.train(was_training)
-    if not is_done:
-        return None
+    with suspend_dropout(model):
+        if not stop.run_in_step(work, world):
+            return None
     counts = torch.tensor(n_tokens, dtype=torch.float64, device=world.device)
     sums, counts = world.sum(torch.stack((nll_sums, counts))).cpu()
     by_length = {}

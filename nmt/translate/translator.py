@@ -55,6 +55,8 @@ SAID_OF_CAPITALS = (
     "decoding.lower_capitals=false leaves them as they are"
 )
 SHOWN_OF_PART = 60  # characters, in a message
+# By which lines are given at a time, even if batches are larger: others may wait for them.
+MOST_CHUNK_TOKENS = 32_768
 Candidates = list["Translation"]  # of a line, best first
 
 
@@ -406,7 +408,7 @@ class Translator(TextToText):
         super().__init__(vocab, config, model.config, *(other.config for other in others))
         self.models, self.device = [model, *others], device
         self.search_engine = choose_engine(self.models, config, device)
-        self.usual_batch_tokens = self.search_engine.batch_tokens
+        self.usual_batch_tokens = min(self.search_engine.batch_tokens, MOST_CHUNK_TOKENS)
         for each in self.models:
             use_backend(each, self.search_engine.backend)
 

@@ -1,18 +1,22 @@
 """How long beam search would take on a GPU, from a counted step: newstest2014's size, base, beam 4,
 bf16.
 
-    python scripts/bench/count_decoding.py
+    python scripts/bench/count_decoding.py [--lengths FILE]
 
 No GPU is needed. One step of the search by recorded steps runs on the CPU with the real model, and
 every operation is noted with the bytes that it reads and writes, for two numbers of sentences; so
 what grows with sentences is separated from what does not. Then a test set of 3,003 sentences of news
-lengths is gone through step by step, in the shapes that the search would take, at the rates of
-`roofline.py`. A model, not a measurement; the costs of recording are guesses.
+lengths, or of those in FILE (source pieces with eos, one number a line), is gone through batch by
+batch and step by step, in the shapes that the search would take, at the rates of `roofline.py`, by
+the constants of now and by earlier ones. A model, not a measurement; what a launch from Python and
+a graph cost is guessed.
 """
 
 import argparse
+import functools
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +26,29 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.data.batch import pack
+from nmt.engines.cuda import graph_search
+from nmt.engines.cuda.cuda_graph import WARM_UPS
+from nmt.engines.cuda.graph_search import (
+    FIRST_CAPACITY,
+    GraphSearch,
+    count_steps,
+    find_full_capacity,
+)
+from nmt.engines.cuda.recorded_search import RecordedEngine
+from nmt.model.cache import round_up_source_width, round_up_to_class
+from nmt.model.transformer import Transformer
 from nmt.system.tables import Table
+from nmt.translate.batching import split_by_budget
+from nmt.translate.search_rules import make_rules
 
 N_VOCAB, BEAM, SENTENCES = 37_000, 4, 3_003
 # Sentences of the two counted steps: on a CPU more would go through their logits in blocks
 FEW, MORE = (8, 24)
 HOST_S = 9e-6  # of an operation that is launched by itself, from Python
-RECORDING_S = 0.05  # of one graph
+GRAPH_S = 0.005  # to make a graph of what was captured, beside the warm-ups and the capture
+LAUNCHING = 10  # operations of the host at most, to launch a recorded step (test_graph_search.py)
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
 
 
@@ -39,8 +59,28 @@ class Operation:
     product: tuple[int, int, int, int] | None  # how many, rows, columns, inner size
 
 
-# By room: over FEW sentences, over MORE
-CountedSteps = dict[int, tuple[list[Operation], list[Operation]]]
+@dataclass(frozen=True)
+class Constants:
+    """What decides which batches there are, and which of their steps are recorded."""
+
+    batch_tokens: int
+    unrecorded_steps: int
+    fewest_rows: int
+
+
+@dataclass
+class Course:
+    """What happens while a test set is searched."""
+
+    batches: int = 0
+    shapes: int = 0
+    unrecorded: int = 0
+    recordings: int = 0
+    recorded: int = 0
+    host: int = 0  # operations
+    device_s: float = 0.0  # of all steps
+    waiting_s: float = 0.0  # of the device for the host, in steps that are not recorded
+    recording_s: float = 0.0
 
 
 class Noted(TorchDispatchMode):
@@ -77,28 +117,31 @@ def _product(name: str, args: Any) -> tuple[int, int, int, int] | None:
     return count, left.shape[-2], right.shape[-1], left.shape[-1]
 
 
-def count_step(n: int, longest: int, room: int) -> list[Operation]:
-    """The operations of one step over `n` sentences of that many source pieces, with room for so
-    many steps.
-    """
-    from nmt.config import DecodingConfig, ModelConfig
-    from nmt.data.batch import pack
-    from nmt.engines.cuda.graph_search import GraphSearch
-    from nmt.model.transformer import Transformer
-    from nmt.translate.search_rules import make_rules
-
+@functools.cache
+def make_search() -> GraphSearch:
     torch.manual_seed(0)
     model = Transformer(ModelConfig(), N_VOCAB).eval().requires_grad_(False).bfloat16()
-    search = GraphSearch(model, make_rules(DecodingConfig(beam=BEAM)), torch.device("cpu"))
+    return GraphSearch(model, make_rules(DecodingConfig(beam=BEAM)), torch.device("cpu"))
+
+
+@functools.cache
+def count_step(n: int, longest: int, room: int) -> tuple[list[Operation], int, int]:
+    """The operations of one step over `n` sentences of that many source pieces, with room for so
+    many steps; and how many it takes to load the sentences, and to move those that are left.
+    """
+    search = make_search()
     sources = [[5] * (longest - 1) + [3] for _ in range(n)]
-    noted = Noted()
+    step, load, move = Noted(), Noted(), Noted()
     with torch.no_grad():
-        search._load(pack(sources), None)
+        with load:
+            search._load(pack(sources), None)
         if room > search.capacity:
             search._resize(None, search.n, room)
-        with noted:
+        with step:
             search._step()
-    return noted.operations
+        with move:
+            search._resize(torch.arange(n // 2), n // 2, search.capacity)
+    return step.operations, len(load.operations), len(move.operations)
 
 
 def step_s(few: list[Operation], more: list[Operation], n: int, gpu: Gpu) -> tuple[float, int]:
@@ -114,58 +157,93 @@ def step_s(few: list[Operation], more: list[Operation], n: int, gpu: Gpu) -> tup
     return seconds, len(few)
 
 
-def news_lengths() -> tuple[np.ndarray, np.ndarray]:
-    """Source pieces of 3,003 sentences, and the steps that their translations take."""
+def news_lengths() -> np.ndarray:
+    """Source pieces of 3,003 sentences."""
     random = np.random.default_rng(1)
-    sources = np.clip(np.exp(random.normal(3.15, 0.6, SENTENCES)).round(), 2, 150).astype(int)
-    targets = (sources * random.normal(1.15, 0.15, SENTENCES)).round().astype(int)
+    return np.clip(np.exp(random.normal(3.15, 0.6, SENTENCES)).round(), 2, 150).astype(int)
+
+
+def count_needed_steps(sources: np.ndarray) -> np.ndarray:
+    """How many steps each translation takes, made up: 1.15 target pieces for each source piece."""
+    random = np.random.default_rng(2)
+    targets = (sources * random.normal(1.15, 0.15, len(sources))).round().astype(int)
     until_nothing_better = 4  # steps after the best has ended
-    return sources, np.clip(targets, 1, sources + 50) + until_nothing_better
+    return np.clip(targets, 1, sources + 50) + until_nothing_better
 
 
-def decoding_s(gpu: Gpu, counted: CountedSteps) -> dict[str, float]:
-    """Seconds of the parts of one search over all sentences, sorted by length into one batch.
-    `counted` is filled with the steps that it lacks."""
-    from nmt.engines.cuda.graph_search import FEWEST_ROWS, FIRST_CAPACITY, UNRECORDED_STEPS
-    from nmt.model.cache import round_up_source_width, round_up_to_class
-
-    sources, steps = news_lengths()
-    width = round_up_source_width(int(sources.max()))
-    uses: dict[tuple[int, int], int] = {}
-    parts = {"steps recorded": 0.0, "steps not yet recorded": 0.0, "recording": 0.0}
-    n, room = round_up_to_class(SENTENCES), FIRST_CAPACITY
-    for length in range(1, int(steps.max()) + 1):
-        living = int((steps >= length).sum())
-        if living <= n // 2 and n > FEWEST_ROWS:
-            n = round_up_to_class(living)
-        while length > room:
-            room *= 2
-        if room not in counted:
-            counted[room] = count_step(FEW, width, room), count_step(MORE, width, room)
-        seconds, n_operations = step_s(*counted[room], n, gpu)
-        uses[n, room] = uses.get((n, room), 0) + 1
-        if uses[n, room] > UNRECORDED_STEPS:
-            parts["steps recorded"] += seconds
-        else:
-            parts["steps not yet recorded"] += max(seconds, n_operations * HOST_S)
-        if uses[n, room] == UNRECORDED_STEPS + 1:
-            parts["recording"] += RECORDING_S
-    return parts
+def search_all(sources: np.ndarray, constants: Constants, gpu: Gpu) -> Course:
+    """Go through all batches as `GraphSearch` does."""
+    rules = make_rules(DecodingConfig(beam=BEAM))
+    all_steps = count_needed_steps(sources)
+    course, uses = Course(), dict[tuple[int, int, int], int]()
+    for batch in split_by_budget([[0] * n for n in sources], BEAM, constants.batch_tokens):
+        steps, longest = all_steps[batch], int(sources[batch].max())
+        width, n = round_up_source_width(longest), round_up_to_class(len(batch))
+        full_room = find_full_capacity(count_steps(longest, 0, rules))
+        room = min(FIRST_CAPACITY, full_room)
+        course.batches += 1
+        course.host += count_step(FEW, width, room)[1]
+        for length in range(1, int(steps.max()) + 1):
+            if length > room:
+                room = min(2 * room, full_room)
+                course.host += count_step(FEW, width, room)[2]
+            few, _, moving = count_step(FEW, width, room)
+            more, _, _ = count_step(MORE, width, room)
+            seconds, n_operations = step_s(few, more, n, gpu)
+            host_s = n_operations * HOST_S
+            course.device_s += seconds
+            shape = n, room, width
+            uses[shape] = uses.get(shape, 0) + 1
+            if uses[shape] > constants.unrecorded_steps:
+                course.recorded += 1
+                course.host += LAUNCHING
+            else:
+                course.unrecorded += 1
+                course.host += n_operations
+                course.waiting_s += max(0.0, host_s - seconds)
+            if uses[shape] == constants.unrecorded_steps + 1:
+                course.recordings += 1
+                course.host += (WARM_UPS + 1) * n_operations
+                course.recording_s += (WARM_UPS + 1) * host_s + GRAPH_S
+            living = int((steps > length).sum())
+            if 0 < living <= n // 2 and n > constants.fewest_rows:
+                n = round_up_to_class(living)
+                course.host += moving
+    course.shapes = len(uses)
+    return course
 
 
 def main() -> int:
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
-    counted: CountedSteps = {}
-    rows = []
-    for name, gpu in GPUS.items():
-        parts = decoding_s(gpu, counted)
-        rows.append(
-            [name, *(f"{seconds:.2f}" for seconds in (*parts.values(), sum(parts.values())))]
-        )
-    head = ("seconds", "steps recorded", "steps not yet recorded", "recording", "all")
-    print(Table(head, rows).to_markdown())
+    )
+    parser.add_argument("--lengths", type=Path, help="source pieces of each sentence")
+    args = parser.parse_args()
+    sources = np.loadtxt(args.lengths, dtype=int) if args.lengths else news_lengths()
+    model = make_search().model
+    assert isinstance(model, Transformer)
+    now = Constants(
+        RecordedEngine([model]).batch_tokens,
+        graph_search.UNRECORDED_STEPS,
+        graph_search.FEWEST_ROWS,
+    )
+    counts, seconds = [], []
+    for constants in (Constants(16_384, 16, 16), now):
+        name = f"{constants.batch_tokens:,}, {constants.unrecorded_steps}, {constants.fewest_rows}"
+        for gpu_name, gpu in GPUS.items():
+            course = search_all(sources, constants, gpu)
+            own = course.device_s, course.waiting_s, course.recording_s
+            seconds.append([name, gpu_name, *(f"{s:.2f}" for s in (*own, sum(own)))])
+        counted = vars(course).values()
+        counts.append([name, *(f"{n:,}" for n in counted if isinstance(n, int))])
+    what = "batch_tokens, unrecorded, fewest rows"
+    steps = ("steps not recorded", "recordings", "steps recorded")
+    print(
+        Table((what, "batches", "shapes", *steps, "operations of the host"), counts).to_markdown()
+    )
+    print()
+    parts = ("steps on the device", "waiting for the host", "recording", "all")
+    print(Table((what, "seconds", *parts), seconds).to_markdown())
     return 0
 
 

@@ -38,6 +38,7 @@ from nmt.engines.cuda.recorded_search import RecordedEngine
 from nmt.model.cache import round_up_source_width, round_up_to_class
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import Requests
+from nmt.translate.engine import choose_engine
 from nmt.translate.ensemble import Ensemble
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
@@ -241,7 +242,7 @@ def test_search_batches_takes_it_on_a_gpu() -> None:
     expected = search(ours, pack(given), make_rules(PLAIN, 2))
     with pretend_device() as device:
         there = device.to_device(model(SHORT))
-        batches = RecordedEngine().search_batches(there, Requests(given), PLAIN, GPU, 2)
+        batches = RecordedEngine([there]).search_batches(there, Requests(given), PLAIN, GPU, 2)
         found = put_in_order(batches)
     assert_alike(found, expected)
 
@@ -296,7 +297,36 @@ def test_graphs_of_the_pretend_device_repeat_only_what_was_recorded() -> None:
                 float(total)
 
 
-# ---- memory -------------------------------------------------------------------------------------------------------
+# ---- batches -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_models", "tokens"),
+    [
+        (ModelConfig(), 1, 65_536),
+        (ModelConfig(decoder_layers=3), 1, 131_072),
+        (ModelConfig(d_model=1024, d_ff=4096, n_heads=16), 1, 32_768),
+        (ModelConfig(), 4, 16_384),
+        (SHORT, 1, 131_072),
+    ],
+)
+def test_models_decide_how_large_a_batch_is(shape: ModelConfig, n_models: int, tokens: int) -> None:
+    """Whatever the beam and the free memory; unless the config says it."""
+    with torch.device("meta"):
+        models = [Transformer(shape, 8) for _ in range(n_models)]
+    engine = choose_engine(models, DecodingConfig(), GPU)
+    assert isinstance(engine, RecordedEngine) and engine.batch_tokens == tokens
+
+    def list_sizes(config: DecodingConfig) -> list[int]:
+        requests = Requests([[5] * 31 + [3]] * 5_000)
+        batches = engine.split_into_batches(requests, config, make_rules(config))
+        return [len(batch) for batch in batches]
+
+    assert list_sizes(DecodingConfig())[0] == min(5_000, tokens // 32)
+    given = DecodingConfig(batch_tokens=640)
+    assert list_sizes(given)[0] == 20
+    engine.make_room()
+    assert engine.batch_tokens == tokens // 2 and list_sizes(given)[0] == 20
 
 
 def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,11 +339,12 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(GraphSearch, "search", cramped)
     forced, most = prefixes_of(given), 5
-    gpu = RecordedEngine()
+    gpu = RecordedEngine([ours])
+    tokens = gpu.batch_tokens
     batches = gpu.search_batches(ours, Requests(given, forced), PLAIN, CPU, 2)
     expected = search(ours, pack(given), make_rules(PLAIN, 2), forced)
     assert_alike(put_in_order(batches), expected)
-    assert gpu.batch_tokens < RecordedEngine.batch_tokens
+    assert gpu.batch_tokens < tokens
     most = 0
     with pytest.raises(torch.OutOfMemoryError):
         list(gpu.search_batches(ours, Requests(given), PLAIN, CPU, 2))

@@ -41,9 +41,11 @@ from nmt.translate.search_state import (
 )
 
 FIRST_CAPACITY = 32  # steps; doubled when they are used up
-FEWEST_ROWS = 16  # a step of fewer sentences takes no less time, so rows are not compacted below
+FEWEST_ROWS = (
+    64  # a step of fewer sentences takes hardly less time, so rows are not compacted below
+)
 STEPS_AHEAD = 4  # that the host may launch beyond those whose outcome it knows
-UNRECORDED_STEPS = 16  # of a shape before it is recorded, which costs about as much
+UNRECORDED_STEPS = 8  # of a shape before it is recorded, which takes some; most shapes are rarer
 MAX_GRAPHS = 128
 # What the rows and columns of padding hold.
 FILLS = {

@@ -1,30 +1,36 @@
 """Any number of sentences on a GPU, one batch after another, by recorded steps.
 
-A batch that does not fit into memory is halved, and so are those of later searches, unless the
+Batches are large, because each takes some recordings and the host's time; a model's size decides how
+large. One that does not fit into memory is halved, and so are those of later searches, unless the
 config sets their size. Steps recorded for one batch are reused by later ones.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from nmt.config import DecodingConfig
 from nmt.engines.cuda.graph_search import RECORDED_RULES, GraphSearch
 from nmt.engines.known_values import find_unknown_value
+from nmt.model.transformer import Transformer
 from nmt.translate.batching import Requests, SearchedBatch, halve_until_it_fits
 from nmt.translate.engine import SearchEngine
 from nmt.translate.search_rules import SearchRules, make_rules
 from nmt.translate.search_state import Decodable
 
+MOST_TOKENS = 131_072  # of a batch: a test set in two, of which more would not be faster
+# Numbers in the keys of a batch's sources: 65,536 pieces of base. With values and those of hypotheses
+# they take about 11 GB in bf16.
+SOURCE_KEYS = 201_326_592
+
 
 class RecordedEngine(SearchEngine):
     """Keep it as long as there are sentences and the weights of the model keep their addresses."""
 
-    # Some thousand hypotheses of base at beam 4, which keep a GPU busy; their keys and values take
-    # at most 6 GB in fp32.
-    batch_tokens = 16_384
-
-    def __init__(self) -> None:
+    def __init__(self, models: Sequence[Transformer]) -> None:
+        # By the models alone, whatever memory is free, so that results repeat on any GPU.
+        piece = sum(model.config.decoder_depth * model.config.d_model for model in models)
+        self.batch_tokens = min(MOST_TOKENS, SOURCE_KEYS // piece)
         self.graph_search: GraphSearch | None = None
 
     def search_batches(
