@@ -102,7 +102,7 @@ gpu: $(INSTALLED)  ## check what this machine's GPUs compute and time it: ten mi
 gpu-dry: $(INSTALLED) build/cuda/.installed build/oldest/.installed  ## all that can be checked of the GPU path without a GPU; 20 minutes, 12 GB
 	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP --timeout 600 tests/scripts/test_gpu_dry.py tests/scripts/test_kernel_counts.py \
 		tests/scripts/test_first_gpu.py tests/train/test_shares.py
-	NMT_GPU_DRY=1 TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/test_fused_kernels.py
+	NMT_GPU_DRY=1 TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/test_fused_kernels.py tests/kernels/test_best_pieces.py
 	build/cuda/bin/python -m pytest -p no:cacheprovider tests/scripts/test_fake_cuda.py
 	NMT_GPU_DRY=1 PYTHONPATH=$(CURDIR) build/oldest/bin/python -m pytest -p no:cacheprovider tests/train/test_shares.py \
 		tests/train/test_fast_paths.py tests/train/test_update_gpu.py

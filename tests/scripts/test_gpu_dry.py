@@ -32,8 +32,21 @@ IS_DRY_RUN = os.environ.get("NMT_GPU_DRY") == "1"
 CAPABILITIES = [80, 90]
 QUEUE = Path(__file__).parents[2] / "scripts" / "bench" / "queue"
 SHARED = 99 * 1024  # what a program may have on the least of a family
-FP32_TENSORS = ("lse", "smoothed", "nll", "bias", "weight", "shift", "means", "scales", "parts")
-ROWS_OF_TYPE = "q k v out grad grad_q grad_k grad_v logits x f y z h d_y d_twin d_x d_f d_h d_sum"
+FP32_TENSORS = (
+    "lse",
+    "log_totals",
+    "smoothed",
+    "nll",
+    "bias",
+    "weight",
+    "shift",
+    "means",
+    "scales",
+    "parts",
+)
+ROWS_OF_TYPE = (
+    "highest q k v out grad grad_q grad_k grad_v logits x f y z h d_y d_twin d_x d_f d_h d_sum"
+)
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -220,6 +233,18 @@ def test_fused_kernels_stay_in_registers(
     print(f"{name} {width} sm_{capability}: {built[:3]}, 4 warps")
     assert built.spilled == 0 and built.registers <= 255 and built.shared <= SHARED
     assert not re.search(r"(?m)^\s*(@\S+\s+)?(atom|red)\.", built.ptx)
+
+
+@pytest.mark.gpu_dry
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_scan_for_the_best_pieces_stays_in_registers(
+    capability: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(QUEUE))
+    kernels = importlib.import_module("best_pieces")
+    built = build(kernels.scan_rows, {"GROUP": 64, "GROUPS": 64}, BF16, capability, 8)
+    print(f"scan_rows sm_{capability}: {built[:3]}, 8 warps")
+    assert built.spilled == 0 and built.registers <= 128
 
 
 def test_rows_that_do_not_fit_are_read_twice() -> None:

@@ -3,8 +3,9 @@
     python3 scripts/bench/queue/q4_decode.py            # --dry: CPU, tiny
 
 Each variant: batch_tokens x UNRECORDED_STEPS; cold (a new engine) and steady (the same engine again, graphs kept); 28 pieces
-forced, and free ends by a random eos of real lengths. Then Hugging Face generate (MarianMTModel, sdpa) and, if a libcublas.so.12
-can be made from the machine's libcublas.so.13 (CTranslate2 opens it by that name, and calls nine functions), CTranslate2 float16.
+forced, or limits of 1.15 pieces for each source piece, so that sentences end as in a text and shapes are many. The last has
+the kernel of best_pieces.py. Then Hugging Face generate (MarianMTModel, sdpa) and, if a libcublas.so.12 can be made from the
+machine's libcublas.so.13 (CTranslate2 opens it by that name, and calls nine functions), CTranslate2 float16.
 """
 
 import glob
@@ -16,9 +17,17 @@ import time
 
 sys.path[:0] = [".", "scripts/bench"]
 DRY = "--dry" in sys.argv
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
+
+
+def search_with_kernel():
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import best_pieces
+
+    return best_pieces.in_place()
 
 
 def ours():
@@ -44,25 +53,32 @@ def ours():
     forced = replace(
         recipe.config.decoding, max_ratio=0.0, max_extra=pieces, min_length=pieces, precision="bf16"
     )
-    ready, first = None, None
+    ready, first = None, {}
     sync = torch.cuda.synchronize if bench.is_cuda else lambda: None
     grid = [(16384, 16), (16384, 2), (65536, 16), (65536, 2), (131072, 2), (131072, 0), (262144, 2)]
-    for tokens, unrecorded in grid[:2] if DRY else grid:
+    news = replace(forced, max_ratio=1.15, max_extra=4, min_length=0)
+    variants = [(*one, False, forced) for one in (grid[:2] if DRY else grid)]
+    some = [(16384, 16), (65536, 16), (65536, 8), (65536, 2), (131072, 8)]
+    variants += [(*one, False, news) for one in (some[:1] if DRY else some)]
+    variants += [] if DRY else [(65536, 2, True, forced)]
+    for tokens, unrecorded, has_kernel, config in variants:
         graph_search.UNRECORDED_STEPS = unrecorded
-        engine = choose_engine([model], forced, bench.device)
+        engine = choose_engine([model], config, bench.device)
         use_backend(model, engine.backend)
         ready = ready or engine.prepare(model, is_bf16=True)
         engine.batch_tokens = tokens
-        row = {"batch_tokens": tokens, "unrecorded": unrecorded}
+        row = {"batch_tokens": tokens, "unrecorded": unrecorded, "kernel": has_kernel}
+        row["ends"] = "forced" if config is forced else "news"
         for kind in ("cold", "steady", "steady again"):
             sync()
             t = time.perf_counter()
-            found = decode(engine, ready, sources, forced, bench)
+            with search_with_kernel() if has_kernel else nullcontext():
+                found = decode(engine, ready, sources, config, bench)
             sync()
             s = time.perf_counter() - t
             row[kind] = f"{s:.3f} s, {n / s:,.0f}/s"
-        first = first or found
-        row["same as first"] = sum(a == b for a, b in zip(found, first)) / n
+        same = first.setdefault(row["ends"], found)
+        row["same as first"] = sum(a == b for a, b in zip(found, same)) / n
         g = getattr(engine, "graph_search", None)
         row["graphs"] = len(g.graphs) if g else None
         if bench.is_cuda:
