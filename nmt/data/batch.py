@@ -39,7 +39,8 @@ class BatchShape:
     once.
     """
 
-    tokens: int  # of each side, including a dead tail
+    src_tokens: int  # including a dead tail
+    tgt_tokens: int
     sentences: int  # at most; the rest are empty
     longest: int  # tokens of a sentence, at most
 
@@ -81,9 +82,9 @@ class Packed:
         offsets = _copy_to(self.offsets, device)
         return Packed(tokens, offsets, self.longest, self.n_live)
 
-    def has_shape(self, shape: BatchShape) -> bool:
+    def has_shape(self, shape: BatchShape, n_tokens: int) -> bool:
         sizes = (self.tokens.numel(), self.n_sentences, self.longest)
-        return sizes == (shape.tokens, shape.sentences, shape.longest)
+        return sizes == (n_tokens, shape.sentences, shape.longest)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ class Batch:
         return self.src.tokens, self.src.offsets, self.tgt.tokens, self.tgt.offsets, self.labels
 
     def has_shape(self, shape: BatchShape) -> bool:
-        return self.src.has_shape(shape) and self.tgt.has_shape(shape)
+        return self.src.has_shape(shape, shape.src_tokens) and self.tgt.has_shape(
+            shape, shape.tgt_tokens
+        )
 
 
 def _copy_to(tensor: Tensor, device: torch.device) -> Tensor:

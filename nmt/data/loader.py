@@ -17,7 +17,7 @@ import torch
 from nmt.config import TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.data.mixture import Mixture
-from nmt.data.plan import Array, Cursor, plan_epoch, round_up
+from nmt.data.plan import Array, Cursor, limit_tokens, plan_epoch, round_up
 from nmt.data.store import Side, TokenStore
 from nmt.data.vocab import BOS, EOS
 from nmt.system.ranks import World
@@ -50,15 +50,18 @@ def make_batch(store: TokenStore, pairs: Array, shape: BatchShape | None = None)
 
     It has the given shape if the pairs fit into it.
     """
-    src = _pack_with_bos(store.src, pairs, shape)
-    tgt = _pack_with_bos(store.tgt, pairs, shape)
+    shape = shape or limit_tokens(0)  # into which nothing fits
+    src = _pack_with_bos(store.src, pairs, shape, shape.src_tokens)
+    tgt = _pack_with_bos(store.tgt, pairs, shape, shape.tgt_tokens)
     labels = _shift_to_eos(tgt)
     labels[tgt.n_live :] = -1
     return Batch(replace(src, tokens=_shift_to_eos(src)), tgt, labels, tgt.n_live)
 
 
-def _pack_with_bos(side: Side, pairs: Array, shape: BatchShape | None) -> Packed:
-    """Concatenate the sentences of `pairs`, with a bos before each."""
+def _pack_with_bos(side: Side, pairs: Array, shape: BatchShape, room: int) -> Packed:
+    """Concatenate the sentences of `pairs`, with a bos before each. The shape has room for so many
+    tokens of this side.
+    """
     ids, counts = side.read_sentences(pairs)
     lengths = counts + 1  # bos, then the pieces
     offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -67,17 +70,13 @@ def _pack_with_bos(side: Side, pairs: Array, shape: BatchShape | None) -> Packed
     is_piece[offsets[:-1]] = False
 
     n_rows = round_up(n_live)
-    if shape is not None and _fits(shape, n_live, len(pairs), longest):
-        n_rows, longest = shape.tokens, shape.longest
+    if n_live <= room and len(pairs) <= shape.sentences and longest <= shape.longest:
+        n_rows, longest = room, shape.longest
         offsets = np.pad(offsets, (0, shape.sentences - len(pairs)), mode="edge")
     tokens = np.zeros(n_rows, np.int64)
     tokens[:n_live][is_piece] = ids
     tokens[:n_live][~is_piece] = BOS
     return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets), longest, n_live)
-
-
-def _fits(shape: BatchShape, n_tokens: int, n_sentences: int, longest: int) -> bool:
-    return n_tokens <= shape.tokens and n_sentences <= shape.sentences and longest <= shape.longest
 
 
 def _shift_to_eos(sentences: Packed) -> torch.Tensor:

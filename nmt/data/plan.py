@@ -10,7 +10,7 @@ all micro-batches must have one shape, dealing respects its limits, so no data e
 shape. Lengths always include bos or eos, as in `Side.lengths`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ SPAN = 1 << 20  # pairs whose running sums are in memory at a time
 # recur.
 ROW_MULTIPLE = 64
 SHORT_SHARE = 0.01  # of all tokens
+FITTING = 0.995  # of all updates, whose rows no side leaves to another micro-batch
 SPARE_TOKENS = 32  # added to an equal share of an update, because pairs cannot be split evenly
 
 
@@ -51,9 +52,9 @@ def classify_lengths(lengths: Array) -> Array:
     return np.searchsorted(np.array(starts), lengths, side="right").astype(np.uint8)
 
 
-def sort_by_length(order: Array, src_lengths: Array, tgt_lengths: Array) -> Array:
+def sort_by_length(order: Array, lengths: Array) -> Array:
     """Sort the pairs of a shuffle by the class of their longer side; a class stays shuffled."""
-    classes = classify_lengths(np.maximum(src_lengths, tgt_lengths))
+    classes = classify_lengths(lengths.max(0))
     return order[np.argsort(classes[order], kind="stable")]
 
 
@@ -61,10 +62,9 @@ def shuffle_updates(
     order: Array, bounds: Array, random: np.random.Generator
 ) -> tuple[Array, Array]:
     """Return the pairs with their updates in random order, and the boundaries of the updates there."""
-    turns = random.permutation(len(bounds) - 1)
-    updates = [order[bounds[number] : bounds[number + 1]] for number in turns]
-    sizes = np.diff(bounds)[turns]
-    return np.concatenate([order[:0], *updates]), np.cumsum([0, *sizes])
+    updates = np.split(order, bounds[1:-1])
+    shuffled = [updates[number] for number in random.permutation(len(updates))]
+    return np.concatenate(shuffled), np.cumsum([0, *map(len, shuffled)])
 
 
 # ---- an epoch into updates ---------------------------------------------------------------------------------------
@@ -95,36 +95,36 @@ def split_pairs(src_lengths: Array, tgt_lengths: Array, src_budget: int, tgt_bud
 # ---- an update into micro-batches --------------------------------------------------------------------------------
 
 
-def deal_pairs(src_lengths: Array, tgt_lengths: Array, n: int) -> Array:
-    """Assign each pair, given longest first, to one of n micro-batches.
+def deal_pairs(lengths: Array, n: int) -> Array:
+    """Assign each pair, given longest first, to one of n micro-batches; `lengths` are (2, pairs).
 
     In each round, the longest pair goes to the emptiest micro-batch. On both sides all
     micro-batches end up about equally full, so shapes can be constant with little padding.
     """
-    n_pairs = len(src_lengths)
+    longer = lengths.max(0)
+    n_pairs = len(longer)
     if n == 1:
         return np.zeros(n_pairs, dtype=np.int64)
-    longer = np.maximum(src_lengths, tgt_lengths)
     owner = np.empty(n_pairs, dtype=np.int64)
     held = np.zeros((2, n), dtype=np.int64)  # tokens of each side in each micro-batch
     for first in range(0, n_pairs, n):
         longest_first = first + np.argsort(longer[first : first + n], kind="stable")[::-1]
         emptiest = np.argsort(held.max(0), kind="stable")[: len(longest_first)]
         owner[longest_first] = emptiest
-        held[0, emptiest] += src_lengths[longest_first]
-        held[1, emptiest] += tgt_lengths[longest_first]
+        held[:, emptiest] += lengths[:, longest_first]
     return owner
 
 
-def swap_until_fit(lengths: Array, owner: Array, n: int, capacity: int) -> bool:
-    """Swap pairs between the n micro-batches, in place, until none has more than `capacity` tokens
-    on a side.
+def swap_until_fit(lengths: Array, owner: Array, n: int, capacity: Array) -> bool:
+    """Swap pairs between the n micro-batches, in place, until none has more tokens on a side than
+    its `capacity`.
 
-    `lengths` are (2, pairs), `owner` is from `deal_pairs`. Return whether it succeeded.
+    `lengths` are (2, pairs), the capacity is (2, 1), `owner` is from `deal_pairs`. Return whether it
+    succeeded.
     """
     held = np.stack([np.bincount(owner, side, n) for side in lengths]).astype(np.int64)  # (2, n)
     while (held > capacity).any():
-        side, fullest = np.unravel_index(held.argmax(), held.shape)
+        side, fullest = np.unravel_index((held - capacity).argmax(), held.shape)
         for other in np.argsort(held[side], kind="stable"):
             swap = _find_best_swap(lengths, owner, held, int(fullest), int(other), capacity)
             if swap is not None:
@@ -140,7 +140,7 @@ def swap_until_fit(lengths: Array, owner: Array, n: int, capacity: int) -> bool:
 
 
 def _find_best_swap(
-    lengths: Array, owner: Array, held: Array, a: int, b: int, capacity: int
+    lengths: Array, owner: Array, held: Array, a: int, b: int, capacity: Array
 ) -> tuple[int, int] | None:
     """Find the pair of micro-batch `a` and the pair of `b` whose swap leaves the fewest tokens
     above the capacity.
@@ -150,10 +150,11 @@ def _find_best_swap(
     of_a = _pick_one_per_size(lengths, owner == a)
     of_b = _pick_one_per_size(lengths, owner == b)
     moved = lengths[:, of_a, None] - lengths[:, None, of_b]  # (2, pairs of a, pairs of b)
-    above_a = np.maximum(held[:, a, None, None] - moved - capacity, 0)
-    above_b = np.maximum(held[:, b, None, None] + moved - capacity, 0)
+    excess = held - capacity  # (2, n)
+    above_a = np.maximum(excess[:, a, None, None] - moved, 0)
+    above_b = np.maximum(excess[:, b, None, None] + moved, 0)
     above = (above_a + above_b).sum(0)  # (pairs of a, pairs of b)
-    above_now = np.maximum(held[:, [a, b]] - capacity, 0).sum()
+    above_now = np.maximum(excess[:, [a, b]], 0).sum()
     i, j = np.unravel_index(above.argmin(), above.shape)
     if above[i, j] >= above_now:
         return None
@@ -178,6 +179,11 @@ def divide_tokens(tokens: int, n: int) -> int:
     return -(-tokens // n) + SPARE_TOKENS
 
 
+def limit_tokens(micro_tokens: int) -> BatchShape:
+    """Return what a micro-batch holds at most where shapes may vary: `micro_tokens` on each side."""
+    return BatchShape(micro_tokens, micro_tokens, micro_tokens, micro_tokens)
+
+
 def choose_shape(
     src_lengths: Array,
     tgt_lengths: Array,
@@ -198,14 +204,14 @@ def choose_shape(
         longest = max(longest, max_pieces + 1)
     tokens = round_up(max(micro_tokens, longest))
     if not len(src_lengths):
-        return BatchShape(tokens, tokens, longest)
+        return BatchShape(tokens, tokens, tokens, longest)
     if grouping == "length":
         most_sentences = tokens / find_short_length(src_lengths, tgt_lengths)
     else:
         mean_length = max(float(side.mean()) for side in sides)
         most_sentences = 1.5 * tokens / mean_length
     sentences = min(tokens, int(most_sentences) + ROW_MULTIPLE)
-    return BatchShape(tokens, sentences, longest)
+    return BatchShape(tokens, tokens, sentences, longest)
 
 
 def find_short_length(src_lengths: Array, tgt_lengths: Array) -> int:
@@ -230,12 +236,10 @@ def round_up(rows: int) -> int:
 class EpochPlan:
     """The updates of one epoch."""
 
-    src_lengths: Array
-    tgt_lengths: Array
+    lengths: Array  # (2, pairs), of sources and of targets
     order: Array  # the epoch's shuffle, uint32
     bounds: Array  # boundaries of the updates in `order`
-    micro_tokens: int
-    micro_sentences: int | None = None  # at most; None: as many as fit
+    room: BatchShape  # of a micro-batch
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -245,8 +249,8 @@ class EpochPlan:
 
     def n_tokens(self, update: int) -> tuple[int, int]:
         """Count the source and target tokens of an update, over all ranks."""
-        pairs = self._pairs(update)
-        return int(self.src_lengths[pairs].sum()), int(self.tgt_lengths[pairs].sum())
+        n_src, n_tgt = self.lengths[:, self._pairs(update)].sum(1).tolist()
+        return n_src, n_tgt
 
     def micros(self, update: int) -> list[Array]:
         """Return the pairs of each micro-batch of an update, in global order.
@@ -255,30 +259,28 @@ class EpochPlan:
         too long for a micro-batch gets one of its own.
         """
         pairs = self._pairs(update)
-        src = self.src_lengths[pairs].astype(np.int64)
-        tgt = self.tgt_lengths[pairs].astype(np.int64)
-        longest_first = np.lexsort((pairs, src, tgt))[::-1]
-        pairs = pairs[longest_first]
-        lengths = np.stack((src, tgt))[:, longest_first]  # (2, pairs)
+        lengths = self.lengths[:, pairs].astype(np.int64)  # (2, pairs)
+        longest_first = np.lexsort((pairs, *lengths))[::-1]
+        pairs, lengths = pairs[longest_first], lengths[:, longest_first]
 
-        is_small = lengths.max(0) <= self.micro_tokens
+        capacity = np.array([[self.room.src_tokens], [self.room.tgt_tokens]])
+        is_small = (lengths <= capacity).all(0)
         micros = [pairs[i : i + 1] for i in np.flatnonzero(~is_small)]
         pairs, lengths = pairs[is_small], lengths[:, is_small]
         if len(pairs):
-            owner, n = self._deal(lengths)
+            owner, n = self._deal(lengths, capacity)
             micros += [pairs[owner == number] for number in range(n)]
         return micros
 
-    def _deal(self, lengths: Array) -> tuple[Array, int]:
+    def _deal(self, lengths: Array, capacity: Array) -> tuple[Array, int]:
         """Assign pairs to as few micro-batches as can hold them; return each pair's micro-batch and
         how many there are.
         """
-        n = -(-int(lengths.sum(1).max()) // self.micro_tokens)
+        n = int(-(-lengths.sum(1) // capacity[:, 0]).max())
         while True:
-            owner = deal_pairs(lengths[0], lengths[1], n)
-            limit = self.micro_sentences
-            has_room = limit is None or np.bincount(owner).max() <= limit
-            if has_room and swap_until_fit(lengths, owner, n, self.micro_tokens):
+            owner = deal_pairs(lengths, n)
+            has_room = np.bincount(owner).max() <= self.room.sentences
+            if has_room and swap_until_fit(lengths, owner, n, capacity):
                 return owner, n
             n += 1
 
@@ -304,22 +306,34 @@ def plan_epoch(
     if mixture is not None:
         order = mixture.draw_rows(seed, epoch)
     random.shuffle(order)
-    src_lengths, tgt_lengths = _shrink(src_lengths), _shrink(tgt_lengths)
+    lengths = _stack((src_lengths, tgt_lengths))
     is_grouped = config.grouping == "length"
     if is_grouped:
-        order = sort_by_length(order, src_lengths, tgt_lengths)
-    bounds = split_pairs(
-        src_lengths[order], tgt_lengths[order], config.src_tokens, config.tgt_tokens
-    )
+        order = sort_by_length(order, lengths)
+    src, tgt = lengths[:, order]
+    bounds = split_pairs(src, tgt, config.src_tokens, config.tgt_tokens)
     if is_grouped:
         order, bounds = shuffle_updates(order, bounds, random)
-    if shape is None:
-        return EpochPlan(src_lengths, tgt_lengths, order, bounds, micro_tokens)
-    return EpochPlan(src_lengths, tgt_lengths, order, bounds, shape.tokens, shape.sentences)
+    return EpochPlan(lengths, order, bounds, shape or limit_tokens(micro_tokens))
 
 
-def _shrink(lengths: Array) -> Array:
+def _stack(sides: tuple[Array, Array]) -> Array:
     """Convert to the smallest integer type that holds the values: a plan of 36 million pairs stays
     in memory.
     """
-    return lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))
+    longest = max(int(side.max(initial=0)) for side in sides)
+    return np.stack(sides, dtype=np.min_scalar_type(longest), casting="unsafe")
+
+
+def fit_rows(shape: BatchShape, plan: EpochPlan) -> BatchShape:
+    """Return the shape without the rows that one side of the plan's updates always leaves empty: most
+    texts take more tokens in one language.
+
+    Each row less is computed less. But an update that does not fit takes one micro-batch more, so
+    nearly all must fit.
+    """
+    needs = np.array([plan.n_tokens(update) for update in range(len(plan))])
+    shares = needs / needs.max(1, keepdims=True)  # of the rows that the fuller side takes
+    rows = shape.tgt_tokens * np.quantile(shares, FITTING, 0, method="higher")
+    src_tokens, tgt_tokens = (round_up(max(shape.longest, int(n))) for n in rows)
+    return replace(shape, src_tokens=src_tokens, tgt_tokens=tgt_tokens)

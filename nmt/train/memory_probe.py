@@ -16,6 +16,7 @@ from nmt.checkpoint import load_run_config
 from nmt.config import ModelConfig, RunConfig, TrainingConfig, VocabConfig
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.loader import make_batch
+from nmt.data.plan import limit_tokens
 from nmt.data.store import TokenStore
 from nmt.model.size import check_moments_fit
 from nmt.system.errors import UserError
@@ -64,10 +65,11 @@ def make_full_batch(
     store: TokenStore, order: np.ndarray, micro_tokens: int, shape: BatchShape | None = None
 ) -> Batch:
     """Make a micro-batch of as many of the first pairs of `order` as it can have."""
-    n_pairs = micro_tokens if shape is None else shape.sentences
-    for side in (store.src, store.tgt):
+    room = shape or limit_tokens(micro_tokens)
+    n_pairs = room.sentences
+    for side, n_tokens in ((store.src, room.src_tokens), (store.tgt, room.tgt_tokens)):
         ends = np.cumsum(side.lengths[order[:n_pairs]])
-        n_pairs = int(ends.searchsorted(micro_tokens, "right"))
+        n_pairs = int(ends.searchsorted(n_tokens, "right"))
     return make_batch(store, order[: max(1, n_pairs)], shape)
 
 

@@ -21,7 +21,7 @@ from nmt.data.batch import BatchShape
 from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader, make_updates
 from nmt.data.mixture import Mixture
-from nmt.data.plan import choose_shape
+from nmt.data.plan import choose_shape, fit_rows, plan_epoch
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import Vocabulary, format_size, is_extension, load_vocab
 from nmt.model.backend import use_backend
@@ -100,12 +100,17 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
     folder, training = Path(config.data.store), config.training
     vocab = load_vocab(folder)
     store = open_store(folder, "train", vocab)
+    mixture = read_mixture(folder, config.data, len(store))
     shape = None
     engine = choose_training_engine(world.device)
     if engine.has_fixed_shape(config.model, training, world):
         max_pieces = config.data.clean.max_pieces if config.vocab.bpe_dropout else None
         lengths = store.src.lengths, store.tgt.lengths
         shape = choose_shape(*lengths, micro_tokens, max_pieces, training.grouping)
+        # With BPE-dropout each epoch has other lengths.
+        if world.device.type == "cuda" and not config.vocab.bpe_dropout:
+            plan = plan_epoch(*lengths, config.seed, 0, training, micro_tokens, shape, mixture)
+            shape = fit_rows(shape, plan)
 
     torch.manual_seed(config.seed)
     model = Transformer(config.model, *vocab.sizes).to(world.device)
@@ -121,7 +126,7 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
         vocab=vocab,
         store=store,
         shape=shape,
-        mixture=read_mixture(folder, config.data, len(store)),
+        mixture=mixture,
         dev=open_dev(folder, vocab) if config.data.valid else None,
         model=model,
         replica=replica,

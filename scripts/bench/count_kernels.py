@@ -82,7 +82,7 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     share = divide_tokens(config.training.tgt_tokens, n_ranks)
     tokens = -(-share // ROW_MULTIPLE) * ROW_MULTIPLE
     sentences = int(1.5 * tokens / MEAN_LENGTH) + ROW_MULTIPLE
-    shape = BatchShape(tokens, sentences, LONGEST)
+    shape = BatchShape(tokens, tokens, sentences, LONGEST)
     model = Transformer(config.model, N_VOCAB)
     use_backend(model, CudaBackend())
     rows = torch.zeros(tokens, dtype=torch.int64)

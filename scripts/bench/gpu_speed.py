@@ -30,7 +30,7 @@ from roofline import predict
 from nmt.config import DecodingConfig, RunConfig, load_config
 from nmt.data.batch import BatchShape
 from nmt.data.loader import Loader, make_updates
-from nmt.data.plan import Cursor, divide_tokens
+from nmt.data.plan import Cursor, divide_tokens, fit_rows, plan_epoch
 from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
 from nmt.engines.choice import choose_backend
@@ -133,11 +133,16 @@ def prepare_trial(recipe: Recipe, store: TokenStore, world: World) -> Trial:
 def shape_of(
     recipe: Recipe, micro_tokens: int, store: TokenStore, world: World
 ) -> BatchShape | None:
-    """The shape of all micro-batches, if the recipe is compiled on this device."""
+    """The shape of all micro-batches, as nmt-train chooses it, if the recipe is compiled on this
+    device.
+    """
     training = recipe.config.training
     if not is_compiled(training, world.device.type):
         return None
-    return shape_for(store, micro_tokens, training.grouping)
+    lengths = store.src.lengths, store.tgt.lengths
+    shape = shape_for(store, micro_tokens, training.grouping)
+    plan = plan_epoch(*lengths, recipe.config.seed, 0, training, micro_tokens, shape)
+    return fit_rows(shape, plan)
 
 
 def try_out(recipe: Recipe, micro_tokens: int, store: TokenStore, world: World) -> Trial | None:

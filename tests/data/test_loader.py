@@ -161,7 +161,7 @@ def test_constant_shapes_hold_the_same_sentences() -> None:
     ) as updates:
         taken = [next(updates) for _ in range(10)]
     with Loader(
-        make_updates(lambda epoch: store, CONFIG, shape.tokens, 7, START, World(0, 1, CPU))
+        make_updates(lambda epoch: store, CONFIG, shape.tgt_tokens, 7, START, World(0, 1, CPU))
     ) as updates:
         plainly = [next(updates) for _ in range(10)]
     for update, plain in zip(taken, plainly, strict=True):

@@ -146,5 +146,5 @@ def test_micro_batches_are_as_few_as_hold_an_update_and_alike(
 def test_small_types_hold_what_they_must(longest: int, kind: type) -> None:
     lengths = np.array([longest, 3])
     plan = plan_epoch(lengths, lengths, 1, 0, CONFIG, MICRO_TOKENS)
-    assert plan.src_lengths.tolist() == [longest, 3] and plan.src_lengths.dtype == kind
+    assert plan.lengths.tolist() == [[longest, 3]] * 2 and plan.lengths.dtype == kind
     assert plan.order.dtype == np.uint32

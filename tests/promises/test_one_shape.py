@@ -18,7 +18,14 @@ from support.soaking import counted
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import BatchShape
 from nmt.data.loader import make_micro_batches
-from nmt.data.plan import choose_shape, deal_pairs, divide_tokens, plan_epoch, swap_until_fit
+from nmt.data.plan import (
+    choose_shape,
+    deal_pairs,
+    divide_tokens,
+    fit_rows,
+    plan_epoch,
+    swap_until_fit,
+)
 from nmt.data.store import Side, TokenStore
 from nmt.system.ranks import World
 
@@ -78,22 +85,59 @@ def test_epochs_have_one_shape_and_nearly_full_ranks(
             micros = plan.micros(number)
             for pairs in micros:
                 assert len(pairs) <= shape.sentences
-                n_src, n_tgt = plan.src_lengths[pairs].sum(), plan.tgt_lengths[pairs].sum()
-                assert max(n_src, n_tgt) <= shape.tokens
+                n_src, n_tgt = plan.lengths[:, pairs].sum(1)
+                assert n_src <= shape.src_tokens and n_tgt <= shape.tgt_tokens
             n_rounds = -(-len(micros) // n_ranks)
             n_tokens = max(plan.n_tokens(number))
             if n_tokens > 0.95 * UPDATE:  # one of an epoch is what is left over
-                useful.append(n_tokens / (n_rounds * n_ranks * shape.tokens))
+                useful.append(n_tokens / (n_rounds * n_ranks * shape.tgt_tokens))
     assert np.mean(useful) >= 0.97
     assert min(useful) > 0.9  # no update takes a second round
+
+
+def in_pieces(lengths: list[np.ndarray]) -> list[np.ndarray]:
+    return [side.round().clip(1, 255).astype(np.int64) for side in lengths]
+
+
+@pytest.mark.parametrize("n_ranks", [1, 8])
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_rows_that_one_side_never_fills_are_left_out_and_updates_still_fit(
+    n_ranks: int, is_swapped: bool
+) -> None:
+    src, tgt = in_pieces(news(np.random.default_rng(1), 60_000))
+    sparse = 0
+    if is_swapped:
+        src, tgt, sparse = tgt, src, 1
+    micro_tokens = divide_tokens(UPDATE, n_ranks)
+    full = choose_shape(src, tgt, micro_tokens)
+    shape = fit_rows(full, plan_epoch(src, tgt, 1, 0, CONFIG, micro_tokens, full))
+    assert shape == fit_rows(full, plan_epoch(src, tgt, 1, 0, CONFIG, micro_tokens, full))
+    rows, n_rows = (shape.src_tokens, shape.tgt_tokens), full.tgt_tokens
+    assert rows[1 - sparse] == n_rows and rows[sparse] < 0.93 * n_rows
+    dead, n_rounds = [], []
+    for epoch in (1, 2):  # not those that it was chosen by
+        plan = plan_epoch(src, tgt, 1, epoch, CONFIG, micro_tokens, shape)
+        for number in range(len(plan) - 1):
+            n_rounds.append(-(-len(plan.micros(number)) // n_ranks))
+            dead.append(1 - plan.n_tokens(number)[sparse] / (n_ranks * rows[sparse]))
+    assert np.mean(n_rounds) <= 1.01 and np.mean(dead) < 0.06
+
+
+def test_rows_that_only_some_updates_fill_stay() -> None:
+    """About as many sources are longer than their targets as shorter."""
+    src, tgt = in_pieces(even(np.random.default_rng(1), 20_000))
+    full = choose_shape(src, tgt, UPDATE)
+    assert fit_rows(full, plan_epoch(src, tgt, 1, 0, CONFIG, UPDATE, full)) == full
 
 
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("n_ranks", [1, 8])
 def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int) -> None:
     store, micro_tokens = store_of(name), divide_tokens(UPDATE, n_ranks)
-    shape = choose_shape(store.src.lengths, store.tgt.lengths, micro_tokens)
-    plan = plan_epoch(store.src.lengths, store.tgt.lengths, 1, 0, CONFIG, micro_tokens, shape)
+    src, tgt = store.src.lengths, store.tgt.lengths
+    shape = choose_shape(src, tgt, micro_tokens)
+    shape = fit_rows(shape, plan_epoch(src, tgt, 1, 0, CONFIG, micro_tokens, shape))
+    plan = plan_epoch(src, tgt, 1, 0, CONFIG, micro_tokens, shape)
     n_blank = 0
     for number in (0, len(plan) - 1):
         micros = plan.micros(number)
@@ -101,8 +145,9 @@ def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int
             for micro in make_micro_batches(store, micros, World(rank, n_ranks, CPU), shape):
                 assert micro.batch.has_shape(shape)
                 sizes = [tensor.shape for tensor in micro.batch.tensors]
-                tokens, offsets = (shape.tokens,), (shape.sentences + 1,)
-                assert sizes == [tokens, offsets, tokens, offsets, tokens]
+                of_src, of_tgt = (shape.src_tokens,), (shape.tgt_tokens,)
+                offsets = (shape.sentences + 1,)
+                assert sizes == [of_src, offsets, of_tgt, offsets, of_tgt]
                 n_blank += micro.batch.n_tokens == 0
     assert n_blank > 0 or n_ranks == 1
 
@@ -119,12 +164,13 @@ def test_no_lengths_ask_for_a_second_shape(seed: int, longest: int, micro_tokens
     tgt[random.random(200) < 0.5] = 2
     shape = choose_shape(src, tgt, micro_tokens)
     config = TrainingConfig(src_tokens=1_500, tgt_tokens=1_200)
+    shape = fit_rows(shape, plan_epoch(src, tgt, seed, 0, config, micro_tokens, shape))
     plan = plan_epoch(src, tgt, seed, 0, config, micro_tokens, shape)
     seen = []
     for number in range(len(plan)):
         for pairs in plan.micros(number):
             assert len(pairs) <= shape.sentences
-            assert max(src[pairs].sum(), tgt[pairs].sum()) <= shape.tokens
+            assert src[pairs].sum() <= shape.src_tokens and tgt[pairs].sum() <= shape.tgt_tokens
             assert max(src[pairs].max(), tgt[pairs].max()) <= shape.longest
             seen.extend(pairs.tolist())
     assert sorted(seen) == list(range(200))
@@ -138,8 +184,8 @@ def test_swapping_keeps_every_pair_and_only_reports_what_holds(
     random = np.random.default_rng(seed)
     lengths = np.sort(random.integers(1, 40, (2, 60)), axis=1)[:, ::-1].copy()
     random.shuffle(lengths[0])
-    capacity = -(-int(lengths.sum(1).max()) // n) + spare
-    micro = deal_pairs(lengths[0], lengths[1], n)
+    capacity = -(-lengths.sum(1, keepdims=True) // n) + spare  # of each side
+    micro = deal_pairs(lengths, n)
     sizes = np.bincount(micro, minlength=n)
     fits = swap_until_fit(lengths, micro, n, capacity)
     held = np.stack([np.bincount(micro, side, n) for side in lengths])
@@ -150,7 +196,7 @@ def test_swapping_keeps_every_pair_and_only_reports_what_holds(
 
 def test_the_shape_is_decided_by_lengths_and_share_alone() -> None:
     src, tgt = np.array([4, 10, 31]), np.array([5, 5, 5])
-    assert choose_shape(src, tgt, 100) == BatchShape(128, 76, 31)
-    assert choose_shape(src, tgt, 20) == BatchShape(64, 64, 31)  # the longest sentence must fit
+    assert choose_shape(src, tgt, 100) == BatchShape(128, 128, 76, 31)
+    assert choose_shape(src, tgt, 20) == BatchShape(64, 64, 64, 31)  # the longest sentence must fit
     # As segmentation may yet draw it
-    assert choose_shape(src, tgt, 20, max_pieces=99) == BatchShape(128, 76, 100)
+    assert choose_shape(src, tgt, 20, max_pieces=99) == BatchShape(128, 128, 76, 100)

@@ -179,7 +179,7 @@ def batch_of(pairs: Pairs, room: int = 0) -> Batch:
 
     store = TokenStore(side([s[:-1] for s, _ in pairs]), side([t[1:] for _, t in pairs]))
     batch = make_batch(
-        store, np.arange(len(pairs)), BatchShape(room, 16, min(room, 128)) if room else None
+        store, np.arange(len(pairs)), BatchShape(room, room, 16, min(room, 128)) if room else None
     )
     for packed in (batch.src, batch.tgt):
         assert packed.tokens.numel() == (room or -(-packed.n_live // 64) * 64)
@@ -242,7 +242,7 @@ def check_compiled(is_whole: bool, backend: Backend, room: int = 64) -> None:
         Objective(make(replace(POST, n_layers=1, n_heads=2)), EPS),
     )
     use_backend(objective, backend)
-    compiled = CompiledObjective(objective, BatchShape(room, 16, 64), is_whole)
+    compiled = CompiledObjective(objective, BatchShape(room, room, 16, 64), is_whole)
     exact, ours = found(objective, batch_of(pairs)), found(compiled, batch_of(pairs, room))
     assert max(errors(ours, exact).values()) < 1e-6
     if is_whole:
@@ -296,7 +296,7 @@ def test_a_graph_drops_other_attention_weights_at_each_call(
     model = make(replace(POST, n_layers=1, n_heads=2, attention_dropout=0.3))
     objective = Objective(model, EPS)
     use_backend(objective, OnPretendedGpu())
-    compiled = CompiledObjective(objective, BatchShape(64, 16, 64), is_one_graph=True)
+    compiled = CompiledObjective(objective, BatchShape(64, 64, 16, 64), is_one_graph=True)
     batch = batch_of([(s[-20:], t[:18]) for s, t in draw(7, n=2)], 64)
     torch.manual_seed(1)
     ours, others = found(compiled, batch), found(compiled, batch)

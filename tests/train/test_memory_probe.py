@@ -17,15 +17,19 @@ from support.pretend_device import GPU, pretend_device
 
 from nmt.commands.train import main
 from nmt.config import RunConfig, format_config
-from nmt.data.batch import Batch
+from nmt.data.batch import Batch, BatchShape
+from nmt.data.store import Side, TokenStore, open_store
 from nmt.engines.cuda import memory_trial
 from nmt.engines.cuda.memory_trial import choose_micro_tokens, fits
 from nmt.engines.cuda.recorded_replica import RecordedReplica
+from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train import engine, memory_probe
-from nmt.train.engine import TrySize
+from nmt.train import setup as train_setup
+from nmt.train.engine import TrainingEngine, TrySize
+from nmt.train.loss import Objective
 from nmt.train.memory_probe import (
     probe_peak_memory,
     resolve_micro_tokens,
@@ -204,6 +208,55 @@ def test_trying_the_worst_first_changes_nothing(
     (longest, n_long), (shorter, n_short) = tried
     assert longest == setup.store.src.lengths.max() > shorter
     assert n_short > n_long
+
+
+class Chosen(Exception):
+    """Carries the shape for which a replica would be made; nothing is put on a device."""
+
+
+class Reporting(TrainingEngine):
+    def has_fixed_shape(self, *_: object) -> bool:
+        return True
+
+    def make_replica(
+        self, objective: Objective, world: World, is_bf16: bool, shape: BatchShape | None
+    ) -> Replica:
+        raise Chosen(shape)
+
+
+class Stationary(Transformer):
+    def to(self, *_: object, **__: object) -> Any:
+        return self
+
+
+def test_a_gpu_drops_rows_that_no_update_fills_and_always_the_same(
+    prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU keeps them, and so does BPE-dropout, which draws other lengths for each epoch."""
+
+    def open_store_of_short_targets(*given: Any) -> TokenStore:
+        store = open_store(*given)
+        return TokenStore(store.src, Side(store.tgt.ids, store.tgt.offsets // 2))
+
+    monkeypatch.setattr(train_setup, "open_store", open_store_of_short_targets)
+    monkeypatch.setattr(train_setup, "choose_training_engine", lambda device: Reporting())
+    monkeypatch.setattr(train_setup, "Transformer", Stationary)
+
+    def choose(device: torch.device, bpe_dropout: float = 0.0) -> BatchShape:
+        training = replace(prepared.training, src_tokens=600, tgt_tokens=600)
+        vocab = replace(prepared.vocab, bpe_dropout=bpe_dropout)
+        config = replace(prepared, training=training, vocab=vocab)
+        with pytest.raises(Chosen) as chosen:
+            open_setup(config, 600, World(0, 1, device))
+        shape: BatchShape = chosen.value.args[0]
+        return shape
+
+    full, fitted = choose(CPU), choose(GPU)
+    assert full.src_tokens == full.tgt_tokens == 640
+    assert fitted == choose(GPU) == replace(full, tgt_tokens=fitted.tgt_tokens)
+    assert fitted.tgt_tokens < 0.9 * full.tgt_tokens
+    with_dropout = choose(GPU, bpe_dropout=0.1)
+    assert with_dropout.src_tokens == with_dropout.tgt_tokens == 640
 
 
 def test_an_out_of_memory_error_names_the_setting_to_lower(

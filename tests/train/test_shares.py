@@ -222,7 +222,7 @@ def test_compiled_code_hands_over_the_gradients_of_one_rank(
         log: list[str] = []
         Twins.log = log
         objective = make_objective(1)
-        replica = RecordedReplica(objective, world, True, BatchShape(64, 16, 64))
+        replica = RecordedReplica(objective, world, True, BatchShape(64, 64, 16, 64))
         for bucket in replica.buckets:
             bucket.used.copy_(bucket.weights)  # what rank 0 would send
         replica.run(batch, 0.1, 0, Phase(is_last=False))
@@ -285,7 +285,7 @@ def test_another_model_runs_the_compiled_code_of_one_that_is_gone(
             counters.clear()
             objective = make_objective(1)
             world = Twins(1, 2, torch.device("cpu"))
-            replica = RecordedReplica(objective, world, True, BatchShape(64, 16, 64))
+            replica = RecordedReplica(objective, world, True, BatchShape(64, 64, 16, 64))
             replica.run(batch, 0.1, 0)
             gradients.append([bucket.gradients for bucket in replica.buckets])
             cache = counters["inductor"]
@@ -303,7 +303,7 @@ def test_a_recorded_micro_batch_includes_what_ranks_do(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
-    shape = BatchShape(192, 16, 128)
+    shape = BatchShape(192, 192, 16, 128)
     batches = [batch_of(draw(seed, n=3), 192) for seed in range(3)]
     plain = RecordedReplica(make_objective(), Twins(1, 2, torch.device("cpu")), is_bf16=False)
     with pretend_device() as device:
@@ -337,7 +337,7 @@ def test_what_another_rank_cannot_do_no_rank_does(
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(World, "sum", lambda world, tensor: tensor + next(votes))  # of the other
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
-    batch, shape = batch_of(draw(1, n=3), 192), BatchShape(192, 16, 128)
+    batch, shape = batch_of(draw(1, n=3), 192), BatchShape(192, 192, 16, 128)
     plain = RecordedReplica(make_objective(), Twins(1, 2, torch.device("cpu")), is_bf16=False)
     expected = plain.run(batch, 0.1, 0)
     with pretend_device() as device:
@@ -375,7 +375,9 @@ def test_nothing_recorded_outlives_the_replica(
         replicas = []
         for _ in range(2):
             objective = device.to_device(make_objective(1))
-            replica = RecordedReplica(objective, Twins(1, 2, GPU), False, BatchShape(192, 16, 128))
+            replica = RecordedReplica(
+                objective, Twins(1, 2, GPU), False, BatchShape(192, 192, 16, 128)
+            )
             for phase in (ALONE, Phase(is_last=False)):
                 replica.run(batch, 0.1, 0, phase)
             assert len(replica.replays) == 2

@@ -245,24 +245,17 @@ def choose_chunk(n_rows: int) -> int:
 
 
 def fused_loss_forward(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    smoothing: float,
-    needs_grad: bool,
-    n_vocab: int | None = None,
+    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the gradients of the smoothed sum by
     `hidden` and by `weight`.
-
-    Rows of `weight` from `n_vocab` on are padding: finite, and without influence.
     """
-    n_weights, n_vocab = weight.shape[0], n_vocab or weight.shape[0]
+    n_vocab = weight.shape[0]
     others = smoothing / (n_vocab - 1)
     device = hidden.device.type
     fast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     hidden = hidden.to(fast)
-    weight_fast = F.pad(weight.to(fast), (0, 0, 0, -n_weights % 64))  # which is faster
+    weight_fast = F.pad(weight.to(fast), (0, 0, 0, -n_vocab % 64))  # which is faster
     # Not summed in place: code compiled by torch 2.11 would then return gradients of zero.
     smoothed = hidden.new_zeros((), dtype=torch.float32)
     nll = hidden.new_zeros((), dtype=torch.float32)
@@ -282,5 +275,5 @@ def fused_loss_forward(
             grad_weight += logits.T @ h
         del logits  # the next chunk's take its memory
     if grad_weight is not None:
-        grad_weight = grad_weight[:n_weights]
+        grad_weight = grad_weight[:n_vocab]
     return smoothed, nll, grad_hidden, grad_weight

@@ -91,8 +91,8 @@ def _compute_sums(
     """Compute the sums of a batch of this shape. Not a method, which its own compiled code would keep
     alive.
     """
-    src = Packed(src_tokens, src_offsets, shape.longest, shape.tokens)
-    tgt = Packed(tgt_tokens, tgt_offsets, shape.longest, shape.tokens)
+    src = Packed(src_tokens, src_offsets, shape.longest, shape.src_tokens)
+    tgt = Packed(tgt_tokens, tgt_offsets, shape.longest, shape.tgt_tokens)
     return objective(Batch(src, tgt, labels, 0))
 
 

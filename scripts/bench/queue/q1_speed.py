@@ -3,7 +3,8 @@
     python3 scripts/bench/queue/q1_speed.py base [big]        # in the repository's root; --dry on a CPU
 
 The first table of docs/benchmarks.md was measured with a shape for random grouping, so 15 % of its
-updates took two micro-batches: `as_docs`. Here each variant is a process.
+updates took two micro-batches: `as_docs`. `equal_rows` has as many rows for sources as for targets.
+Here each variant is a process.
 """
 
 import json
@@ -18,6 +19,7 @@ DRY = "--dry" in sys.argv
 VARIANTS = [
     "right",
     "as_docs",
+    "equal_rows",
     "nondeterministic",
     "chunk2048",
     "chunk8192",
@@ -34,7 +36,7 @@ def worker(size, variant):
     from gpu_speed import make_recipe
 
     from nmt.data.loader import Loader, make_updates
-    from nmt.data.plan import Cursor, choose_shape, divide_tokens
+    from nmt.data.plan import Cursor, choose_shape, divide_tokens, fit_rows, plan_epoch
     from nmt.engines.cuda import loss_triton
     from nmt.engines.cuda.recorded_replica import is_compiled
     from nmt.extras.profile.cost import DeviceTimer, count_flop, measure_ceiling
@@ -51,7 +53,10 @@ def worker(size, variant):
     store = gpu_checks.make_store(recipe.n_pairs, recipe.n_vocab, recipe.longest)
     micro = divide_tokens(c.training.tgt_tokens, 1)
     grouping = "random" if variant == "as_docs" else c.training.grouping
-    shape = choose_shape(store.src.lengths, store.tgt.lengths, micro, None, grouping)
+    lengths = store.src.lengths, store.tgt.lengths
+    shape = choose_shape(*lengths, micro, None, grouping)
+    if variant not in ("as_docs", "equal_rows"):
+        shape = fit_rows(shape, plan_epoch(*lengths, c.seed, 0, c.training, micro, shape))
     if variant.startswith("chunk"):
         loss_triton.CHUNK_ROWS = int(variant[5:])  # 4,608: six chunks; 4,096: seven
     if variant == "fp32_reduction":
@@ -95,6 +100,7 @@ def worker(size, variant):
                 toks.append((up.n_src, up.n_tgt))
                 n_micros.append(len(up.micros))
         secs = ticks.seconds()
+        rows = shape.src_tokens, shape.tgt_tokens
         means = [float(s.lengths.mean()) for s in (store.src, store.tgt)]
         flop = count_flop(c.model, recipe.n_vocab, *means)
         out |= {
@@ -102,9 +108,9 @@ def worker(size, variant):
             "ms_mean": 1e3 * statistics.fmean(secs),
             "tgt_s_mean": sum(t for _, t in toks) / sum(secs),
             "micros": sum(n_micros) / len(n_micros),
-            "rows_useful": [sum(x[i] for x in toks) / len(toks) / shape.tokens for i in (0, 1)],
+            "rows_useful": [sum(x[i] for x in toks) / len(toks) / rows[i] for i in (0, 1)],
             "loss": float(o.values[0]) / up.n_tgt,
-            "shape": [shape.tokens, shape.sentences],
+            "shape": [*rows, shape.sentences],
         }
         if bench.is_cuda:
             ceil = measure_ceiling(c.model, micro, torch.bfloat16, world.device)
@@ -170,7 +176,7 @@ def worker(size, variant):
 def main():
     sizes = [a for a in sys.argv[1:] if a in ("base", "big")] or ["base"]
     for size in sizes:
-        for v in VARIANTS if size == "base" and not DRY else ["right", "as_docs"]:
+        for v in VARIANTS if size == "base" and not DRY else ["right", "as_docs", "equal_rows"]:
             try:
                 p = subprocess.run(
                     [sys.executable, __file__, "--worker", size, v] + ["--dry"] * DRY,
