@@ -11,14 +11,15 @@ from nmt.system.errors import UserError
 
 # What people write from memory, whatever the toolkit.
 REMEMBERED = """
-    accum_count adam_eps alpha arch batch-type batch_size beam beam_size bf16 bpe-codes clip-norm criterion
-    dec_layers decoder-layers dropout early_stopping enc_layers encoder_ffn_dim eval-bleu eval_steps finetune-from-model fp16
-    gpu_ranks gradient_accumulation_steps heads hidden_size keep-best-checkpoints keep-last-epochs
-    label-smoothing lc learning_rate lenpen load_from lowercase lr max-epoch max-tokens max-update max_grad_norm max_steps n_best
-    nbest num_beams num_layers num_train_epochs optimizer pretrained-model replace-unk report_to restore-file
-    rnn_size save-interval save_checkpoint_steps scoring seed share-all-embeddings share_decoder_embeddings
-    src_vocab tensorboard-logdir tgt_vocab train_from train_steps transformer_ff update-freq
-    valid_steps vocab_size warmup warmup-updates word_vec_size world_size
+    accum_count adam_eps alpha arch batch-type batch_size beam beam_size bf16 bpe-codes clip-norm
+    criterion dec_layers decoder-layers dropout early_stopping enc_layers encoder_ffn_dim eval-bleu
+    eval_steps finetune-from-model fp16 gpu_ranks gradient_accumulation_steps heads hidden_size
+    keep-best-checkpoints keep-last-epochs label-smoothing lc learning_rate lenpen load_from lowercase
+    lr max-epoch max-tokens max-update max_grad_norm max_steps n_best nbest num_beams num_layers
+    num_train_epochs optimizer pretrained-model replace-unk report_to restore-file rnn_size
+    save-interval save_checkpoint_steps scoring seed share-all-embeddings share_decoder_embeddings
+    src_vocab tensorboard-logdir tgt_vocab train_from train_steps transformer_ff update-freq valid_steps
+    vocab_size warmup warmup-updates word_vec_size world_size
     """.split()
 
 
