@@ -94,7 +94,7 @@ def load(*paths: str | Path, settings: Settings = (), engine: EngineName = "nmt"
     from nmt.translate.translator import warn_if_untagged
 
     model = open_model(paths, overrides, engine)
-    warn_if_untagged(model.config.data, model.config.decoding.tag)
+    warn_if_untagged(model.config)
     return model.translator
 
 
@@ -102,7 +102,7 @@ def open_model(
     paths: Sequence[str | Path], settings: Sequence[str] = (), engine: EngineName = "nmt"
 ) -> "LoadedModel":
     """Load a translator with its config and the checkpoints that it came from."""
-    checkpoints = _find_checkpoints(paths, engine)
+    checkpoints = find_checkpoints(paths, engine)
 
     from nmt.system.runtime import tune_process
 
@@ -118,8 +118,8 @@ def open_model(
     return open_translator(checkpoints, settings)
 
 
-def _find_checkpoints(paths: Sequence[str | Path], engine: EngineName = "nmt") -> list[str]:
-    """Return the paths of checkpoints, or of what another engine reads."""
+def find_checkpoints(paths: Sequence[str | Path], engine: EngineName = "nmt") -> list[str]:
+    """Return the paths of checkpoints, published models converted, or of what another engine reads."""
     if not paths:
         raise UserError("no path is given; give a run, an average or a checkpoint")
     return [str(convert_published(path) if engine == "nmt" else path) for path in paths]
@@ -252,7 +252,7 @@ def evaluate(
         tuple(_list_settings(settings)),
         open_translator=partial(open_model, engine=engine),
     )
-    names = _find_checkpoints(paths, engine)
+    names = find_checkpoints(paths, engine)
     if verdict and len(names) > 1:
         if all_metrics:
             raise UserError(
@@ -304,7 +304,7 @@ def score_pairs(
 
     from nmt.translate.pair_scores import open_pair_scorer
 
-    scorer = open_pair_scorer(_find_checkpoints(paths), _list_settings(settings))
+    scorer = open_pair_scorer(find_checkpoints(paths), _list_settings(settings))
     pairs = list(pairs)
     return scorer.score_pairs([source for source, _ in pairs], [target for _, target in pairs])
 

@@ -181,7 +181,7 @@ def evaluate(args: Namespace) -> int:
 
     tune_process()  # before torch is imported
 
-    from nmt.api import convert_published, open_model
+    from nmt.api import find_checkpoints, open_model
     from nmt.evaluate.evaluation import (
         EvaluationRequest,
         evaluate_difference,
@@ -194,10 +194,10 @@ def evaluate(args: Namespace) -> int:
     from nmt.system.files import write_json, write_text
 
     check_files(args)
-    if args.engine == "nmt":  # otherwise it is an export
-        args.checkpoints = [str(convert_published(name)) for name in args.checkpoints]
+    if args.checkpoints:
+        args.checkpoints = find_checkpoints(args.checkpoints, args.engine)
     if args.compare:
-        args.compare = [str(convert_published(name)) for name in args.compare]
+        args.compare = find_checkpoints(args.compare)
     request = EvaluationRequest(
         TestSetChoice(args.test_set, args.src, tuple(args.ref)),
         tuple(args.overrides),

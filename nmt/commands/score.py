@@ -81,7 +81,7 @@ def score_files(args: Namespace) -> int:
     tune_process()  # before torch is imported
 
     from nmt.agreement import check_sides
-    from nmt.api import convert_published
+    from nmt.api import find_checkpoints
     from nmt.system.progress import say
     from nmt.translate.lines import open_input
     from nmt.translate.score_stream import (
@@ -96,7 +96,7 @@ def score_files(args: Namespace) -> int:
     # open the models, and check that the files are in their languages
     start = partial(
         start_scoring,
-        [str(convert_published(name)) for name in args.checkpoints],
+        find_checkpoints(args.checkpoints),
         args.overrides,
         args.score,
         args.json,

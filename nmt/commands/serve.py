@@ -162,7 +162,7 @@ def open_served(word: str, args: Namespace) -> "ServedModel":
         # a server runs for long, so half a minute of compiling at its first start soon pays off
         loaded = open_model([path], ["decoding.compile=on", *overrides])
     data = loaded.config.data
-    warn_if_untagged(data, loaded.config.decoding.tag)
+    warn_if_untagged(loaded.config)
     return ServedModel(name or f"{data.src}-{data.tgt}", loaded)
 
 

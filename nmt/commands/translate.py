@@ -235,7 +235,7 @@ def translate_text(args: Namespace) -> int:
     here = start()
     model = here.model
     decoding = model.config.decoding
-    warn_if_untagged(model.config.data, decoding.tag)
+    warn_if_untagged(model.config)
     if decoding.tag is None:  # it may choose a language
         what = f"{args.checkpoints[0]} translates"
         direction = find_direction(model.config.data)

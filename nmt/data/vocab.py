@@ -35,7 +35,7 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of every vocabulary
 # What no text contains. UNK is not among them: it decodes to SentencePiece's mark for an unknown
 # character.
 CONTROL_IDS = (PAD, BOS, EOS)
-# This share of unknown pieces: of letters that a vocabulary lacks, every second piece is a space.
+# This share of a text: of words whose letters a vocabulary lacks, every second piece is a space.
 MOSTLY_UNKNOWN = 0.3
 SPACE = "\u2581"  # how a piece writes the space before it
 MAX_MODEL_BYTES = 8 << 20
@@ -87,10 +87,7 @@ class Vocab:
         self.is_wordwise = is_identity and not spans_spaces
         # Whether it spells characters without a piece in bytes, so that nothing is unknown.
         self.has_bytes: bool = processor.is_byte(processor.piece_to_id("<0x00>"))
-        byte_ids = [processor.piece_to_id(f"<0x{value:02X}>") for value in range(256)]
-        # UTF-8 spells a character in one byte that begins it, and others that go on.
-        self._later_bytes = set(byte_ids[0x80:0xC0]) - {UNK}
-        self._unknown = {UNK, *byte_ids} - self._later_bytes
+        self.letters = {" ", *"".join(pieces)}  # that its pieces spell, not bytes
         self._processor = processor
 
     @property
@@ -137,12 +134,6 @@ class Vocab:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._processor.id_to_piece(int(i)) for i in ids]
-
-    def is_mostly_unknown(self, lines: Sequence[Sequence[int]]) -> bool:
-        """Whether it lacks the letters of a text: characters that it spells in bytes are unknown too."""
-        begun = [i for ids in lines for i in ids if i not in self._later_bytes]
-        n_unknown = sum(i in self._unknown for i in begun)
-        return n_unknown > MOSTLY_UNKNOWN * len(begun)
 
     def list_pieces(self) -> list[str]:
         return self.pieces(range(self.size))

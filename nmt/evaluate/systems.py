@@ -125,12 +125,13 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
             f"{model.paths[0]}: there is nothing to translate; give --src FILE as well as --ref FILE"
         )
     model = _set_tag(model, choice)
-    warn_if_untagged(model.config.data, model.config.decoding.tag)
+    warn_if_untagged(model.config)
     started_at = clock()
-    translations = [NO_TRANSLATION] * len(test.src)
+    found = [[NO_TRANSLATION]] * len(test.src)
     with Progress("translating", len(test.src), "sentences") as progress:
-        for n_done in model.translator.translate_into(translations, test.src):
+        for n_done in model.translator.find_into(found, test.src):
             progress.advance(n_done)
+    translations = [best for best, *_ in found]
     cut = list_cut(translations)
     if len(cut) > FEW_CUT * len(translations):
         warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations))

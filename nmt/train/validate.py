@@ -31,7 +31,7 @@ from nmt.train.loss import Objective
 from nmt.train.samples import SAMPLED_LINES, Sample, take_sample
 from nmt.train.shutdown import StopRequest
 from nmt.translate.batching import halve_until_it_fits
-from nmt.translate.translator import Translation, Translator
+from nmt.translate.translator import NO_TRANSLATION, Translation, Translator
 
 
 @dataclass(frozen=True)
@@ -184,20 +184,18 @@ def _translate(
     all return None if `stop` cut it short.
     """
     mine = sources[world.rank :: world.size]
-    results = [Translation("", 0.0)] * len(mine)
+    found = [[NO_TRANSLATION]] * len(mine)
     progress = Progress("  decoding dev", len(mine), "sentences", is_shown=world.is_main)
-    with progress, closing(translator.translate_into(results, mine)) as batches:
+    with progress, closing(translator.find_into(found, mine)) as batches:
         if not stop.run_in_step(map(progress.advance, batches), world):
             return None
+    results = [best for best, *_ in found]
     if world.size == 1:
         return results
     hands = world.collect(json.dumps([astuple(result) for result in results]).encode())
-    everything = [Translation("", 0.0)] * len(sources)
+    everything = [NO_TRANSLATION] * len(sources)
     for rank, hand in enumerate(hands):
-        everything[rank :: world.size] = [
-            Translation(text, score, tuple(piece_ids), tuple(alignment), is_cut)
-            for text, score, piece_ids, alignment, is_cut, _ in json.loads(hand)
-        ]
+        everything[rank :: world.size] = [Translation(*fields) for fields in json.loads(hand)]
     return everything
 
 

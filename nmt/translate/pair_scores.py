@@ -114,7 +114,7 @@ def open_pair_scorer(paths: Sequence[str], overrides: Sequence[str] = ()) -> Pai
     """Load one checkpoint, or several that score together."""
     model = open_translator(paths, overrides)
     assert isinstance(model.translator, Translator)
-    warn_if_untagged(model.config.data, model.config.decoding.tag)
+    warn_if_untagged(model.config)
     return PairScorer(model.translator)
 
 

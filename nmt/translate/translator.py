@@ -19,14 +19,13 @@ import torch
 from nmt.agreement import check_agreement, find_direction
 from nmt.checkpoint import Checkpoint, load_weights, open_checkpoint
 from nmt.config import (
-    DataConfig,
     DecodingConfig,
     ModelConfig,
     RunConfig,
     override_config,
     parse_device,
 )
-from nmt.data.vocab import EOS, Vocabulary
+from nmt.data.vocab import EOS, MOSTLY_UNKNOWN, Vocabulary
 from nmt.model.backend import use_backend
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.dropout import suspend_dropout
@@ -64,8 +63,8 @@ Candidates = list["Translation"]  # of a line, best first
 class Translation:
     text: str
     score: float  # penalised log-probability
-    piece_ids: tuple[int, ...] = ()
-    alignment: tuple[int, ...] = ()  # for each piece the index of its source piece, if requested
+    piece_ids: Sequence[int] = ()
+    alignment: Sequence[int] = ()  # for each piece the index of its source piece, if requested
     is_cut: bool = False  # it has as many pieces as it may have, so its end may be missing
     alternatives: "Sequence[Translation]" = ()  # the next best, if translate() was asked for several
 
@@ -174,10 +173,13 @@ class TextToText(ABC):
         """Whether a line is read in small letters, and its translation put in capitals."""
         return self.config.lower_capitals and is_in_capitals(line)
 
+    def lower(self, lines: Sequence[str]) -> list[str]:
+        """Return the lines as the model reads them."""
+        return [lower_capitals(line) if self.is_lowered(line) else line for line in lines]
+
     def encode_source(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the pieces of each line that the model reads, without tags."""
-        read = [lower_capitals(line) if self.is_lowered(line) else line for line in lines]
-        return self.vocab.src.encode(read)
+        return self.vocab.src.encode(self.lower(lines))
 
     def make_splitter(self, has_sentences: bool = True) -> Splitter:
         """Make what splits paragraphs into sentences that the model can translate; without, a paragraph is
@@ -227,13 +229,6 @@ class TextToText(ABC):
         found = translator.find_candidates(take_lines(lines), Request(n_best))
         return [replace(best, alternatives=others) for best, *others in found]
 
-    def translate_into(self, results: list[Translation], lines: Sequence[str]) -> Generator[int]:
-        """Fill `results` batch by batch; yields how many lines each batch completed."""
-        for batch in self._search_lines(lines, Request()):
-            for index, (best, *_) in batch.items():
-                results[index] = best
-            yield len(batch)
-
     def find_candidates(
         self,
         lines: Sequence[str],
@@ -246,22 +241,24 @@ class TextToText(ABC):
         `numbers` are those of the lines in messages; without them the first line is 1.
         """
         results = [[NO_TRANSLATION]] * len(lines)
-        for batch in self._search_lines(lines, request, prefixes, numbers):
-            for index, candidates in batch.items():
-                results[index] = candidates
+        for _ in self.find_into(results, lines, request, prefixes, numbers):
+            pass
         return results
 
-    def _search_lines(
+    def find_into(
         self,
+        results: list[Candidates],
         lines: Sequence[str],
-        request: Request,
+        request: Request = Request(),
         prefixes: Sequence[str] | None = None,
         numbers: Sequence[int] | None = None,
-    ) -> Iterator[dict[int, Candidates]]:
-        """Search lines that are not empty; yields the candidates of those that each batch completes."""
+    ) -> Generator[int]:
+        """Fill `results` batch by batch, except for empty lines; yields how many lines each batch
+        completed.
+        """
         numbers = numbers or range(1, len(lines) + 1)
         encoded = self.encode_source(lines)
-        self._warn_of_unknown(encoded, numbers)
+        self._warn_of_unknown(lines, numbers)
         indices = []  # of the lines that are not empty
         sources = []
         own_prefixes = []
@@ -283,7 +280,6 @@ class TextToText(ABC):
 
         requests = Requests(sources, own_prefixes if any(own_prefixes) else None)
         for batch, hypotheses in self.search_batches(requests, request.n_best):
-            translated = {}
             translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
             for i, candidates in zip(batch, translations, strict=True):
                 index = indices[i]
@@ -291,12 +287,15 @@ class TextToText(ABC):
                     candidates = [
                         replace(candidate, text=candidate.text.upper()) for candidate in candidates
                     ]
-                translated[index] = candidates
-            yield translated
+                results[index] = candidates
+            yield len(batch)
 
-    def _warn_of_unknown(self, sources: Sequence[list[int]], numbers: Sequence[int]) -> None:
+    def _warn_of_unknown(self, lines: Sequence[str], numbers: Sequence[int]) -> None:
         """Say once that the model cannot read a text."""
-        if not self.is_unknown_said and self.vocab.src.is_mostly_unknown(sources):
+        text = "".join(self.lower(lines))
+        unknown = set(text) - self.vocab.src.letters  # to the model, or spelled in bytes
+        n_unknown = sum(map(text.count, unknown))
+        if n_unknown > MOSTLY_UNKNOWN * len(text) and not self.is_unknown_said:
             self.is_unknown_said = True
             say(
                 f"warning: lines {numbers[0]} to {numbers[-1]} are mostly <unk> or single bytes: the "
@@ -477,12 +476,12 @@ def make_translator(
     return translator
 
 
-def warn_if_untagged(data: DataConfig, tag: str | None) -> None:
+def warn_if_untagged(config: RunConfig) -> None:
     """Print a warning if a text gets no tag although all training sources had one."""
-    if tag is None and data.has_tags_only:
+    if config.decoding.tag is None and config.data.has_tags_only:
         say(
             "warning: all training corpora of this model have a tag, and this text gets none; give "
-            f"decoding.tag, one of {' '.join(data.train_tags)}"
+            f"decoding.tag, one of {' '.join(config.data.train_tags)}"
         )
 
 

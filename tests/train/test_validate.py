@@ -71,11 +71,11 @@ DEALT = """
     from nmt.translate.translator import Translator
 
     counts = []
-    whole = Translator.translate_into
-    def translate_into(self, results, lines):
+    whole = Translator.find_into
+    def find_into(self, results, lines):
         counts.append(len(lines))
         return whole(self, results, lines)
-    Translator.translate_into = translate_into
+    Translator.find_into = find_into
 
     with join_world("cpu") as world:
         config = load_recorded_config(Path(sys.argv[1]))
