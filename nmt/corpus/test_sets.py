@@ -49,8 +49,7 @@ class TestSet:
         """
         label = self.known_as
         if label is None:
-            files = "+".join(Path(part).name for part in self.name.split(" + "))
-            label = f"{_replace_odd(files)}#{self.ref_sha256[:8]}"
+            label = f"{_join_names(self.name)}#{self.ref_sha256[:8]}"
         for more in self.more_refs:
             label += f"+{_replace_odd(more.path.name)}#{digest_lines(more.lines)[:8]}"
         return label
@@ -62,6 +61,17 @@ class Reference:
 
     path: Path
     lines: list[str]
+
+
+def is_label_of(label: str, corpus: CorpusConfig) -> bool:
+    """Whether a label is that of the set of a corpus, which need not be read for that."""
+    names = {_join_names(describe_corpus(corpus)), *_find_claims(corpus)}
+    return label.partition("#")[0] in names
+
+
+def _join_names(name: str) -> str:
+    """Return the names of a set's files without their folders."""
+    return _replace_odd("+".join(Path(part).name for part in name.split(" + ")))
 
 
 def _replace_odd(name: str) -> str:

@@ -24,7 +24,7 @@ from nmt.evaluate.description import (
     describe_training,
     describe_training_text,
 )
-from nmt.evaluate.results import Result, find_run
+from nmt.evaluate.results import Result, find_last_step, find_run
 from nmt.known_test_sets import WMT14, WMT14_SPLITS
 from nmt.score.score import Score
 from nmt.system.errors import UserError
@@ -92,7 +92,8 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
         if (result.weights_sha256, result.vocab_sha256) == (weights, vocab.digest)
     ]
     config = load_recorded_config(folder / CONFIG_FILE)
-    origin = _describe_origin(average.averaged, average.step, config.training.steps)
+    n_updates = max(config.training.steps, find_last_step(folder))
+    origin = _describe_origin(average.averaged, average.step, n_updates)
     facts: dict[str, Cell] = {
         "weights": f"{origin} of the run {config.name}",
         "checkpoints": _describe_checkpoints(average),
@@ -277,7 +278,7 @@ def _describe_origin(averaged: Sequence[str], step: int, steps: int) -> str:
     if not averaged:
         return f"the checkpoint at update {step:,} of {steps:,}"
     count = f"{len(averaged)} checkpoints" if len(averaged) > 1 else "one checkpoint"
-    return f"the mean of {count}, the last at update {step:,}"
+    return f"the mean of {count}, the last at update {step:,} of {steps:,}"
 
 
 def _name_vocab(vocab: Vocabulary) -> dict[str, Cell]:

@@ -29,7 +29,15 @@ from nmt.config import (
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.evaluate.card import write_average_card
 from nmt.evaluate.outcome import Evaluation, Findings
-from nmt.evaluate.results import Result, ScoredTestSet, add_result, find_run, read_results
+from nmt.evaluate.results import (
+    Result,
+    ScoredTestSet,
+    add_result,
+    choose_headline,
+    find_last_step,
+    find_run,
+    read_results,
+)
 from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
 from nmt.evaluate.systems import System, TestSetChoice, check_texts, translate_test_set
 from nmt.evaluate.training_text import examine_training_text
@@ -279,16 +287,21 @@ def compute_scores(
 
 
 def _doubt_average(system: System) -> str | None:
-    """Return a warning if the system is an average that is worse on the dev set than a member of it."""
+    """Return a warning if the system is an average of a run that went on since, or is worse on the dev
+    set than a member of it.
+    """
     model, checkpoint = system.model, system.only_checkpoint
     if model is None or checkpoint is None or not checkpoint.averaged:
         return None
     try:
         run = find_run(checkpoint.path)
+        last = find_last_step(checkpoint.path)
     except UserError:  # the record of the scores will warn of it
         return None
     if run is None or not isinstance(model.translator, Translator):
         return None
+    if last > checkpoint.step:
+        return f"made at update {checkpoint.step:,} of {last:,}; make it again by nmt-average"
     return find_better_member(checkpoint, model.translator.device, RunFolder(run))
 
 
@@ -368,5 +381,7 @@ def _record(system: System) -> None:
     if run is not None:
         result, texts = describe_system(system)
         add_result(run, result)
-        write_scored_texts(run, texts)
-        write_average_card(checkpoint.path, read_results(run))
+        results = read_results(run)
+        if choose_headline(results, checkpoint.config.data.test) == results[-1]:
+            write_scored_texts(run, texts)
+        write_average_card(checkpoint.path, results)

@@ -7,10 +7,13 @@ nothing. Scoring the very same thing again replaces its result, except for score
 asked for again.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nmt.config import CorpusConfig
+from nmt.corpus.test_sets import is_label_of
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.files import has_plain_file, lock, read_json, write_json
@@ -103,6 +106,22 @@ def read_results(run: Path) -> list[Result]:
     if not isinstance(entries, list):
         raise UserError(f"{path}: is damaged (not a list of records); move it away")
     return [_from_json(entry, f"{path}: record {n}") for n, entry in enumerate(entries, 1)]
+
+
+def choose_headline(results: Sequence[Result], test: CorpusConfig | None) -> Result | None:
+    """Return what a run is known by: of the newest weights the last result on the config's test set,
+    otherwise the last on any.
+    """
+    own = [result for result in results if test and is_label_of(result.test_set.name, test)]
+    return max(reversed(own or results[-1:]), key=lambda result: result.step, default=None)
+
+
+def find_last_step(folder: Path) -> int:
+    """Return the newest step of the run that a checkpoint or an average is in; 0 if it is in none."""
+    from nmt.checkpoint import list_steps  # and so torch, which a report does without
+
+    run = find_run(folder)
+    return max(list_steps(RunFolder(run)), default=0) if run else 0
 
 
 def find_run(checkpoint: Path) -> Path | None:

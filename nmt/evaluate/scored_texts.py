@@ -1,7 +1,7 @@
-"""RUN/translations.json: what the last evaluation of a run read and wrote, line by line, so that a
-report can show sentences beside their scores.
+"""RUN/translations.json: what was read and written for the headline of a run's report, line by line, so
+that it can show sentences beside their scores.
 
-One file, replaced as a whole by each evaluation. Its digest says to which entry of results.json it
+One file, replaced as a whole. Its digest says to which entry of results.json it
 belongs. It holds text of the test set, and no other file of this project does: someone who may not pass
 on the text can remove the file, and loses only those sections of the report.
 """
@@ -39,7 +39,7 @@ class ScoredTexts:
 
 
 def write_scored_texts(run: Path, texts: ScoredTexts) -> None:
-    """Replace the texts of the last evaluation; remove them if these are too many to keep."""
+    """Replace the texts; remove them if these are too many to keep."""
     path = RunFolder(run).translations
     if texts.n_characters <= MAX_CHARACTERS:
         write_json(path, asdict(texts))
@@ -48,7 +48,7 @@ def write_scored_texts(run: Path, texts: ScoredTexts) -> None:
 
 
 def read_scored_texts(run: Path) -> ScoredTexts | None:
-    """Return the texts of the last evaluation; None if nothing was scored, or too much."""
+    """Return the texts of the headline; None if nothing was scored, or too much."""
     path = RunFolder(run).translations
     if not has_plain_file(path):
         return None

@@ -13,6 +13,7 @@ from typing import Literal
 
 from nmt.checkpoint import Average, Checkpoint, Origin, parse_step
 from nmt.config import COURSE_KEYS, MACHINE_KEYS, list_differences, override_config
+from nmt.evaluate.results import find_last_step
 from nmt.evaluate.systems import System
 from nmt.evaluate.training_text import TrainingText
 from nmt.known_test_sets import PAPER_TEST_SET
@@ -286,7 +287,7 @@ def _find_missing_steps(paper: Conformance, system: System) -> Iterator[str]:
         source, value = row.measure
         yield f"{row.name}: {row.ours}, in {source} {value}"
     checkpoint = system.checkpoint
-    steps = checkpoint.config.training.steps
+    steps = max(checkpoint.config.training.steps, find_last_step(checkpoint.path))
     if checkpoint.step != steps:
         yield f"the end of training: {checkpoint.step:,} of {steps:,} updates"
     n, every = paper.n_averaged, CHECKPOINT_UPDATES[paper.model]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from nmt.config import RunConfig, load_recorded_config
 from nmt.corpus.ledger import Ledger, read_ledger
 from nmt.data.vocab import Vocabulary, load_vocab
-from nmt.evaluate.results import Result, read_results
+from nmt.evaluate.results import Result, choose_headline, read_results
 from nmt.evaluate.scored_texts import ScoredTexts, read_scored_texts
 from nmt.model.size import count_weights
 from nmt.system.errors import UserError, explain_unreadable
@@ -44,8 +44,13 @@ class RunFacts:
 
     @property
     def headline(self) -> Result | None:
-        """The result of the last evaluation."""
-        return self.results[-1] if self.results else None
+        """The result that a run is known by."""
+        test = self.config.data.test if self.config else None
+        return choose_headline(self.results, test)
+
+    @property
+    def n_updates(self) -> int:
+        return self.events[-1].step if self.events else 0
 
     @property
     def languages(self) -> tuple[str, str]:

@@ -132,7 +132,7 @@ def _render_lead(runs: Sequence[RunFacts]) -> str:
         if run.n_weights is not None:
             words.append(f"{run.n_weights:,} weights")
         if run.events:
-            words.append(f"{run.events[-1].step:,} updates")
+            words.append(f"{run.n_updates:,} updates")
     text = " · ".join(filter(None, words))
     return f'<p class="lead">{escape_html(text)}</p>' if text else ""
 

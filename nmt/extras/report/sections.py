@@ -80,11 +80,11 @@ def _render_one_headline(run: RunFacts) -> str:
 
 
 def find_headline(run: RunFacts) -> tuple[str, Score] | None:
-    """Return the first score of the last evaluation, or of the best validation, and what was
+    """Return the first score of the run's headline, or of the best validation, and what was
     scored.
     """
     if run.headline is not None and run.headline.scores:
-        return describe_test_set(run.headline), run.headline.scores[0]
+        return describe_scored(run, run.headline), run.headline.scores[0]
     best = find_best_validation(run)
     if best is None:
         return None
@@ -92,8 +92,9 @@ def find_headline(run: RunFacts) -> tuple[str, Score] | None:
     return f"the dev set, at update {best.step:,}", score
 
 
-def describe_test_set(result: Result) -> str:
-    return f"{result.scored_text}, by {result.checkpoint}"
+def describe_scored(run: RunFacts, result: Result) -> str:
+    made = f", made at update {result.step:,} of {run.n_updates:,}" if result.step else ""
+    return f"{result.scored_text}, by {result.checkpoint}{made}"
 
 
 def find_best_validation(run: RunFacts) -> ValidEvent | None:
@@ -109,7 +110,7 @@ def render_results(run: RunFacts) -> str:
     for result in reversed(run.results[-RESULTS_SHOWN:]):
         for score in result.scores:
             value = Html(f'<span class="number">{score.value:.2f}</span>')
-            row: list[Cell] = [describe_test_set(result), score.name, value]
+            row: list[Cell] = [describe_scored(run, result), score.name, value]
             row += [score.format_interval(), result.search, Code(score.signature)]
             rows.append(row)
     head = ("scored", "score", "value", "95 % interval", "search", "signature")
@@ -136,7 +137,7 @@ def list_summary(run: RunFacts) -> Iterator[tuple[str, Cell]]:
         if run.settings:
             yield "updates", "none logged yet"
         return
-    yield "updates", f"{run.events[-1].step:,}"
+    yield "updates", f"{run.n_updates:,}"
     times = [event.figures["elapsed_s"] for event in run.events if "elapsed_s" in event.figures]
     if times:
         yield "time", format_duration(times[-1])

@@ -21,7 +21,7 @@ TRANSLATIONS_SHOWN = 8  # of a dev sentence
 
 
 def render_test_lines(run: RunFacts) -> str:
-    """Show the worst and the best lines of the last evaluation."""
+    """Show the worst and the best lines of the headline."""
     if run.texts is None or not run.texts.translations:
         return ""
     scores = score_lines(run.texts)
