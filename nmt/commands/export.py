@@ -19,6 +19,7 @@ ctranslate2 and transformers come with pip install 'nmtkit[export]'."""
 
 FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors", "argos")
 MAX_LINES = 1000
+N_DEV_LINES = 100
 
 
 def build_parser() -> ArgumentParser:
@@ -49,7 +50,8 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--check-lines",
         metavar="FILE",
-        help=f"source text for the comparison, which uses the first {MAX_LINES:,} lines; default: random pieces",
+        help=f"source text for the comparison, which uses the first {MAX_LINES:,} lines; default: "
+        f"{N_DEV_LINES} of the run's dev set, or random pieces if its store is not here",
     )
     return parser
 
@@ -72,12 +74,17 @@ def export_model(args: Namespace) -> int:
     from nmt.extras.export.export import export, make_lines
     from nmt.system.files import check_exchangeable
     from nmt.system.progress import say
+    from nmt.system.run_folder import dev_text_file
 
     checkpoint = open_checkpoint(convert_published(args.checkpoint))
     out = Path(args.output)
-    lines = make_lines(checkpoint.vocab)
+    dev = Path(checkpoint.config.data.store) / dev_text_file("src")
     if args.check_lines is not None:
         lines = list(islice(read_lines(TextFile(Path(args.check_lines))), MAX_LINES))
+    elif dev.is_file():
+        lines = list(islice(read_lines(TextFile(dev)), N_DEV_LINES))
+    else:
+        lines = make_lines(checkpoint.vocab)
     check_exchangeable(out.resolve())
     if args.to == "argos":
         from nmt.extras.export.argos import export_argos

@@ -228,6 +228,28 @@ def test_every_process_exports_the_same_bytes(checkpoint: Checkpoint, tmp_path: 
         assert others == [first, first]
 
 
+def test_the_dev_set_is_compared_where_its_store_is_here(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+
+    def note(
+        _: Checkpoint, to: str, out: Path, quantization: str, lines: list[str], *rest: bool
+    ) -> str:
+        compared.append(lines)
+        return "the same"
+
+    monkeypatch.setattr("nmt.extras.export.export.export", note)
+    monkeypatch.chdir(tmp_path)
+    command = [str(checkpoint.path.absolute()), "--to", "safetensors", "-o", "out"]
+    assert nmt_export(command) == 0
+    dev = tmp_path / checkpoint.config.data.store / "valid.src.txt"
+    dev.parent.mkdir(parents=True)
+    dev.write_text("".join(f"line {n}\n" for n in range(150)))
+    assert nmt_export(command) == 0
+    assert compared == [make_lines(checkpoint.vocab), [f"line {n}" for n in range(100)]]
+
+
 @NEEDS_CT2
 def test_quantizing_does_not_touch_our_weights(
     checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path
