@@ -28,6 +28,8 @@ from nmt.train.validate import Validation, validate
 from nmt.translate.translator import Translator
 
 MOMENTS_SHARE = 0.1  # of checkpoint_minutes: how old the last checkpoint with moments may become
+# Target tokens of an update; with fewer, all units of a small layer may be off, and its gradients zero.
+ENOUGH_TOKENS = 100
 SECONDS_BETWEEN_LINES = 1.0  # of losses in a log, so that a small model does not flood it
 
 
@@ -221,8 +223,12 @@ class Trainer:
         """Add an update's results to the running totals, and act on the ranks' votes."""
         state, update, stats = self.state, outcome.pending.update, outcome.stats
         if outcome.is_applied:
-            if stats.grad_norm == 0.0:
-                self.world.on_main(_refuse_zero_gradients)
+            if not stats.grad_norm:
+                self.world.on_main(
+                    lambda: _refuse_zero("all gradients are zero, so the model learns nothing")
+                )
+            if not state.tokens_seen and update.n_tgt >= ENOUGH_TOKENS:
+                self.refuse_idle_weights()
             self.grad_norm = stats.grad_norm
             # A loss above a uniform guess means the weights have diverged, long before they are
             # infinite.
@@ -249,6 +255,19 @@ class Trainer:
             # finish() raises the writer's Failure, which on_main passes to all ranks; only the main
             # rank has a writer, hence the lambda.
             self.world.on_main(lambda: self.writer.finish())
+
+    def refuse_idle_weights(self) -> None:
+        """After the first update of a run, Adam's moments show whether a weight had no gradient."""
+        moments = self.take_snapshot(has_moments=True).moments
+
+        def refuse() -> None:
+            for name, moment in moments.items():
+                if not (moment.any() or self.config.training.freeze):
+                    _refuse_zero(
+                        f"the gradients of {name.removeprefix('exp_avg.')} are zero, so it learns nothing"
+                    )
+
+        self.world.on_main(refuse)
 
     def reject_update(self, outcome: UpdateOutcome) -> None:
         """Report an update that was not applied; fail if the config says so or too many in a row
@@ -439,9 +458,6 @@ class Trainer:
             self.writer.close()
 
 
-def _refuse_zero_gradients() -> None:
+def _refuse_zero(fault: str) -> None:
     """Some releases of torch compile code whose losses are right and whose gradients are zero."""
-    raise Failure(
-        "all gradients are zero, so the model learns nothing: try training.compile=off, or another "
-        "version of torch"
-    )
+    raise Failure(f"{fault}: try training.compile=off, or another version of torch")

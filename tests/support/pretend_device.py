@@ -115,6 +115,9 @@ class DeviceTensor(Tensor):
     def data_ptr(self) -> int:
         return self.on_host.data_ptr()
 
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self.clone()
+
     def pin_memory(self, device: Any = None) -> Tensor:
         raise RuntimeError("pretend device: cannot pin a tensor of the device")
 

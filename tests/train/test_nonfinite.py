@@ -6,17 +6,20 @@ bit.
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
-from support.two_ranks import run_on_two_ranks
+from support.two_ranks import run_on_ranks, run_on_two_ranks
 
 import nmt.train.update
 from nmt.commands.train import main
 from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
+from nmt.model.transformer import Transformer
+from nmt.train.loss import Objective
 from nmt.train.replica import forward_backward
 
 Poison = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
@@ -88,6 +91,64 @@ def test_only_a_checkpoint_that_is_seen_to_work_is_called_intact(
     assert main(["--config", str(toy), *settings]) == 1
     assert f"update {at} was not applied" in (last := capsys.readouterr().err.splitlines()[-1])
     assert advice in last
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_gradient_of_zero_ends_a_new_run_and_is_named(
+    size: int, toy: Path, tmp_path: Path
+) -> None:
+    """One weight's, on all ranks; those of frozen weights, and of updates of few tokens, may be zero."""
+    program = """
+        import sys
+        import torch
+        from nmt.commands.train import main
+        from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
+        run = Replica.run
+        def poisoned(self, *args):
+            sums = run(self, *args)
+            parameters = dict(self.objective.model.named_parameters())
+            for name in sys.argv[1].split(","):
+                parameters[name].grad.zero_()
+            return sums
+        Replica.run = poisoned
+        sys.exit(main(sys.argv[2:]))
+    """
+    weight = "encoder.0.feed_forward.outer.weight"
+    options = ["--config", str(toy), "training.steps=2"]
+    ended = run_on_ranks(size, program, tmp_path / "poisoned.py", weight, *options)
+    assert ended.codes == [1] * size
+    assert f"the gradients of {weight} are zero, so it learns nothing" in ended.stderr
+    small = ("training.src_tokens=60", "training.tgt_tokens=60")
+    frozen = ("training.freeze=[encoder]",)
+    for number, settings in enumerate((small, frozen)):
+        out = f"out={tmp_path}/{number}"
+        ended = run_on_ranks(size, program, tmp_path / "ends.py", weight, *options, *settings, out)
+        assert ended.codes == [0] * size, ended.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"norm": "pre", "tied": False, "activation": "gelu"},
+        {"window": 0, "activation": "swish", "attention_bias": True, "projection_bias": True},
+        {"positions": "learned", "embedding_norm": "before_dropout", "n_layers": 3},
+        {"positions": "rotary", "d_k": 2, "d_v": 12, "d_ff": 4, "scale_embeddings": "projection"},
+    ],
+)
+def test_a_new_model_has_a_gradient_in_every_weight(change: dict[str, Any]) -> None:
+    """Whatever its options: none has a weight that a sound update of some sentences does not reach."""
+    from test_fast_paths import POST, batch_of, draw
+
+    batch = batch_of(draw(0))
+    for seed in range(3):
+        config = replace(POST, dropout=0.1, **change)
+        torch.manual_seed(seed)
+        model = Transformer(config, 61)
+        forward_backward(Objective(model, 0.1), batch, 1e-3, False)
+        assert not [
+            name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()
+        ]
 
 
 @pytest.mark.parametrize("poison", [poison_loss, poison_gradient])

@@ -8,6 +8,7 @@ those of several ranks are summed with the last micro-batch of an update (shares
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from weakref import proxy
 
 import torch
@@ -177,8 +178,7 @@ class RecordedReplica(Replica):
         compiled, device = self.compiled, batch.labels.device
         assert compiled is not None
         if not self.replays:
-            src, tgt = _clone(batch.src), _clone(batch.tgt)
-            self.inputs = Batch(src, tgt, batch.labels.clone(), batch.n_tokens)
+            self.inputs = deepcopy(batch)
             self.scale = torch.zeros((), device=device)
             model = self.objective.model
             # The graph reads these tables. Decoding may replace them with longer ones, so the old
@@ -186,17 +186,14 @@ class RecordedReplica(Replica):
             self.tables = model.src_positions.table, model.tgt_positions.table
         own = proxy(self)  # what is recorded must not keep this alive, and so itself
 
-        def compile_alone() -> None:  # waits for no other rank
-            self.compute(compiled, self.inputs, self.scale, Phase(False, False))
-
-        def work() -> Tensor:
+        def work(phase: Phase = phase) -> Tensor:
             return own.compute(compiled, own.inputs, own.scale, phase)
 
         def record_graph() -> None:
             self.replays[phase] = capture(work, device, self.pool)
 
         before = [bucket.gradients.clone() for bucket in self.buckets]
-        fault = self.find_fault(compile_alone)
+        fault = self.find_fault(lambda: work(Phase(False, False)))  # waits for no other rank
         if fault is not None:
             say(
                 "warning: the model cannot be compiled, so training is much slower: "
@@ -211,7 +208,7 @@ class RecordedReplica(Replica):
         for bucket, gradients in zip(self.buckets, before, strict=True):
             bucket.gradients.copy_(gradients)  # recording ran the work, which added to them
 
-    def find_fault(self, work: Callable[[], None]) -> str | None:
+    def find_fault(self, work: Callable[[], object]) -> str | None:
         """Do this on every rank; return why it fails, on all ranks if on one."""
         fault = None
         try:
@@ -221,7 +218,9 @@ class RecordedReplica(Replica):
                 raise
             fault = summarize_error(error)
         n_failed = self.world.sum(torch.tensor(float(fault is not None)))
-        return fault or ("it fails on another rank" if n_failed else None)
+        if n_failed:
+            return fault or "it fails on another rank"
+        return None
 
     def close(self) -> None:
         self.replays.clear()
@@ -247,7 +246,3 @@ class RecordedReplica(Replica):
             rows = bucket.world.own_part(bucket.gradients).view(-1, ALIGNMENT)
             norms.append(torch.linalg.vector_norm(rows, dim=1))
         return torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64)
-
-
-def _clone(side: Packed) -> Packed:
-    return Packed(side.tokens.clone(), side.offsets.clone(), side.longest, side.n_live)
