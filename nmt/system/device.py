@@ -6,6 +6,7 @@ would then take weeks instead of hours, and nothing but its speed would show it.
 is refused, with a message that says what to do.
 """
 
+import fnmatch
 import functools
 import os
 import platform
@@ -171,11 +172,16 @@ def read_peak_memory(device: torch.device) -> int:
 
 
 def name_machine(device: torch.device, n_ranks: int) -> str:
-    """Name what a run computes on, for people: 8 x NVIDIA H200, or the threads, and the processor's
-    model with its fastest instructions for products.
+    """Name what a run computes on, for people: 8 x NVIDIA H200 and what decides how they sum, or the
+    threads, and the processor's model with its fastest instructions for products.
     """
     if device.type == "cuda":
-        return f"{n_ranks} x {torch.cuda.get_device_name(device)}"
+        parts = [f"{n_ranks} x {torch.cuda.get_device_name(device)}"]
+        if n_ranks > 1:
+            version = ".".join(map(str, torch.cuda.nccl.version()))
+            settings = fnmatch.filter(os.environ, "NCCL_*")
+            parts += [f"NCCL {version}", *(f"{name}={os.environ[name]}" for name in settings)]
+        return ", ".join(parts)
     n_threads = n_ranks * torch.get_num_threads()
     threads = "1 thread" if n_threads == 1 else f"{n_threads} threads"
     model = read_cpu_field("model name") or platform.machine()

@@ -4,7 +4,9 @@ ask for the CPU.
 No GPU is needed: a folder stands in for what the kernel would show of one.
 """
 
+import fnmatch
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -237,6 +239,21 @@ def test_a_machine_is_named_with_its_fastest_instructions(
     monkeypatch.setattr(device, "read_cpu_info", lambda: info)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert name_machine(torch.device("cpu"), 1) == name
+
+
+def test_several_gpus_are_named_with_what_decides_how_they_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in fnmatch.filter(os.environ, "NCCL_*"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    gpu = torch.device("cuda", 0)
+    assert name_machine(gpu, 1) == "1 x NVIDIA H200"
+    told = "8 x NVIDIA H200, NCCL 2.28.9, NCCL_ALGO=Ring, NCCL_NVLS_ENABLE=0"
+    assert name_machine(gpu, 8) == told
 
 
 def test_a_machine_that_says_nothing_of_itself_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

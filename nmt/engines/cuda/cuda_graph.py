@@ -6,9 +6,8 @@ with: callers copy its inputs into tensors that stay in place, and its results a
 time. On any other device the work simply runs, so that tests need no GPU.
 """
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -41,27 +40,19 @@ def capture(
     # not survive
     graph = torch.cuda.CUDAGraph()
     recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
-    # The outer context restores the stream, which torch 2.13 does not do where a recording fails.
-    with torch.cuda.stream(stream), _without_collection(), recording:
-        output = work()
+    gc.disable()  # it may free another graph or an event, which would end the recording
+    try:
+        # The outer context restores the stream, which torch 2.13 does not do where a recording fails.
+        with torch.cuda.stream(stream), recording:
+            output = work()
+    finally:
+        gc.enable()
 
     def replay() -> Output:
         graph.replay()
         return output
 
     return replay
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Python's collector may free another graph or an event, which would end a recording."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @cache

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.plan import round_up
+from nmt.system.autocast import find_product_type
 from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, tl, triton
 from nmt.train.loss import chunked_loss_forward
 
@@ -252,8 +253,7 @@ def fused_loss_forward(
     """
     n_vocab = weight.shape[0]
     others = smoothing / (n_vocab - 1)
-    device = hidden.device.type
-    fast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    fast = find_product_type(weight)
     hidden = hidden.to(fast)
     weight_fast = F.pad(weight.to(fast), (0, 0, 0, -n_vocab % 64))  # which is faster
     # Not summed in place: code compiled by torch 2.11 would then return gradients of zero.

@@ -9,7 +9,7 @@ is still in the layers below. In bf16, matrices travel in bf16, which is all tha
 torch's FSDP2 does the same with hooks that end a compiled graph at each layer, so that it could not
 be recorded as one CUDA graph; with other graphs, dropout would depend on the number of ranks. Here a
 layer asks for its weights and hands over its gradients by two operations, which the compiler leaves
-where they are. Sums always begin in the same order, so they repeat bit by bit.
+where they are. Sums always begin in the same order, so they repeat bit by bit where NCCL's own do.
 
 A single GPU has no other rank to share with, but uses the same two operations: each copies all tensors of a
 layer by one kernel, where autograd would launch one for each tensor.
