@@ -69,7 +69,7 @@ def make_full_batch(
     n_pairs = room.sentences
     for side, n_tokens in ((store.src, room.src_tokens), (store.tgt, room.tgt_tokens)):
         ends = np.cumsum(side.lengths[order[:n_pairs]])
-        n_pairs = int(ends.searchsorted(n_tokens, "right"))
+        n_pairs = int(ends.searchsorted(min(n_tokens, micro_tokens), "right"))
     return make_batch(store, order[: max(1, n_pairs)], shape)
 
 
