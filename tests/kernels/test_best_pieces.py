@@ -48,8 +48,8 @@ def draw_logits(n_columns: int, has_ties: bool, device: torch.device) -> Tensor:
     if has_ties:
         numbers = torch.randint(-6, 6, (SENTENCES * BEAM, n_columns), device=device)
         return numbers.bfloat16()
-    # the numbers of bf16 between 2^-12 and 2^4 in order, of either sign
-    positive = torch.arange(0x3980, 0x4180, dtype=torch.int16).view(torch.bfloat16)
+    # the numbers of bf16 between 2^-32 and 2^4 in order, of either sign
+    positive = torch.arange(0x2F80, 0x4180, dtype=torch.int16).view(torch.bfloat16)
     numbers = torch.cat((positive, -positive)).to(device)
     rows = [numbers[torch.randperm(len(numbers), device=device)] for _ in range(SENTENCES * BEAM)]
     return torch.stack(rows)[:, :n_columns].contiguous()
@@ -58,13 +58,17 @@ def draw_logits(n_columns: int, has_ties: bool, device: torch.device) -> Tensor:
 @pytest.mark.parametrize("length", [1, 5])
 @pytest.mark.parametrize("has_ties", [False, True])
 @pytest.mark.parametrize(
-    ("n_pieces", "n_columns"), [(512, 512), (600, 640), (1_000, 1_000), (4_090, 4_096)]
+    ("n_pieces", "n_columns"), [(512, 512), (600, 640), (1_000, 1_000), (9_000, 9_024)]
 )
 def test_the_best_continuations_are_those_of_the_search(
     n_pieces: int, n_columns: int, has_ties: bool, length: int, device: torch.device
 ) -> None:
     logits = draw_logits(n_columns, has_ties, device)
+    # what is forbidden would be best, and must not take the place of a group
+    logits[:, [PAD, BOS, UNK, EOS]] = 20
+    logits[:, n_pieces:] = 20
     scores = -torch.rand(SENTENCES, BEAM, device=device)
+    scores[:2, 1:] = -torch.inf  # so that all continuations are those of one row
     required = torch.full((SENTENCES * BEAM, 1), -1, device=device)
     required[BEAM : 2 * BEAM] = n_pieces - 1
     block = LogitBlock(slice(0, SENTENCES), logits.clone(), required, None)
