@@ -87,7 +87,7 @@ def parse_arguments(argv: Argv) -> Namespace:
 
 
 def write_config(args: Namespace) -> int:
-    from nmt.config import RANDOM_SEED
+    from nmt.config import RANDOM_SEED, load_config
     from nmt.system.files import make_folder, refuse_run_file
     from nmt.system.progress import say
     from nmt.system.runtime import tune_process
@@ -108,6 +108,8 @@ def write_config(args: Namespace) -> int:
     make_folder(out.parent)
     start = None if args.start is None else open_start(args.start, out, args.force)
     suggest_config(out, data, args.seed, args.force, start, args.hours)
+    if start is None and load_config(out).model.positions == "rotary":
+        say("nmt-export can give this model any form but Hugging Face's: see model.positions")
     say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")
     return 0
 

@@ -70,9 +70,11 @@ def read_training_text(config: Path) -> tuple[set[str], set[str]]:
     return texts[0], texts[1]
 
 
-def test_no_drawn_sentence_is_trained_on(pair: Path) -> None:
+def test_no_drawn_sentence_is_trained_on(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert nmt_init(["--src", "train.de", "--tgt", "train.en", "-o", "my.yaml"]) == 0
     config = load_config("my.yaml")
+    assert config.model.positions == "rotary"  # which is told before hours are trained
+    assert "any form but Hugging Face's: see model.positions\n" in capsys.readouterr().err
     assert (config.data.src, config.data.tgt, config.name) == ("de", "en", "my")
     assert config.vocab.byte_fallback
     src, tgt = read_training_text(pair / "my.yaml")
