@@ -108,7 +108,7 @@ def write_config(args: Namespace) -> int:
     make_folder(out.parent)
     start = None if args.start is None else open_start(args.start, out, args.force)
     suggest_config(out, data, args.seed, args.force, start, args.hours)
-    if start is None and load_config(out).model.positions == "rotary":
+    if start is None and load_config(str(out)).model.positions == "rotary":
         say("nmt-export can give this model any form but Hugging Face's: see model.positions")
     say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")
     return 0
