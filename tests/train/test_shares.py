@@ -267,36 +267,6 @@ def test_numbers_of_layers_are_free_again_with_the_model() -> None:
         assert numbers_of(third) == numbers and not {*numbers} & {*numbers_of(second)}
 
 
-@pytest.mark.gpu_dry
-@pytest.mark.soak  # compiles for a minute
-def test_another_model_runs_the_compiled_code_of_one_that_is_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from test_fast_paths import batch_of, draw
-    from torch._dynamo.utils import counters
-    from torch._inductor.utils import fresh_cache
-
-    monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
-    batch = batch_of([(s[-20:], t[:18]) for s, t in draw(7, n=4)], 64)
-    found, gradients = [], []
-    with fresh_cache():
-        for _ in range(2):
-            gc.collect()  # as after a trial; compiling in several graphs leaves cycles
-            counters.clear()
-            objective = make_objective(1)
-            world = Twins(1, 2, torch.device("cpu"))
-            replica = RecordedReplica(objective, world, True, BatchShape(64, 64, 16, 64))
-            replica.run(batch, 0.1, 0)
-            gradients.append([bucket.gradients for bucket in replica.buckets])
-            cache = counters["inductor"]
-            found.append((cache["fxgraph_cache_miss"], cache["fxgraph_cache_hit"]))
-            del objective, replica
-    (n_missed, _), (n_missed_again, n_hit) = found
-    assert n_missed > 0 and (n_missed_again, n_hit) == (0, n_missed)
-    for one, other in zip(*gradients, strict=True):
-        assert one.any() and torch.equal(one, other)
-
-
 def test_a_recorded_micro_batch_includes_what_ranks_do(monkeypatch: pytest.MonkeyPatch) -> None:
     from test_fast_paths import batch_of, draw
 
