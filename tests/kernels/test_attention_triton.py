@@ -51,6 +51,30 @@ def test_random_batches(seed: int, device: torch.device) -> None:
     check_attention(attend_by_kernel, case, device, seed)
 
 
+@pytest.mark.parametrize("n_parts", [3, 2])
+def test_gradients_lie_as_the_model_cut_the_heads(n_parts: int, device: torch.device) -> None:
+    """Queries, keys and values from one product, or keys and values alone: their gradients need no copy to
+    lie side by side, and are those of heads that lie apart.
+    """
+    torch.manual_seed(4)
+    queries = side([5, 40], 3, device)
+    keys = queries if n_parts == 3 else side([7, 33], 2, device)
+    field = AttentionMask(queries, keys)
+    widths = [32, 32, 48][-n_parts:]
+    joint = torch.randn(keys.tokens.numel(), sum(widths), device=device)
+    apart = [] if n_parts == 3 else [torch.randn(queries.tokens.numel(), 32, device=device)]
+    cut = [part.unflatten(1, (2, -1)) for part in (*apart, *joint.split(widths, 1))]
+    found = []
+    for heads in (cut, [part.contiguous() for part in cut]):
+        q, k, v = (part.detach().requires_grad_() for part in heads)
+        out = triton_attention(q, k, v, field.key_intervals, field.query_intervals)
+        found.append(torch.autograd.grad(out.square().sum(), (q, k, v)))
+    assert all(map(torch.equal, *found))
+    *_, first, last = found[0]
+    assert len({part.untyped_storage().data_ptr() for part in found[0][-n_parts:]}) == 1
+    assert first.stride(0) == last.stride(0) == sum(widths)
+
+
 DROPOUT_CASES = [
     AttentionCase([1, 6, 3, 7], [4, 1, 3, 9], False, None, (2, 8, 6), FP32),
     AttentionCase([1, 70], None, True, 3, (2, 12, 20), FP32),

@@ -186,7 +186,7 @@ def attention_forward(
 
 @jit_function
 def _differentiate_queries(
-    q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_q, n_queries, n_keys, n_heads,
+    q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_q, grad_q_stride, n_queries, n_keys, n_heads,
     q_row_stride, k_row_stride, v_row_stride, scale, start, head,
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr, DROPPED: constexpr,
@@ -218,12 +218,13 @@ def _differentiate_queries(
         grad_scores = tl.where(is_visible, weights * grad_weights, 0.0)
         grad_queries = _product(grad_scores.to(keys.dtype), keys, grad_queries)
     grad_queries *= scale * 0.6931471805599453  # `scale` includes log2(e), so multiply by ln(2)
-    _store_rows(grad_q + head * K, start, n_heads * K, exists, grad_queries, K, K_PADDED)
+    _store_rows(grad_q + head * K, start, grad_q_stride, exists, grad_queries, K, K_PADDED)
 
 
 @jit_function
 def _differentiate_keys(
-    q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_k, grad_v, n_queries, n_keys, n_heads,
+    q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_k, grad_v,
+    grad_k_stride, grad_v_stride, n_queries, n_keys, n_heads,
     q_row_stride, k_row_stride, v_row_stride, scale, start, head,
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr, DROPPED: constexpr,
@@ -261,13 +262,14 @@ def _differentiate_keys(
         grad_scores = tl.where(is_visible, weights * grad_weights, 0.0)
         grad_keys = _product(grad_scores.to(queries.dtype), queries, grad_keys)
     grad_keys *= scale * 0.6931471805599453
-    _store_rows(grad_k + head * K, start, n_heads * K, exists, grad_keys, K, K_PADDED)
-    _store_rows(grad_v + head * V, start, width, exists, grad_values, V, V_PADDED)
+    _store_rows(grad_k + head * K, start, grad_k_stride, exists, grad_keys, K, K_PADDED)
+    _store_rows(grad_v + head * V, start, grad_v_stride, exists, grad_values, V, V_PADDED)
 
 
 @jit_kernel
 def attention_backward(
-    q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_q, grad_k, grad_v, n_queries, n_keys, n_heads,
+    q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_q, grad_k, grad_v,
+    grad_q_stride, grad_k_stride, grad_v_stride, n_queries, n_keys, n_heads,
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride, scale,
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr, DROPPED: constexpr,
@@ -286,12 +288,14 @@ def attention_backward(
     grad += head * V
     if tile < key_tiles:
         _differentiate_keys(
-            q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_k, grad_v, n_queries, n_keys, n_heads,
+            q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_k, grad_v,
+            grad_k_stride, grad_v_stride, n_queries, n_keys, n_heads,
             q_row_stride, k_row_stride, v_row_stride, scale, tile * TILE, head, K, V, K_PADDED, V_PADDED,
             TILE, BLOCK, DROPPED)  # fmt: skip
     else:
         _differentiate_queries(
-            q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_q, n_queries, n_keys, n_heads,
+            q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_q,
+            grad_q_stride, n_queries, n_keys, n_heads,
             q_row_stride, k_row_stride, v_row_stride, scale, (tile - key_tiles) * TILE, head, K, V, K_PADDED, V_PADDED,
             TILE, BLOCK, DROPPED)  # fmt: skip
 
@@ -373,21 +377,39 @@ def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor,
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, key_intervals: Tensor, query_intervals: Tensor,
     seed: Tensor | None, out: Tensor, lse: Tensor, dropped: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    grads = _empty_gradients(grad, q, k, v)
+) -> list[Tensor]:  # fmt: skip
+    joint = _empty_gradients(grad, q, k, v)
+    grads = _cut(joint, q, k, v)
+    strides = [x.stride(0) for x in grads]
     launch = _plan(q, k, v, dropped, is_backward=True)
     tiles = triton.cdiv(len(q), launch.tile) + triton.cdiv(len(k), launch.tile)
     inputs = q, k, v, key_intervals, query_intervals, seed, out, lse, grad.contiguous()
     if tiles:
-        attention_backward[tiles, q.shape[1]](*inputs, *grads, *launch.scalars, **launch.options)
-    return grads
+        attention_backward[tiles, q.shape[1]](
+            *inputs, *grads, *strides, *launch.scalars, **launch.options
+        )
+    return joint
 
 
 @_gradients.register_fake
-def _empty_gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _empty_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> list[Tensor]:
+    """Allocate gradients as the model's products have them: keys and values, or all three, are cut from
+    one. Those of such parts lie side by side, so that nothing has to bring them together.
+    """
+    n_queries, n_heads, size = q.shape
+    n_keys = k.shape[0]
+    keys_values = n_heads * (size + v.shape[2])
+    if n_queries == n_keys and q.stride(0) == k.stride(0):
+        return [q.new_empty(n_queries, n_heads * size + keys_values)]
+    return [q.new_empty(n_queries, n_heads * size), k.new_empty(n_keys, keys_values)]
+
+
+def _cut(joint: list[Tensor], q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """Cut the gradients of queries, keys and values from what `_gradients` returns."""
+    widths = [x.shape[1] * x.shape[2] for x in (q, k, v)]
+    *own, rest = joint
+    parts = *own, *rest.split(widths[len(own) :], 1)
+    return [part.view(x.shape) for part, x in zip(parts, (q, k, v), strict=True)]
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -399,7 +421,8 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    return *_gradients(grad, *ctx.saved_tensors, ctx.dropped), None, None, None, None
+    joint = _gradients(grad, *ctx.saved_tensors, ctx.dropped)
+    return *_cut(joint, *ctx.saved_tensors[:3]), None, None, None, None
 
 
 _attention.register_autograd(_differentiate, setup_context=_save_for_backward)
