@@ -508,7 +508,17 @@ def load_optimizer(
 def _copy_tensors(path: Path, targets: dict[str, Tensor]) -> None:
     with open_tensors(path, "pt") as file:
         for name, target in targets.items():
-            target.copy_(file.get_tensor(name))
+            tensor = file.get_tensor(name)
+            check_finite(tensor, name, path)
+            target.copy_(tensor)
+
+
+def check_finite(tensor: Tensor, name: str, path: Path) -> None:
+    """Refuse a tensor with a NaN or an infinity: a search may never meet it, and translate in silence."""
+    if not all(bound.isfinite() for bound in tensor.aminmax()):
+        raise UserError(
+            f"{path}: tensor {name} has a weight that is NaN or infinite; use another checkpoint"
+        )
 
 
 # ---- the checkpoints of a run ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 
+import nmt.api
 from nmt.checkpoint import (
     Average,
     TrainState,
@@ -103,6 +105,19 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
         assert torch.equal(a, b)
         for key, value in optimizer.state[a].items():
             assert torch.equal(value, other_optimizer.state[b][key]) and value.abs().max() > 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_no_number_is_refused_by_name(value: float, tmp_path: Path) -> None:
+    """A search may never meet it, or only in what it then drops as improbable."""
+    model, optimizer = make_trained(1)
+    model.tgt_embedding.weight.data[4, 3] = value
+    snapshot = take_snapshot(model, optimizer, share_nothing(model))
+    save_checkpoint(tmp_path / "c", snapshot, STATE, CONFIG, VOCAB)
+    with pytest.raises(
+        UserError, match=r"model.safetensors: tensor tgt_embedding.weight has a weight that is NaN"
+    ):
+        nmt.api.load(tmp_path / "c")
 
 
 class Killed(BaseException):

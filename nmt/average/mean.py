@@ -18,6 +18,7 @@ from nmt.checkpoint import (
     Average,
     Checkpoint,
     TrainState,
+    check_finite,
     is_without_optimizer,
     list_steps,
     open_checkpoint,
@@ -50,11 +51,7 @@ def average_tensors(checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[str, Te
             total: Tensor | None = None
             for checkpoint, file in zip(checkpoints, files, strict=True):
                 tensor = torch.from_numpy(file.get_tensor(name))
-                if not bool(tensor.isfinite().all()):
-                    raise UserError(
-                        f"{checkpoint.path / MODEL_FILE}: tensor {name} has a weight that is NaN or "
-                        "infinite; average other checkpoints"
-                    )
+                check_finite(tensor, name, checkpoint.path / MODEL_FILE)
                 if total is None:  # not zeros: 0.0 + -0.0 would lose the sign
                     total = tensor.double()
                 else:
