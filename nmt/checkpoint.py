@@ -467,9 +467,11 @@ def load_grown_weights(checkpoint: Checkpoint, model: Transformer) -> None:
     """Copy the weights into a model whose vocabulary has further pieces at its end. Their rows of
     the embeddings and the projection begin as the mean of all rows that were trained.
     """
-    with open_tensors(checkpoint.path / MODEL_FILE, "pt") as file:
+    path = checkpoint.path / MODEL_FILE
+    with open_tensors(path, "pt") as file:
         for name, target in model.named_parameters():
             trained = file.get_tensor(name)
+            check_finite(trained, name, path)
             side = SIDE_OF_ROWS.get(name)
             if side is None:
                 target.copy_(trained)

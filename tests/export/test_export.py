@@ -228,6 +228,18 @@ def test_every_process_exports_the_same_bytes(checkpoint: Checkpoint, tmp_path: 
         assert others == [first, first]
 
 
+@NEEDS_HF
+@pytest.mark.parametrize("penalty", ["gnmt", "none"])
+def test_a_greedy_model_is_exported_too(
+    penalty: Literal["gnmt", "none"], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """transformers refuses a length penalty where there is one beam."""
+    decoding = replace(checkpoint.config.decoding, beam=1, penalty=penalty)
+    greedy = replace(checkpoint, config=replace(checkpoint.config, decoding=decoding))
+    export(greedy, "huggingface", tmp_path / "out", "float32", LINES[:1])
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["num_beams"] == 1
+
+
 def test_the_dev_set_is_compared_where_its_store_is_here(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

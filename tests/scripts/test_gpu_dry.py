@@ -151,6 +151,8 @@ def test_attention_stays_in_registers(
     launch = attention_triton._plan(q, q, v, dropped, is_backward=name == "attention_backward")
     names = ("K", "V", "K_PADDED", "V_PADDED", "TILE", "BLOCK", "DROPPED")
     constants = dict(zip(names, launch.scalars[-len(names) :], strict=True))
+    if name == "attention_backward":
+        constants |= dict.fromkeys(("Q_WIDTH", "KV_WIDTH"), 2 * d_k + d_v)
     built = build(
         getattr(attention_triton, name), constants, dtype, capability, launch.options["num_warps"]
     )

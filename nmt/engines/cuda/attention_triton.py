@@ -186,10 +186,10 @@ def attention_forward(
 
 @jit_function
 def _differentiate_queries(
-    q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_q, grad_q_stride, n_queries, n_keys, n_heads,
+    q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_q, n_queries, n_keys, n_heads,
     q_row_stride, k_row_stride, v_row_stride, scale, start, head,
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
-    TILE: constexpr, BLOCK: constexpr, DROPPED: constexpr,
+    TILE: constexpr, BLOCK: constexpr, DROPPED: constexpr, Q_WIDTH: constexpr,
 ):  # fmt: skip
     """Compute the gradient of a tile of queries; stored weights would take memory quadratic in the lengths."""
     rows, first, last = _load_intervals(key_intervals, start, n_queries, TILE)
@@ -218,16 +218,15 @@ def _differentiate_queries(
         grad_scores = tl.where(is_visible, weights * grad_weights, 0.0)
         grad_queries = _product(grad_scores.to(keys.dtype), keys, grad_queries)
     grad_queries *= scale * 0.6931471805599453  # `scale` includes log2(e), so multiply by ln(2)
-    _store_rows(grad_q + head * K, start, grad_q_stride, exists, grad_queries, K, K_PADDED)
+    _store_rows(grad_q + head * K, start, n_heads * Q_WIDTH, exists, grad_queries, K, K_PADDED)
 
 
 @jit_function
 def _differentiate_keys(
     q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_k, grad_v,
-    grad_k_stride, grad_v_stride, n_queries, n_keys, n_heads,
-    q_row_stride, k_row_stride, v_row_stride, scale, start, head,
+    n_queries, n_keys, n_heads, q_row_stride, k_row_stride, v_row_stride, scale, start, head,
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
-    TILE: constexpr, BLOCK: constexpr, DROPPED: constexpr,
+    TILE: constexpr, BLOCK: constexpr, DROPPED: constexpr, KV_WIDTH: constexpr,
 ):  # fmt: skip
     """Compute the gradients of a tile of keys and of their values."""
     rows, first, last = _load_intervals(query_intervals, start, n_keys, TILE)
@@ -262,17 +261,19 @@ def _differentiate_keys(
         grad_scores = tl.where(is_visible, weights * grad_weights, 0.0)
         grad_keys = _product(grad_scores.to(queries.dtype), queries, grad_keys)
     grad_keys *= scale * 0.6931471805599453
-    _store_rows(grad_k + head * K, start, grad_k_stride, exists, grad_keys, K, K_PADDED)
-    _store_rows(grad_v + head * V, start, grad_v_stride, exists, grad_values, V, V_PADDED)
+    _store_rows(grad_k + head * K, start, n_heads * KV_WIDTH, exists, grad_keys, K, K_PADDED)
+    _store_rows(grad_v + head * V, start, n_heads * KV_WIDTH, exists, grad_values, V, V_PADDED)
 
 
 @jit_kernel
 def attention_backward(
     q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_q, grad_k, grad_v,
-    grad_q_stride, grad_k_stride, grad_v_stride, n_queries, n_keys, n_heads,
+    n_queries, n_keys, n_heads,
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride, scale,
     K: constexpr, V: constexpr, K_PADDED: constexpr, V_PADDED: constexpr,
     TILE: constexpr, BLOCK: constexpr, DROPPED: constexpr,
+    # elements of a head in a row of the gradients, with those that lie beside them
+    Q_WIDTH: constexpr, KV_WIDTH: constexpr,
 ):  # fmt: skip
     """Compute the gradients of one tile of keys or of one tile of queries.
 
@@ -289,15 +290,15 @@ def attention_backward(
     if tile < key_tiles:
         _differentiate_keys(
             q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_k, grad_v,
-            grad_k_stride, grad_v_stride, n_queries, n_keys, n_heads,
+            n_queries, n_keys, n_heads,
             q_row_stride, k_row_stride, v_row_stride, scale, tile * TILE, head, K, V, K_PADDED, V_PADDED,
-            TILE, BLOCK, DROPPED)  # fmt: skip
+            TILE, BLOCK, DROPPED, KV_WIDTH)  # fmt: skip
     else:
         _differentiate_queries(
             q, k, v, key_intervals, query_intervals, seed, out, lse, grad, grad_q,
-            grad_q_stride, n_queries, n_keys, n_heads,
+            n_queries, n_keys, n_heads,
             q_row_stride, k_row_stride, v_row_stride, scale, (tile - key_tiles) * TILE, head, K, V, K_PADDED, V_PADDED,
-            TILE, BLOCK, DROPPED)  # fmt: skip
+            TILE, BLOCK, DROPPED, Q_WIDTH)  # fmt: skip
 
 
 class KernelShape(NamedTuple):
@@ -380,13 +381,13 @@ def _gradients(
 ) -> list[Tensor]:  # fmt: skip
     joint = _empty_gradients(grad, q, k, v)
     grads = _cut(joint, q, k, v)
-    strides = [x.stride(0) for x in grads]
+    widths = [x.stride(0) // q.shape[1] for x in grads[:2]]  # values lie beside keys
     launch = _plan(q, k, v, dropped, is_backward=True)
     tiles = triton.cdiv(len(q), launch.tile) + triton.cdiv(len(k), launch.tile)
     inputs = q, k, v, key_intervals, query_intervals, seed, out, lse, grad.contiguous()
     if tiles:
         attention_backward[tiles, q.shape[1]](
-            *inputs, *grads, *strides, *launch.scalars, **launch.options
+            *inputs, *grads, *launch.scalars, *widths, **launch.options
         )
     return joint
 

@@ -105,7 +105,7 @@ def write_huggingface(
     generation = import_transformers().GenerationConfig(
         num_beams=decoding.beam,
         do_sample=False,
-        length_penalty=find_alpha(decoding),
+        length_penalty=find_alpha(decoding) if decoding.beam > 1 else 1.0,
         max_length=n_positions,
         early_stopping="never" if decoding.beam > 1 else False,
         pad_token_id=_find_padding(shape),
