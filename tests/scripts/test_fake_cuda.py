@@ -14,6 +14,8 @@ from torch import nn
 
 from nmt.config import ModelConfig
 from nmt.data.batch import Batch, Packed
+from nmt.engines.cuda.backend import CudaBackend
+from nmt.model.backend import use_backend
 from nmt.model.feed_forward import FeedForward
 from nmt.model.multi_head_attention import MemoryAttention, SelfAttention
 from nmt.model.transformer import LayerNorm, Transformer
@@ -52,12 +54,18 @@ def make_batch() -> Batch:
     return Batch(side, side, rows, TOKENS)
 
 
+def make_model(name: str) -> Transformer:
+    model = Transformer(SHAPES[name], N_VOCAB)
+    use_backend(model, CudaBackend())
+    return model
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_everything_between_embedding_and_loss_is_bf16(
     name: str, fake: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_autocast_of_its_own(monkeypatch)
-    model = Transformer(SHAPES[name], N_VOCAB)
+    model = make_model(name)
     types: dict[str, torch.dtype] = {}
 
     def note(module_name: str) -> object:
@@ -104,7 +112,7 @@ def test_a_forward_pass_keeps_to_the_device(
     threads want a real one.
     """
     without_autocast_of_its_own(monkeypatch)
-    loss, nll = Objective(Transformer(SHAPES[name], N_VOCAB), 0.1)(make_batch())
+    loss, nll = Objective(make_model(name), 0.1)(make_batch())
     assert loss.dtype == nll.dtype == torch.float32
     assert loss.device.type == nll.device.type == "cuda"
 
