@@ -59,8 +59,8 @@ def make_batch(store: TokenStore, pairs: Array, shape: BatchShape | None = None)
 
 
 def _pack_with_bos(side: Side, pairs: Array, shape: BatchShape, room: int) -> Packed:
-    """Concatenate the sentences of `pairs`, with a bos before each. The shape has room for so many
-    tokens of this side.
+    """Concatenate the sentences of `pairs`, with a bos before each; `room` is what the shape holds of this
+    side.
     """
     ids, counts = side.read_sentences(pairs)
     lengths = counts + 1  # bos, then the pieces

@@ -1,10 +1,10 @@
 """Where numba keeps compiled code: one folder for each processor, version of numba, and version of
 the files that it was compiled from.
 
-numba itself notices a change only in the file of the function that is called, not in the files of the
-functions that this one calls; and it keeps code apart by where that file lies. So a folder that is named
-after all of them has copies, and numba is told that the functions come from there. A second checkout or
-environment then finds what the first compiled.
+numba notices a change only in the file of the function that is called, not in the files of functions that
+it calls in turn, and it tells code apart by the path of that file. So the files are copied to a folder
+whose name is a digest of them all, and numba takes the copies for the source. A second checkout or
+environment therefore finds what the first one compiled.
 """
 
 import contextlib
