@@ -42,7 +42,7 @@ def choose_backend(kind: str) -> Backend:
 def choose_for_training(device: torch.device) -> TrainingEngine:
     from nmt.engines.cuda.training import RecordedTraining
 
-    return RecordedTraining(choose_backend(device.type), device.type == "cuda")
+    return RecordedTraining(choose_backend(device.type))
 
 
 def choose_for_search(

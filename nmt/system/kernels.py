@@ -7,6 +7,7 @@ and plain torch does the work of one that fails.
 
 from collections.abc import Callable
 from subprocess import CalledProcessError
+from typing import Any
 
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say_once
@@ -24,6 +25,11 @@ IS_INTERPRETED = triton is not None and triton.knobs.runtime.interpret
 COMPILER_REMEDY = (
     "it needs a compiler and Python's headers (Debian, Ubuntu: apt install g++ python3-dev)"
 )
+
+
+def jit_function(function: Callable[..., Any]) -> Any:
+    """Apply triton.jit, or nothing if Triton is not installed."""
+    return function if triton is None else triton.jit(function)
 
 
 def can_launch(launch: Callable[[], object]) -> bool:

@@ -38,9 +38,13 @@ class TrainingEngine:
         return False
 
     def make_replica(
-        self, objective: Objective, world: World, is_bf16: bool, shape: BatchShape | None
+        self,
+        objective: Objective,
+        world: World,
+        training: TrainingConfig,
+        shape: BatchShape | None,
     ) -> Replica:
-        return Replica(objective, world, is_bf16)
+        return Replica(objective, world, training.precision == "bf16")
 
     def choose_micro_tokens(self, training: TrainingConfig, world: World, try_size: TrySize) -> int:
         """Return an equal share of an update for each rank, divided until it is small."""

@@ -117,7 +117,7 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
     use_backend(model, engine.backend)
     objective = Objective(model, training.label_smoothing)
     # Before the optimizer is made: several ranks move the parameters.
-    replica = engine.make_replica(objective, world, training.precision == "bf16", shape)
+    replica = engine.make_replica(objective, world, training, shape)
     replica.freeze(training.freeze)
     return Setup(
         config=config,

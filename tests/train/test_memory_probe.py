@@ -16,7 +16,7 @@ from support.prepared_toy import prepare_toy
 from support.pretend_device import GPU, pretend_device
 
 from nmt.commands.train import main
-from nmt.config import RunConfig, format_config
+from nmt.config import RunConfig, TrainingConfig, format_config
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.store import Side, TokenStore, open_store
 from nmt.engines.cuda import memory_trial
@@ -151,6 +151,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return prepare_toy(tmp_path_factory.mktemp("toy"))
 
 
+@pytest.fixture
+def without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial sets a limit on the GPU's memory, and there is none."""
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *_: None)
+
+
+@pytest.mark.usefixtures("without_limit")
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     error: type[Exception], prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
@@ -179,6 +186,7 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     assert len(made) == 3
 
 
+@pytest.mark.usefixtures("without_limit")
 def test_another_error_is_not_taken_for_want_of_memory() -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("shapes differ")
@@ -219,7 +227,11 @@ class Reporting(TrainingEngine):
         return True
 
     def make_replica(
-        self, objective: Objective, world: World, is_bf16: bool, shape: BatchShape | None
+        self,
+        objective: Objective,
+        world: World,
+        training: TrainingConfig,
+        shape: BatchShape | None,
     ) -> Replica:
         raise Chosen(shape)
 
@@ -328,11 +340,10 @@ class Graph(Replica):
         return torch.zeros(2, device=GPU)
 
 
-@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.usefixtures("without_kernels", "without_limit")
 def test_a_size_that_leaves_no_room_to_validate_is_not_chosen(
     prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *_: None)
     made: list[Setup] = []
 
     with pretend_device(budget=ROOM) as device:

@@ -18,11 +18,14 @@ from support.soaking import IS_SOAK, Ground, Order, check_same, lines, make_grou
 from torch import Tensor, nn
 
 from nmt.checkpoint import list_steps
+from nmt.config import TrainingConfig
 from nmt.data.batch import BatchShape
 from nmt.engines.cuda import recorded_replica as replica_module
+from nmt.engines.cuda.backend import CudaBackend
 from nmt.engines.cuda.cuda_graph import capture
-from nmt.engines.cuda.recorded_replica import RecordedReplica
+from nmt.engines.cuda.recorded_replica import RecordedReplica, is_compiled
 from nmt.engines.cuda.shares import Shares, SharingLayer
+from nmt.engines.cuda.training import RecordedTraining
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.loss import Objective
@@ -104,6 +107,17 @@ def test_bf16_weights_are_those_of_one_rank(ground: Ground) -> None:
     settings = (*CALM, "training.precision=bf16", "training.steps=2")
     one = ground.finish("bf16-one", *settings)
     check_close(ground.finish("bf16-two", *settings, size=2), one, 1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_sums_after_micro_batches_end_in_the_bits_of_sums_within(
+    precision: str, ground: Ground
+) -> None:
+    """Weights, moments and losses of a run, with updates of several micro-batches a rank."""
+    settings = (*CALM, *EXTRAS, f"training.precision={precision}", "training.steps=5")
+    within = ground.finish(f"within-{precision}", *settings, size=2)
+    apart = (*settings, "training.compile=sums_apart")
+    check_same(ground.finish(f"apart-{precision}", *apart, size=2), within)
 
 
 @pytest.mark.soak  # takes ten seconds
@@ -226,7 +240,7 @@ def test_compiled_code_hands_over_the_gradients_of_one_rank(
         for bucket in replica.buckets:
             bucket.used.copy_(bucket.weights)  # what rank 0 would send
         replica.run(batch, 0.1, 0, Phase(is_last=False))
-        assert list(replica.replays) == [(True, world.size == 1)]
+        assert list(replica.replays) == [(True, False)]
         found.append([p.grad for p in objective.model.parameters()])
     assert not [line for line in log if line.startswith("sum")]
     for ours, theirs in zip(*found, strict=True):
@@ -294,6 +308,49 @@ def test_a_recorded_micro_batch_includes_what_ranks_do(monkeypatch: pytest.Monke
                 assert isinstance(gradients, DeviceTensor)
                 gap = (gradients.on_host - theirs.gradients).norm()
                 assert gap <= 1e-5 * theirs.gradients.norm()
+
+
+def test_sums_apart_are_not_recorded_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the setting to the graph, over updates of two micro-batches."""
+    from test_fast_paths import batch_of, draw
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
+    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
+    shape = BatchShape(192, 192, 16, 128)
+    batches = [batch_of(draw(seed, n=3), 192) for seed in range(6)]
+    within = TrainingConfig(precision="fp32")
+    apart = replace(within, compile="sums_apart")
+    assert [is_compiled(apart, kind) for kind in ("cuda", "cpu")] == [True, False]
+    found: dict[str, list[Tensor]] = {}
+    with pretend_device() as device:
+        there = [batch.to(GPU) for batch in batches]
+        for training in (within, apart):
+            objective = device.to_device(make_objective())
+            engine = RecordedTraining(CudaBackend())
+            replica = engine.make_replica(objective, Twins(1, 2, GPU), training, shape)
+            assert isinstance(replica, RecordedReplica)
+            found[training.compile] = gradients = []
+            for number, batch in enumerate(there):
+                if number == 4:  # all is recorded
+                    Twins.log = []
+                    device.forget()
+                is_first = number % 2 == 0
+                replica.run(batch, 0.1, number, Phase(is_first, not is_first))
+                if not is_first:
+                    gradients += [bucket.gradients.clone() for bucket in replica.buckets]
+            assert (device.replays, device.n_waits) == (2, 0)
+            collected = [f"gather {bucket.size}" for bucket in replica.buckets]
+            summed = [f"sum {bucket.size}" for bucket in reversed(replica.buckets)]
+            sent = [*collected, *waits_for(collected), *summed, *waits_for(summed)]
+            assert Twins.log == ([] if training is within else sent)
+    for ours, theirs in zip(found["sums_apart"], found["auto"], strict=True):
+        assert isinstance(ours, DeviceTensor) and isinstance(theirs, DeviceTensor)
+        assert theirs.on_host.any() and torch.equal(ours.on_host, theirs.on_host)
+
+
+def waits_for(lines: list[str]) -> list[str]:
+    return [f"wait for {line}" for line in lines]
 
 
 @pytest.mark.parametrize("n_refused", [1, 2])

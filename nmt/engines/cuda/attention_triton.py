@@ -21,20 +21,15 @@ import torch
 from torch import Tensor
 
 from nmt.model.dropout_masks import count_dropped, draw_seed
-from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, tl, triton
+from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, jit_function, tl, triton
 
 WIDEST_HEAD = 128  # the accumulators of a wider head do not fit in a program's registers
 # Otherwise Triton recompiles when they are 1 or a multiple of 16
 ROW_COUNTS = ("n_queries", "n_keys")
 
 
-def jit_function(function):
-    """Apply triton.jit, or nothing if Triton is not installed."""
-    return function if triton is None else triton.jit(function)
-
-
 def jit_kernel(function):
-    """The same for a kernel that is launched from Python."""
+    """As `jit_function`, for a kernel that is launched from Python."""
     return function if triton is None else triton.jit(function, do_not_specialize=ROW_COUNTS)
 
 
@@ -44,7 +39,7 @@ def supports_triton(q: Tensor, v: Tensor) -> bool:
     has_dtype = q.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16)
     if not has_device or not has_dtype or max(q.shape[-1], v.shape[-1]) > WIDEST_HEAD:
         return False
-    # What is compiled was tried before (replica.py); a trial cannot be traced.
+    # What is compiled was tried before (recorded_replica.py); a trial cannot be traced.
     is_tried = torch.compiler.is_compiling()
     return is_tried or can_attend(q.device, q.dtype, q.shape[-1], v.shape[-1])
 

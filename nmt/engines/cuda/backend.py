@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nmt.data.batch import Packed, lazy_property
 from nmt.engines.cuda.attention_triton import supports_triton, triton_attention
-from nmt.engines.cuda.embedding_gradient import look_up
+from nmt.engines.cuda.embedding_gradient import LookUp
 from nmt.engines.cuda.loss_triton import compute_loss
 from nmt.model.attention_mask import AttentionMask
 from nmt.model.backend import Backend
@@ -55,7 +55,8 @@ class CudaBackend(Backend):
         return F.dropout(x, rate, True)
 
     def look_up(self, table: Tensor, numbers: Tensor) -> Tensor:
-        return look_up(table, numbers)
+        rows: Tensor = LookUp.apply(table, numbers)
+        return rows
 
 
 def _draw_factors(x: Tensor, rate: float) -> Tensor:

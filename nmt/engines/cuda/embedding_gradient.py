@@ -22,7 +22,9 @@ def _empty_gradient(grad: Tensor, numbers: Tensor, n_rows: int) -> Tensor:
     return grad.new_empty(n_rows, grad.shape[-1])
 
 
-class _LookUp(torch.autograd.Function):
+class LookUp(torch.autograd.Function):
+    """table[numbers]: (rows, d), (T,) -> (T, d)."""
+
     @staticmethod
     def forward(ctx: Any, table: Tensor, numbers: Tensor) -> Tensor:
         ctx.save_for_backward(numbers)
@@ -33,8 +35,3 @@ class _LookUp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (numbers,) = ctx.saved_tensors
         return _gradient(grad.contiguous(), numbers, ctx.n_rows), None
-
-
-def look_up(table: Tensor, numbers: Tensor) -> Tensor:
-    """Return table[numbers]: (rows, d), (T,) -> (T, d)."""
-    return _LookUp.apply(table, numbers) if table.requires_grad else F.embedding(numbers, table)

@@ -94,7 +94,7 @@ class GraphSearch:
         n_steps = self._load(src, prefixes)
         results: list[list[Hypothesis]] = [[] for _ in range(src.n_sentences)]
         sentences = list(range(src.n_sentences))  # of each row that is not padding
-        survivors = SurvivorCount(self.device)
+        survivors = SurvivorCount(self.device, len(sentences))
         for length in range(1, n_steps + 1):
             if length > self.capacity:
                 self._resize(None, self.n, min(2 * self.capacity, self.max_capacity))
@@ -103,7 +103,7 @@ class GraphSearch:
 
             # Go on as long as sentences live and fill their rows well. After the last step all are
             # done, whatever the host knows.
-            n_living = survivors.after_step(self.n_living, len(sentences))
+            n_living = survivors.after_step(self.n_living)
             has_few_empty_rows = n_living > self.n // 2 or self.n <= FEWEST_ROWS
             if length < n_steps and n_living > 0 and has_few_empty_rows:
                 continue
@@ -115,7 +115,7 @@ class GraphSearch:
             sentences = [sentences[row] for row in living]
             rows = _send(torch.tensor(living), self.device)
             self._resize(rows, round_up_to_class(len(living)), self.capacity)
-            survivors = SurvivorCount(self.device)
+            survivors = SurvivorCount(self.device, len(living))
         raise AssertionError(f"{len(sentences)} sentences are not done at their limits")
 
     def _load(self, src: Packed, prefixes: Sequence[Sequence[int]] | None) -> int:
@@ -252,12 +252,12 @@ class SurvivorCount:
     launches more steps.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, n_sentences: int) -> None:
         self.is_cuda = device.type == "cuda"
         self.pending: deque[tuple[Tensor, Any]] = deque()
-        self.newest: int | None = None
+        self.newest = n_sentences
 
-    def after_step(self, n_living: Tensor, n_before: int) -> int:
+    def after_step(self, n_living: Tensor) -> int:
         """Request the count of this step. Returns the newest that has arrived; waits if the host is
         too far ahead.
         """
@@ -275,7 +275,7 @@ class SurvivorCount:
             event.synchronize()
             self.newest = int(copy)
             self.pending.popleft()
-        return n_before if self.newest is None else self.newest
+        return self.newest
 
 
 def count_steps(longest: int, longest_prefix: int, rules: SearchRules) -> int:

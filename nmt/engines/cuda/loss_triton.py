@@ -19,10 +19,9 @@ from torch import Tensor
 
 from nmt.data.plan import round_up
 from nmt.system.autocast import find_product_type
-from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, tl, triton
+from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, jit_function, tl, triton
 from nmt.train.loss import chunked_loss_forward
 
-loss_kernel = triton.jit if triton is not None else lambda function: function
 MOST_PAIRS, WIDEST_ROW = 1024, 49_152  # more would not fit in registers
 # In a chunk, at most: 340 MB of bf16 logits at 37,000 pieces, and products large enough for any GPU.
 CHUNK_ROWS = 4608
@@ -42,7 +41,7 @@ def supports_fused_loss(hidden: Tensor) -> bool:
     return torch.compiler.is_compiling() or can_compute_loss(hidden.device, hidden.dtype)
 
 
-@loss_kernel
+@jit_function
 def _unpack_pairs(pairs):
     """Return the fp32 logits of the even and of the odd columns; an int32 has the bits of two."""
     even = (pairs << 16).to(tl.float32, bitcast=True)
@@ -50,7 +49,7 @@ def _unpack_pairs(pairs):
     return even, odd
 
 
-@loss_kernel
+@jit_function
 def _pack_pairs(even, odd):
     """Do the inverse of `_unpack_pairs`, rounding to bf16."""
     even = even.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
@@ -58,13 +57,13 @@ def _pack_pairs(even, odd):
     return even | odd
 
 
-@loss_kernel
+@jit_function
 def _replace_padding(even, odd, column, n_vocab, value):
     """Put a value in the place of what is in columns from n_vocab on."""
     return tl.where(column < n_vocab, even, value), tl.where(column + 1 < n_vocab, odd, value)
 
 
-@loss_kernel
+@jit_function
 def _store_losses(smoothed, nll, row_number, counts, at_label, top, total, sums, gold, others):
     """Store the losses of a row. `total` is the sum of exp(logit - top), and `sums` adds up to that of logits."""
     log_total = top + tl.log(total)
@@ -73,7 +72,7 @@ def _store_losses(smoothed, nll, row_number, counts, at_label, top, total, sums,
     tl.store(smoothed + row_number, tl.where(counts, loss, 0.0))
 
 
-@loss_kernel
+@jit_function
 def loss_rows_once(
     logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
     PAIRS: constexpr, PARTS: constexpr, FULL_PARTS: constexpr, NEEDS_GRAD: constexpr,
@@ -145,7 +144,7 @@ def loss_rows_once(
         tl.store(logits + label, tl.exp(at_label - top) * share - others - gold, counts)
 
 
-@loss_kernel
+@jit_function
 def loss_rows_twice(
     logits, labels, smoothed, nll, row, gold, others, n_vocab, n_columns,
     BLOCK: constexpr, NEEDS_GRAD: constexpr,
@@ -210,8 +209,6 @@ def rows_in_place(
     smoothed, nll = _losses(logits, labels)
     n_rows, n_columns = logits.shape
     given = logits, labels, smoothed, nll, logits.stride(0), gold, others, n_vocab, n_columns
-    if not n_rows:
-        return smoothed, nll
     if reads_once(logits):
         pairs, n_parts, full_parts, warps = choose_parts(n_vocab, n_columns)
         loss_rows_once[n_rows,](*given, pairs, n_parts, full_parts, needs_grad, num_warps=warps)

@@ -34,9 +34,8 @@ def fits(try_size: TrySize, micro_tokens: int, world: World) -> bool:
     """Whether model, optimizer and the worst micro-batches of this size fit into memory. All of it
     is freed again.
     """
-    is_cuda = world.device.type == "cuda"
-    if is_cuda:  # NCCL and others use memory that torch does not count
-        torch.cuda.set_per_process_memory_fraction(TRIAL_MEMORY, world.device)
+    # NCCL and others use memory that torch does not count
+    torch.cuda.set_per_process_memory_fraction(TRIAL_MEMORY, world.device)
     try:
         try_size(micro_tokens, replace(world, rank=0, size=1))
     except (RuntimeError, MemoryError) as error:
@@ -45,7 +44,6 @@ def fits(try_size: TrySize, micro_tokens: int, world: World) -> bool:
         return False
     finally:
         gc.collect()  # reference cycles in autograd and the compiler keep tensors alive
-        if is_cuda:
-            torch.cuda.empty_cache()
-            torch.cuda.set_per_process_memory_fraction(1.0, world.device)
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0, world.device)
     return True

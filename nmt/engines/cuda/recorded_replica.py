@@ -4,7 +4,7 @@ ranks.
 The model knows nothing about it. Every micro-batch of a run has one shape, so its forward and
 backward pass is compiled once, recorded as one CUDA graph, and replayed: the same graph on every
 rank, with dropout drawn from the micro-batch's own seed. Gradients accumulate in flat fp32 buffers;
-those of several ranks are summed with the last micro-batch of an update (shares.py).
+those of several ranks are summed within the last micro-batch of an update (shares.py), or after it.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,7 @@ BACKEND = "inductor"
 
 def is_compiled(training: TrainingConfig, device: str) -> bool:
     """Whether the config asks for compiled code on this type of device."""
-    if training.compile == "auto":
-        return device == "cuda"
-    return training.compile == "on"
+    return training.compile == "on" or (device == "cuda" and training.compile != "off")
 
 
 def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) -> bool:
@@ -108,6 +106,7 @@ class RecordedReplica(Replica):
         world: World,
         is_bf16: bool,
         shape: BatchShape | None = None,
+        has_sums_apart: bool = False,
     ) -> None:
         super().__init__(objective, world, is_bf16)
         self.shape = shape
@@ -120,11 +119,11 @@ class RecordedReplica(Replica):
         self.pool = torch.cuda.graph_pool_handle() if is_cuda else None
         self.plain = objective  # what runs where nothing is compiled
         if world.size > 1 or is_cuda:  # a single CPU rank is faster without buffers
-            self.shares = Shares(objective, world, is_bf16)
+            self.shares = Shares(objective, world, is_bf16, has_sums_apart)
             self.buckets, self.plain = self.shares.buckets, self.shares.objective
-            self.phases = [ALONE, Phase(is_first=False)]
-        if world.size > 1:
             self.phases = [Phase(a, b) for b in (True, False) for a in (True, False)]
+        # What ranks exchange before and after micro-batches instead of within them.
+        self.apart = self.shares if world.size > 1 and has_sums_apart else None
         if shape is not None:
             # The table must have its final address before a graph records it.
             objective.model.reserve_positions(shape.longest)
@@ -139,25 +138,30 @@ class RecordedReplica(Replica):
         return 0 if self.shares is None else self.shares.network_bytes
 
     def run(self, batch: Batch, scale: float, seed: int, phase: Phase = ALONE) -> Tensor:
-        phase = self.unify(phase)
+        if self.apart is not None and phase.is_first:
+            self.apart.collect_weights()
+        kind = self.unify(phase)
         has_shape = self.shape is not None and batch.has_shape(self.shape)
-        if has_shape and self.compiled is not None and phase not in self.replays:
-            self.record(batch, phase)
-        if not has_shape or phase not in self.replays:
-            torch.manual_seed(seed)
-            return self.compute(self.plain, batch, scale, phase)
-        for recorded, new in zip(self.inputs.tensors, batch.tensors, strict=True):
-            recorded.copy_(new)
-        self.scale.fill_(scale)
+        if has_shape and self.compiled is not None and kind not in self.replays:
+            self.record(batch, kind)
         torch.manual_seed(seed)
-        return self.replays[phase]()
+        if has_shape and kind in self.replays:
+            for recorded, new in zip(self.inputs.tensors, batch.tensors, strict=True):
+                recorded.copy_(new)
+            self.scale.fill_(scale)
+            sums = self.replays[kind]()
+        else:
+            sums = self.compute(self.plain, batch, scale, kind)
+        if self.apart is not None and phase.is_last:
+            self.apart.sum_gradients()
+        return sums
 
     def unify(self, phase: Phase) -> Phase:
-        """Return the phase that is recorded for this one: without other ranks a last micro-batch is like
-        any other, and without buffers so is a first one.
+        """Return the phase that is recorded for this one: without sums within it a last micro-batch is
+        like any other, and without buffers so is a first one.
         """
         is_first = phase.is_first or self.shares is None
-        return Phase(is_first, phase.is_last or self.world.size == 1)
+        return Phase(is_first, phase.is_last and self.world.size > 1 and self.apart is None)
 
     def compute(
         self, objective: nn.Module, batch: Batch, scale: Tensor | float, phase: Phase

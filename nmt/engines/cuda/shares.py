@@ -60,10 +60,8 @@ class Bucket:
         for p, weight in zip(parameters.values(), self.cut(self.weights), strict=True):
             weight.copy_(p.detach())
             p.data = weight
-        # what ranks collect and forward passes use
-        self.used = self.weights
-        if is_bf16:
-            self.used = torch.zeros(self.size, dtype=self.dtype, device=device)
+        # what ranks collect and forward passes use: the weights themselves, except in bf16
+        self.used = self.weights.to(self.dtype)
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """Return each parameter's part of a flat tensor, in the parameter's shape."""
@@ -115,8 +113,12 @@ class Shares:
     rank has all of it.
     """
 
-    def __init__(self, objective: Objective, world: World, is_bf16: bool) -> None:
+    def __init__(
+        self, objective: Objective, world: World, is_bf16: bool, has_sums_apart: bool = False
+    ) -> None:
         self.world = world
+        # Whether the first micro-batch of an update collects the weights, or somebody has done it before.
+        self.collects_within = world.size > 1 and not has_sums_apart
         rest = dict(objective.model.named_parameters())
         # A copy of the objective that shares all parameters; only its layers take part.
         self.objective, model = copy(objective), copy(objective.model)
@@ -136,10 +138,12 @@ class Shares:
         # Vectors and embeddings, which are read in fp32 too, so no rank may see them rounded.
         self.rest = Bucket(rest, world)
         # What no layer hands over, with its part of the flat gradients.
-        self.others = []
-        for (name, p), total in zip(rest.items(), self.rest.cut(self.rest.gradients), strict=True):
-            if not name.startswith(("encoder.", "decoder.")):
-                self.others.append((p, total))
+        totals = self.rest.cut(self.rest.gradients)
+        self.others = [
+            (p, total)
+            for (name, p), total in zip(rest.items(), totals, strict=True)
+            if not name.startswith(("encoder.", "decoder."))
+        ]
         self.buckets = [self.rest, *self.layers]
         self.own = share_nothing(objective.model)
         if world.size > 1:
@@ -147,21 +151,21 @@ class Shares:
                 name: share for bucket in self.buckets for name, share in bucket.find_shares()
             }
         # Whether a micro-batch is the first of an update, whose gradients replace those of the last
-        # update, and whether it is the last, whose gradients complete the sums.
+        # update, and whether it is the last, within which gradients are summed.
         self.is_first = self.is_last = False
-        self.waiting: list[Bucket] = []  # for their gradients to be complete and then summed
+        self.waiting = list(self.buckets)  # for their gradients to be complete and then summed
         self.sums: list[torch.distributed.Work] = []
 
     def start(self, is_first: bool, is_last: bool) -> None:
         """Before a micro-batch of an update: if it is the first, begin to collect new weights."""
-        self.is_first, self.is_last, self.waiting = is_first, is_last, list(self.layers)
+        self.is_first, self.is_last, self.waiting = is_first, is_last, list(self.buckets)
         self.sums.clear()  # a micro-batch that failed leaves some
         for bucket in self.layers:
             bucket.is_complete = False
         if is_first:
             for p, _ in self.others:
                 p.grad = None  # so that nothing is added to the old gradient
-        if is_first and self.world.size > 1:
+        if is_first and self.collects_within:
             for bucket in self.buckets:
                 bucket.start_gathering()
             self.rest.wait_for_weights()
@@ -170,15 +174,13 @@ class Shares:
         """Add gradients of a layer to those of the update; begin to sum what is complete."""
         for parameters, gradients in ((layer.matrices, matrices), (layer.vectors, vectors)):
             totals = [p.grad for p in parameters if p.grad is not None]
-            if self.is_first:  # one kernel for all of them, because their types are the same
-                torch._foreach_copy_(totals, gradients)
-            else:
-                for total, gradient in zip(totals, gradients, strict=True):
-                    total.add_(gradient)
-        if self.is_last and self.world.size > 1:
+            # copied by one kernel for all of them
+            fill = torch._foreach_copy_ if self.is_first else torch._foreach_add_
+            fill(totals, gradients)
+        if self.is_last:
             layer.bucket.is_complete = True
             # always from the last layer to the first, because all ranks must sum in one order
-            while self.waiting and self.waiting[-1].is_complete:
+            while self.waiting[-1].is_complete:  # the rest is first in the list, and never is
                 self.sums.append(self.world.start_sum(self.waiting.pop().gradients))
 
     def finish(self) -> None:
@@ -187,12 +189,26 @@ class Shares:
             for p, total in self.others:
                 total.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
                 p.grad = total
-        if not self.is_last or self.world.size == 1:
-            return
-        self.sums.append(self.world.start_sum(self.rest.gradients))
+        if self.is_last:
+            self.sum_gradients()
+
+    def sum_gradients(self) -> None:
+        """Sum all gradients that still wait for it, and wait for all sums. Those of the next update wait
+        again.
+        """
+        while self.waiting:
+            self.sums.append(self.world.start_sum(self.waiting.pop().gradients))
         for work in self.sums:
             work.wait()
         self.sums.clear()
+        self.waiting = list(self.buckets)
+
+    def collect_weights(self) -> None:
+        """Collect all new weights, and wait for them."""
+        for bucket in self.buckets:
+            bucket.start_gathering()
+        for bucket in self.buckets:
+            bucket.wait_for_weights()
 
     @property
     def network_bytes(self) -> int:
@@ -272,11 +288,9 @@ class _UseWeights(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_matrices, of_vectors = gradients[: ctx.n_matrices], gradients[ctx.n_matrices :]
-        for_token = None
-        if torch.compiler.is_compiling():
-            for_token = torch.ops.nmt.add_gradients(ctx.number, list(of_matrices), list(of_vectors))
-        else:
-            _hand_over(ctx.number, list(of_matrices), list(of_vectors))
+        is_compiling = torch.compiler.is_compiling()
+        hand_over = torch.ops.nmt.add_gradients if is_compiling else _hand_over
+        for_token = hand_over(ctx.number, list(of_matrices), list(of_vectors))
         return for_token, None, None, *[None] * len(gradients)
 
 

@@ -1,6 +1,6 @@
 """What makes updates where several ranks share the work, code is compiled, or there is a GPU."""
 
-from nmt.config import ModelConfig, TrainingConfig
+from nmt.config import TrainingConfig
 from nmt.data.batch import BatchShape
 from nmt.engines.cuda.memory_trial import choose_micro_tokens
 from nmt.engines.cuda.recorded_replica import RecordedReplica, has_fixed_shape
@@ -12,18 +12,22 @@ from nmt.train.replica import Replica
 
 
 class RecordedTraining(TrainingEngine):
-    def __init__(self, backend: Backend, is_cuda: bool) -> None:
-        self.backend, self.is_cuda = backend, is_cuda
+    has_fixed_shape = staticmethod(has_fixed_shape)
 
-    def has_fixed_shape(self, model: ModelConfig, training: TrainingConfig, world: World) -> bool:
-        return has_fixed_shape(model, training, world)
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
 
     def make_replica(
-        self, objective: Objective, world: World, is_bf16: bool, shape: BatchShape | None
+        self,
+        objective: Objective,
+        world: World,
+        training: TrainingConfig,
+        shape: BatchShape | None,
     ) -> Replica:
-        return RecordedReplica(objective, world, is_bf16, shape)
+        is_bf16, has_sums_apart = training.precision == "bf16", training.compile == "sums_apart"
+        return RecordedReplica(objective, world, is_bf16, shape, has_sums_apart)
 
     def choose_micro_tokens(self, training: TrainingConfig, world: World, try_size: TrySize) -> int:
-        if not self.is_cuda:
+        if world.device.type == "cpu":
             return super().choose_micro_tokens(training, world, try_size)
         return choose_micro_tokens(training, world, try_size)

@@ -74,7 +74,7 @@ def worker(size, variant):
     rep = engine.make_replica(
         Objective(model, c.training.label_smoothing),
         world,
-        c.training.precision == "bf16",
+        c.training,
         shape if is_compiled(c.training, world.device.type) else None,
     )
     if variant == "nondeterministic":

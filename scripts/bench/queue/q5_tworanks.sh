@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Q5. Two NCCL ranks on ONE GPU, for real (4-5 min). NCCL refuses two ranks on one GPU of one host; NCCL_HOSTID lets each
+# Q5. Two NCCL ranks on ONE GPU, for real (5-6 min). NCCL refuses two ranks on one GPU of one host; NCCL_HOSTID lets each
 # rank believe in a host of its own, so sums go over loopback sockets (others measured 13-17 ms a collective, because the
 # two processes take turns on the GPU). Shows: graphs with captured sums of 2 ranks, ZeRO shares, two runs with equal bits,
-# SIGKILL and continuation, continuation on another number of ranks, and whether the processes end (destroy_process_group
+# sums outside of graphs (training.compile=sums_apart), SIGKILL and continuation, continuation on another number of ranks, and whether the processes end (destroy_process_group
 # waits for ever while a CUDA graph with captured sums lives: docs.nvidia.com/dl-cuda-graph, "Process Hang").
 #     bash scripts/bench/queue/q5_tworanks.sh [--dry]       in the repository's root, multi30k in multi30k; --dry: CPU, gloo
 set -u
@@ -32,6 +32,7 @@ $PY -m nmt.commands.prepare --config multi30k.yaml data.root=$D data.store=$W/st
 one out=$W/one >"$OUT/one.log" 2>&1; note "one rank" $?
 two out=$W/two; note "two ranks (124: they hang, perhaps in destroy_process_group)" $?
 two out=$W/again; note "two ranks once more" $?
+two out=$W/apart training.compile=sums_apart; note "two ranks, nothing that they send recorded" $?
 KILL_AT=$W/killed two out=$W/killed; note "two ranks, SIGKILL after the first checkpoint (137)" $?
 ls $W/killed/checkpoints 2>/dev/null | tail -2
 two out=$W/killed; note "two ranks continue" $?
@@ -52,6 +53,7 @@ def compare(a, b, what):
     worst = max(float((x[k] - y[k]).norm() / x[k].norm().clamp(min=1e-30)) for k in x)
     print(f"{what}, {nx} and {ny}: {'the same bits' if all(x[k].equal(y[k]) for k in x) else f'worst tensor differs by {worst:.1e}'}")
 compare("two", "again", "the same on two ranks, twice")
+compare("two", "apart", "sums within the graph and outside")
 compare("two", "killed", "two ranks, killed and continued")
 compare("one", "two", "one rank and two (fp32: expect < 1e-5)")
 compare("one", "mixed", "one rank, continued by two (fp32: expect < 1e-5)")

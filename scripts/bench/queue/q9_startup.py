@@ -59,9 +59,7 @@ def worker(kind):
         engine = choose_training_engine(dev)
         model = Transformer(c.model, recipe.n_vocab).to(dev)
         use_backend(model, engine.backend)
-        rep = engine.make_replica(
-            Objective(model, 0.1), bench.world, c.training.precision == "bf16", shape
-        )
+        rep = engine.make_replica(Objective(model, 0.1), bench.world, c.training, shape)
         sums = rep.run(batch, 1e-5, 0).cpu()
         took.append(round(time.perf_counter() - t, 1))
         del rep
