@@ -1,5 +1,5 @@
 """Writes what the documentation takes from the code: the pages of docs/reference, the comparison with
-the paper that docs/recipe.md shows, the tables of docs/coming-from.md, and the speeds in README.md.
+the paper that docs/recipe.md shows, the tables of docs/coming-from.md, and the speeds in docs/benchmarks.md.
 
 Settings come from the dataclasses in nmt/config.py with the comments above their fields, commands from
 their argparse parsers. So nothing is written twice, and tests/docs/test_reference.py fails while a page
@@ -243,8 +243,8 @@ def update_coming_from(text: str) -> str:
     return text
 
 
-def update_readme(text: str) -> str:
-    """Replace the table of speeds in README.md by what `make bench-floors` recorded."""
+def update_floors(text: str) -> str:
+    """Replace the table of speeds in docs/benchmarks.md by what `make bench-floors` recorded."""
     recorded = json.loads(FLOORS.read_text())
     yardsticks = recorded.pop("yardsticks")
     rows = [f"| ratio | {' | '.join(recorded)} | to |", "|---" * (len(recorded) + 2) + "|"]
@@ -260,13 +260,13 @@ def render_pages() -> dict[Path, str]:
     """Return the content of each page that is made from the code."""
     recipe = ROOT / "docs" / "recipe.md"
     coming_from = ROOT / "docs" / "coming-from.md"
-    readme = ROOT / "README.md"
+    benchmarks = ROOT / "docs" / "benchmarks.md"
     return {
         ROOT / "docs" / "reference" / "settings.md": render_settings(),
         ROOT / "docs" / "reference" / "commands.md": render_commands(),
         recipe: update_recipe(recipe.read_text()),
         coming_from: update_coming_from(coming_from.read_text()),
-        readme: update_readme(readme.read_text()),
+        benchmarks: update_floors(benchmarks.read_text()),
     }
 
 
