@@ -13,11 +13,18 @@ import torch
 from torch import Tensor
 
 from nmt.data.batch import Packed
-from nmt.data.vocab import EOS
 from nmt.translate.allowed_pieces import LogitBlock, compute_logit_blocks, forbid_pieces
 from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import Length, SearchRules
-from nmt.translate.search_state import NEG_INF, Beams, Decodable, append_pieces, pad_width
+from nmt.translate.search_state import (
+    NEG_INF,
+    Beams,
+    Decodable,
+    append_pieces,
+    find_ended,
+    mark_overflow,
+    pad_width,
+)
 
 
 def draw_uniforms(src: Packed, limits: Tensor, n: int, seed: int) -> Tensor:
@@ -50,7 +57,8 @@ def sample_step(
         blocks.append(_draw_pieces(block, own_uniforms, model, length, rules))
     pieces, log_probs = (torch.cat(block).view(-1, n) for block in zip(*blocks, strict=True))
     scores = beams.scores + log_probs
-    ended = (pieces == EOS) & (scores > NEG_INF)
+    scores = mark_overflow(scores, scores, beams.scores)
+    ended = find_ended(pieces, scores)
     ending = scores / compute_penalty(length, rules).to(scores.device)
 
     beams.tokens = pieces

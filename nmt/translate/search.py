@@ -28,8 +28,10 @@ from nmt.translate.search_state import (
     Hypothesis,
     append_pieces,
     find_done,
+    find_ended,
     gather_rows,
     make_hypotheses,
+    mark_overflow,
     pad_width,
     start_beams,
 )
@@ -99,8 +101,9 @@ def beam_step(
     parents, pieces, scores = (torch.cat(block) for block in zip(*blocks, strict=True))
     rank = torch.arange(scores.shape[1], device=scores.device)
     if rules.finishing == "shrink":
-        scores = scores.masked_fill(rank >= beam - beams.n_finished[:, None], NEG_INF)
-    has_ended = (pieces == EOS) & (scores > NEG_INF)
+        is_beyond = rank >= beam - beams.n_finished[:, None]
+        scores = scores.masked_fill(is_beyond & ~scores.isnan(), NEG_INF)
+    has_ended = find_ended(pieces, scores)
     ids = append_pieces(gather_rows(beams.ids, parents), pieces, length)  # (S, 2B, t + 1)
 
     # Finished hypotheses: keep the best of the earlier ones and of those that end in this step.
@@ -137,7 +140,9 @@ def _best_continuations(
     n = rules.n_considered
     # A continuation's score is base + its logit, where base = hypothesis score - logsumexp(logits).
     # Any logit minus its log_softmax is logsumexp; torch's log_softmax takes half the time of its logsumexp.
-    base = scores.flatten() - (logits[:, EOS] - logits.log_softmax(1)[:, EOS])
+    eos_logits = logits[:, EOS]
+    base = scores.flatten() - (eos_logits - logits.log_softmax(1)[:, EOS])
+    base = mark_overflow(base, base + eos_logits, scores.flatten())
     required_logits = logits.gather(1, required.clamp(min=0))
     forbid_pieces(logits, model, length <= rules.min_length, repeats)
     # A sentence's n best are among each parent's n best

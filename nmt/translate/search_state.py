@@ -11,6 +11,7 @@ The length limit is set by `start_beams`. The penalty of a length is in length_p
 allowed_pieces.py.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import Length, SearchRules
 
 NEG_INF = float("-inf")
+NAN = float("nan")  # the score of a hypothesis whose logits were NaN or infinite
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothes
     for row, score in zip(rows, scores, strict=True):
         if score > NEG_INF:
             finished.append(Hypothesis(row[: row.index(EOS)], score))
-    if not finished:
+    if not finished or any(map(math.isnan, scores)):
         raise Failure(
             "search found no hypothesis, because the model's scores are NaN or infinite; "
             "use another checkpoint"
@@ -164,6 +166,17 @@ def find_step_column(rows: Tensor, length: Tensor) -> Tensor:
     discarded, use the last one.
     """
     return (length - 1).clamp(max=rows.shape[-1] - 1)
+
+
+def mark_overflow(values: Tensor, scores: Tensor, earlier_scores: Tensor) -> Tensor:
+    """Return `values`, but NaN for each hypothesis whose score has overflowed. One that was none before stays none."""
+    marked = values.masked_fill(scores == NEG_INF, NAN)
+    return marked.masked_fill(earlier_scores == NEG_INF, NEG_INF)
+
+
+def find_ended(pieces: Tensor, scores: Tensor) -> Tensor:
+    """Return which hypotheses end with these pieces: so does one of NaN, and its sentence is refused for it."""
+    return (scores > NEG_INF) & (pieces == EOS) | scores.isnan()
 
 
 def append_pieces(ids: Tensor, pieces: Tensor, length: Length) -> Tensor:

@@ -2,13 +2,13 @@
 refused.
 """
 
+import copy
 import functools
 import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from support.plain_search import EOS, Full, Ids, Ranked, assert_same, recursion
 from support.searches import (
     RULES,
@@ -103,16 +103,39 @@ def test_numbers_that_are_none_are_told(make_search: MakeSearch, value: float) -
 
 
 @with_each_search
-def test_a_hypothesis_of_nan_is_told_even_if_others_are_sound(make_search: MakeSearch) -> None:
+@pytest.mark.parametrize("value", [float("nan"), 3e38])  # which overflows in the first layer
+@pytest.mark.parametrize("finishing", ["any", "top", "shrink"])
+def test_a_hypothesis_without_a_score_is_told_even_if_others_have_ended(
+    make_search: MakeSearch, finishing: Any, value: float
+) -> None:
     """Otherwise it would be dropped as if it were improbable, and another translation win in silence."""
-    rules = make_rules(DecodingConfig(beam=4, min_length=3), 4)
+    config = DecodingConfig(
+        beam=4, finishing=finishing, stopping="never", max_ratio=0.0, max_extra=5
+    )
+    assert count_refusals(make_search, config, value) > 5
+
+
+@pytest.mark.parametrize("make_search", ["torch", "packed", "recorded"], indirect=True)
+def test_a_sample_without_a_score_is_told_even_if_others_have_ended(
+    make_search: MakeSearch,
+) -> None:
+    config = DecodingConfig(sample=True, max_ratio=0.0, max_extra=5)
+    assert count_refusals(make_search, config, 3e38) > 5
+
+
+def count_refusals(make_search: MakeSearch, config: DecodingConfig, value: float) -> int:
+    """Give this weight to each piece that is read only after a hypothesis has ended. All must be refused."""
+    rules = make_rules(config, 4)
+    n_refused = 0
     for seed in range(9):
         model = make_random_model(replace(SMALL, tied=False), N_PIECES, seed)
         (found,) = make_search(model)(pack([(4, 7, EOS)]), rules)
-        others = {piece for hypothesis in found[1:] for piece in hypothesis.ids[:-1]}
-        if worse := others - set(found[0].ids):
-            model.tgt_embedding.weight[min(worse)] = torch.nan
-            with pytest.raises(Failure, match="NaN or infinite"):
-                make_search(model)(pack([(4, 7, EOS)]), rules)
-            return
-    raise AssertionError("no other hypothesis had a piece of its own")
+        shortest = min((hypothesis.ids for hypothesis in found), key=len)
+        later = {piece for hypothesis in found for piece in hypothesis.ids[len(shortest) :]}
+        for piece in later - set(shortest):
+            changed = copy.deepcopy(model)
+            changed.tgt_embedding.weight[piece] = value
+            with pytest.raises(Failure, match="search found no hypothesis.* NaN or infinite"):
+                make_search(changed)(pack([(4, 7, EOS)]), rules)
+            n_refused += 1
+    return n_refused

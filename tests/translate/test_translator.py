@@ -1,21 +1,31 @@
 """Text to text against sentence-by-sentence search: n-best lists, long lines, prefixes, failures."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.toy_corpus import sentences
-from support.untrained import DECODING, SHAPE, make_model, make_vocab
+from support.untrained import DECODING, SHAPE, make_checkpoint, make_model, make_vocab
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import EOS, Vocab
 from nmt.system.errors import Failure
+from nmt.system.files import seal
+from nmt.system.run_folder import MODEL_FILE
 from nmt.translate.alignment import align
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 from nmt.translate.sentences import RunningText
-from nmt.translate.translator import LineTooLong, Request, Translation, Translator
+from nmt.translate.translator import (
+    LineTooLong,
+    Request,
+    Translation,
+    Translator,
+    open_translator,
+)
 
 SOURCES = [src for src, _ in sentences(30, seed=5)]
 
@@ -63,6 +73,19 @@ def test_a_model_of_nan_is_a_failure(vocab: Vocab) -> None:
     ours.model.projection.weight.fill_(float("nan"))
     with pytest.raises(Failure, match="NaN or infinite"):
         ours.translate(SOURCES[:3])
+
+
+def test_finite_weights_that_overflow_are_a_failure(vocab: Vocab, tmp_path: Path) -> None:
+    """Opening a checkpoint finds no fault with them."""
+    checkpoint = make_checkpoint(tmp_path / "average", vocab)
+    weights = load_file(checkpoint / MODEL_FILE)
+    (best,) = open_translator([str(checkpoint)], ["device=cpu"]).translator.translate(SOURCES[:1])
+    weights["tgt_embedding.weight"][best.piece_ids[0]] = 3e38
+    save_file(weights, checkpoint / MODEL_FILE)
+    seal(checkpoint)
+    broken = open_translator([str(checkpoint)], ["device=cpu"]).translator
+    with pytest.raises(Failure, match="search found no hypothesis.* NaN or infinite"):
+        broken.translate(SOURCES[:1])
 
 
 def test_a_text_is_the_translations_of_its_sentences(

@@ -225,7 +225,7 @@ def find_continuations(
         # The score of a continuation is this plus its logit.
         start = scores[parent] - compute_log_sum(own_logits, maxima.max())
         # Not isfinite: numba asks whether x - x is a number, which reordered sums take to be 0.
-        if not NEG_INF < start < math.inf:
+        if not NEG_INF < start < math.inf or start + own_logits[EOS] == NEG_INF:
             return best, False
         if required != ANY_PIECE:
             score = start + own_logits[required]
@@ -436,7 +436,7 @@ def search_compiled(
     if state.forced.size:
         check_pieces(torch.from_numpy(state.forced), model.n_pieces)
     longest = int(state.limits.max())
-    starts = torch.cat((src.lengths.new_zeros(1), src.lengths.cumsum(0))).numpy()
+    starts = src.offsets.numpy()
     boundaries = weights.describe_source(src.longest)
     is_number = search_together(
         state,
