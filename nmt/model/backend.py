@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nmt.data.batch import Packed
 from nmt.model.attention_mask import AttentionMask
-from nmt.model.dropout_masks import drop
+from nmt.model.dropout_masks import draw_factors, drop
 from nmt.model.packed_attention import attend
 
 # (hidden (T, d), weight (V, d), labels (T,), smoothing, needs_grad) -> smoothed sum, NLL sum, and the smoothed
@@ -49,7 +49,11 @@ class Backend:
         rotation: Tensor | None = None,
     ) -> Tensor:
         """As `attend` of packed_attention.py."""
-        return attend(q, k, v, mask, weights, dropout, rotation)
+        return attend(q, k, v, mask, weights, dropout, rotation, self.draw_factors)
+
+    def draw_factors(self, x: Tensor, rate: float) -> Tensor:
+        """Draw what `attend` multiplies its weights by in dropout."""
+        return draw_factors(x, rate)
 
     def drop(self, x: Tensor, rate: float) -> Tensor:
         """Zero each element with probability `rate`, and scale the others by 1 / (1 - rate)."""

@@ -13,29 +13,20 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nmt.engines.cpu.compiled_dropout import fill_compiled
-from nmt.model.attention_mask import AttentionMask
 from nmt.model.backend import Backend
 from nmt.model.dropout_masks import draw_factors, drop
-from nmt.model.packed_attention import attend
 from nmt.system.device import has_bf16_products
 from nmt.system.tracing import not_traced
 
 
 class CpuBackend(Backend):
-    @not_traced
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        weights: list[Tensor] | None = None,
-        dropout: float = 0.0,
-        rotation: Tensor | None = None,
-    ) -> Tensor:
-        return attend(q, k, v, mask, weights, dropout, rotation, draw_compiled)
+    # Not traced, because numba's loop cannot be.
+    attend = not_traced(Backend.attend)
 
-    @not_traced  # numba's loop cannot be traced
+    def draw_factors(self, x: Tensor, rate: float) -> Tensor:
+        return draw_factors(x, rate, fill_compiled)
+
+    @not_traced
     def drop(self, x: Tensor, rate: float) -> Tensor:
         return drop(x, rate, fill_compiled)
 
@@ -43,10 +34,6 @@ class CpuBackend(Backend):
         if can_fuse(x, weight):
             return _FusedLinear.apply(x, weight, bias)
         return super().multiply(x, weight, bias)
-
-
-def draw_compiled(x: Tensor, rate: float) -> Tensor:
-    return draw_factors(x, rate, fill_compiled)
 
 
 def can_fuse(x: Tensor, weight: Tensor) -> bool:
