@@ -24,6 +24,7 @@ from nmt.corpus.cleaning import (
 from nmt.corpus.encoder import CorpusEncoder
 from nmt.corpus.learn_bpe import tally_words
 from nmt.corpus.reader import Block
+from nmt.data.mixture import make_random
 from nmt.data.vocab import Vocab
 
 PAIRS_PER_SHARD = 32_768
@@ -102,8 +103,7 @@ def count_words(sample: WordSample) -> Counter[bytes]:
     n_sides = len(sample.sides)
     usable = np.flatnonzero(np.repeat(~sample.shard.read_duplicate_mask(), n_sides))
     if sample.n_lines < len(usable):
-        seed = np.random.SeedSequence(sample.seed)
-        shuffled = np.random.Generator(np.random.Philox(seed)).permutation(usable)
+        shuffled = make_random(*sample.seed).permutation(usable)
         usable = np.sort(shuffled[: sample.n_lines])
     text = sample.shard.read()
     sides = [text[side] for side in sample.sides]

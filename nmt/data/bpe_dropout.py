@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 import sentencepiece
 
-from nmt.data.store import gather_runs
+from nmt.data.store import find_bounds, gather_runs
 from nmt.data.vocab import SPACE, is_user_symbol
 
 NO_RANK = 2**16 - 1  # the rank of a merge that does not exist or is left out
@@ -109,9 +109,8 @@ def segment(
     """
     n_letters = merges.n_letters[ids]
     letters = gather_runs(merges.letters, merges.starts[ids], n_letters)
-    letter_ends = np.concatenate(([0], np.cumsum(n_letters)))  # after each piece
-    piece_ends = np.concatenate(([0], np.cumsum(counts)))  # after each sentence
-    sentences = letter_ends[piece_ends]  # where each begins among the letters, and the end
+    pieces_begin = find_bounds(n_letters)  # among the letters
+    sentences = pieces_begin[find_bounds(counts)]  # where each begins there, and the end
 
     # A word begins at a space, and so does what a sentence begins with.
     is_begin = letters == merges.space
@@ -119,8 +118,8 @@ def segment(
     words = np.flatnonzero(is_begin)
     pieces, n_pieces = _merge_words(merges, letters, words, rate, random)
 
-    ends = np.concatenate(([0], np.cumsum(n_pieces)))  # after each word
-    return pieces.astype(np.uint16), np.diff(ends[np.searchsorted(words, sentences)])
+    words_begin = find_bounds(n_pieces)  # among the pieces
+    return pieces.astype(np.uint16), np.diff(words_begin[np.searchsorted(words, sentences)])
 
 
 def _merge_words(

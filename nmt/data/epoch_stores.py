@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from nmt.data.bpe_dropout import MergeTable, segment
+from nmt.data.mixture import make_random
 from nmt.data.store import SideWriter, TokenStore, gather_runs, open_store
 from nmt.data.vocab import Vocabulary
 from nmt.system.errors import UserError
@@ -72,8 +73,7 @@ def draw_block(draw: Draw, pairs: StoredPairs) -> list[TokenRow]:
     """
     rows = []
     for side, (ids, counts) in enumerate((pairs.src, pairs.tgt)):
-        key = (draw.seed, draw.epoch, pairs.first, side)
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        random = make_random(draw.seed, draw.epoch, pairs.first, side)
         drawn, drawn_counts = segment(draw.merges[side], ids, counts, draw.rate, random)
         if draw.max_pieces is not None:
             drawn, drawn_counts = _restore_long(ids, counts, drawn, drawn_counts, draw.max_pieces)

@@ -18,7 +18,7 @@ from nmt.config import TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.data.mixture import Mixture
 from nmt.data.plan import Array, Cursor, limit_tokens, plan_epoch, round_up
-from nmt.data.store import Side, TokenStore
+from nmt.data.store import Side, TokenStore, find_bounds
 from nmt.data.vocab import BOS, EOS
 from nmt.system.ranks import World
 
@@ -64,7 +64,7 @@ def _pack_with_bos(side: Side, pairs: Array, shape: BatchShape, room: int) -> Pa
     """
     ids, counts = side.read_sentences(pairs)
     lengths = counts + 1  # bos, then the pieces
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    offsets = find_bounds(lengths)
     n_live, longest = int(offsets[-1]), int(lengths.max())
     is_piece = np.ones(n_live, bool)
     is_piece[offsets[:-1]] = False

@@ -36,8 +36,7 @@ class Mixture:
             stored = np.arange(first, first + share.stored, dtype=np.uint32)
             first += share.stored
             n_copies, n_rest = divmod(share.drawn, max(1, share.stored))
-            key = np.random.SeedSequence((seed, epoch, number))
-            shuffled = np.random.Generator(np.random.Philox(key)).permutation(stored)
+            shuffled = make_random(seed, epoch, number).permutation(stored)
             rows += [stored] * n_copies + [shuffled[:n_rest]]
         return np.concatenate(rows)
 
@@ -50,6 +49,11 @@ class Mixture:
             first += share.stored
             total += tokens * share.drawn / max(1, share.stored)
         return total
+
+
+def make_random(*key: int) -> np.random.Generator:
+    """Return the random numbers that belong to this key, such as a seed and an epoch, and to no other."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 def compute_weights(data: DataConfig, sizes: Sequence[int]) -> list[float]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import BatchShape
-from nmt.data.mixture import Mixture
+from nmt.data.mixture import Mixture, make_random
 from nmt.system.records import COUNT, default
 
 Array = np.ndarray
@@ -301,7 +301,7 @@ def plan_epoch(
     A micro-batch holds at most `micro_tokens` per side or, if there is a fixed shape, as much as
     the shape allows.
     """
-    random = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
+    random = make_random(seed, epoch)
     order = np.arange(len(src_lengths), dtype=np.uint32)
     if mixture is not None:
         order = mixture.draw_rows(seed, epoch)

@@ -89,9 +89,8 @@ class Side:
     def sum_ids(self, first: int, end: int) -> np.ndarray:
         """Return the sum of the ids of each of some consecutive sentences."""
         ids, counts = self.read_rows(first, end)
-        sums = np.concatenate(([0], np.cumsum(ids, dtype=np.int64)))
-        ends = np.cumsum(counts)
-        return sums[ends] - sums[ends - counts]
+        sums = find_bounds(ids)
+        return np.diff(sums[find_bounds(counts)])
 
     def read_ids(self, first: int, end: int) -> np.ndarray:
         """Return ids, whatever sentences they belong to."""
@@ -103,7 +102,7 @@ class Side:
     def load(self) -> "Side":
         """Return the same side in memory, where no process can change it."""
         ids, counts = self.read_rows(0, len(self))
-        return Side(ids, np.concatenate(([0], np.cumsum(counts))), self.n_pieces)
+        return Side(ids, find_bounds(counts), self.n_pieces)
 
     def _check_ids(self, ids: np.ndarray) -> None:
         largest = int(ids.max(initial=0))
@@ -135,11 +134,15 @@ def _copy_runs(array: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.nd
     return gather_runs(np.asarray(array), starts, ends - starts)
 
 
+def find_bounds(lengths: np.ndarray) -> np.ndarray:
+    """Return where each of some runs that lie end to end begins, and where the last one ends, int64."""
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
 def gather_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the runs of `values` that begin at `starts`, end to end."""
-    ends = np.cumsum(lengths)
-    n = ends[-1] if len(ends) else 0
-    return values[np.arange(n) + np.repeat(starts - ends + lengths, lengths)]
+    bounds = find_bounds(lengths)
+    return values[np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)]
 
 
 @dataclass(frozen=True)
