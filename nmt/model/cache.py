@@ -40,7 +40,7 @@ class Cache:
     length: int = 0  # steps taken
     small_product = SMALL_PRODUCT
 
-    def advance(self) -> "Step":
+    def advance(self) -> None:
         """Begin another step, in which each hypothesis attends to itself; grow if necessary."""
         first = self.length * self.beam
         if first == self.mask.shape[3]:
@@ -56,7 +56,6 @@ class Cache:
         here = slice(first, first + self.beam)
         self.mask[:, 0, :, here].diagonal(dim1=1, dim2=2).zero_()
         self.length += 1
-        return Step(self)
 
     def positions(self, tokens: Tensor) -> Tensor:
         """Return the position of each token of this step."""
@@ -219,7 +218,7 @@ class StaticCache:
 
     # ---- within a recorded step ----
 
-    def advance(self) -> "Step":
+    def advance(self) -> None:
         # The slot of this step. Warm-ups before a recording may go one step too far; they use the
         # last slot again.
         self.position = self.length.clamp(max=min(self.capacity, self.n_positions) - 1)  # (1,)
@@ -229,7 +228,6 @@ class StaticCache:
         # each hypothesis attends to itself
         self.mask.masked_fill_(self.columns == self.here[:, None], 0.0)
         self.length.add_(1)
-        return Step(self)
 
     def positions(self, tokens: Tensor) -> Tensor:
         return self.position.expand_as(tokens)
@@ -244,6 +242,9 @@ class StaticCache:
 
     def reorder(self, parents: Tensor) -> None:
         self.mask.copy_(follow_parents(self.mask, parents))
+
+
+AnyCache = Cache | StaticCache
 
 
 def follow_parents(mask: Tensor, parents: Tensor) -> Tensor:
@@ -270,52 +271,48 @@ def round_up_source_width(longest: int) -> int:
     return WIDTH_MULTIPLE * round_up_to_class(-(-longest // WIDTH_MULTIPLE))
 
 
-@dataclass
-class Step:
-    """One decoding step, on a cache whose `advance` was just called."""
+# ---- attention of one step, on a cache that has just advanced -----------------------------------------------------
 
-    cache: Cache | StaticCache
 
-    def attend_past(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None
-    ) -> Tensor:
-        """Attend from one new position to itself and the past: (S * B, H, K) -> (S * B, H * V)."""
-        cache = self.cache
-        keys, values = cache.keys[layer], cache.values[layer]
-        for rows, new in ((keys, k), (values, v)):
-            cells = rows.view(-1, cache.n_heads, *rows.shape[-2:])
-            cache.write(cells, new.view(-1, cache.beam, *new.shape[1:]).transpose(1, 2))
-        mask = cache.mask if window is None else cache.window_mask(window)
-        return self._attend(q, keys, values, mask)
+def attend_past(
+    cache: AnyCache, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None
+) -> Tensor:
+    """Attend from one new position to itself and the past: (S * B, H, K) -> (S * B, H * V)."""
+    keys, values = cache.keys[layer], cache.values[layer]
+    for rows, new in ((keys, k), (values, v)):
+        cells = rows.view(-1, cache.n_heads, *rows.shape[-2:])
+        cache.write(cells, new.view(-1, cache.beam, *new.shape[1:]).transpose(1, 2))
+    mask = cache.mask if window is None else cache.window_mask(window)
+    return _attend(cache, q, keys, values, mask)
 
-    def attend_memory(self, q: Tensor, layer: int) -> Tensor:
-        """Attend from one new position to the source: (S * B, H, K) -> (S * B, H * V)."""
-        cache = self.cache
-        return self._attend(
-            q, cache.memory_keys[layer], cache.memory_values[layer], cache.memory_mask
-        )
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        beam, heads, size = self.cache.beam, self.cache.n_heads, q.shape[2]
-        keys = keys.view(-1, *keys.shape[-2:])  # (S * H, L, K)
-        values = values.view(-1, *values.shape[-2:])  # (S * H, L, V)
-        grid = q.view(-1, beam, heads, size).transpose(1, 2)
-        grid = grid.reshape(-1, beam, size)  # (S * H, B, K)
-        n_products = grid.shape[0] * beam * keys.shape[1] * size
-        is_small = n_products <= self.cache.small_product
-        if is_small:  # bmm would wake other threads, which takes longer than two passes here
-            scores = (grid.unsqueeze(2) * keys.unsqueeze(1)).sum(-1)
-        else:
-            scores = torch.bmm(grid, keys.transpose(1, 2))  # (S * H, B, L)
-        scores = scores.view(len(mask), heads, beam, -1)
-        weights = torch.add(mask, scores, alpha=size**-0.5).softmax(-1)  # fp32, as the mask is
-        weights = weights.to(q.dtype).view(-1, beam, keys.shape[1])  # (S * H, B, L)
-        if is_small:
-            output = (weights.unsqueeze(3) * values.unsqueeze(1)).sum(2)
-        else:
-            output = torch.bmm(weights, values)  # (S * H, B, V)
-        by_head = output.view(-1, heads, beam, output.shape[2])  # (S, H, B, V)
-        return by_head.transpose(1, 2).reshape(len(q), -1)
+def attend_memory(cache: AnyCache, q: Tensor, layer: int) -> Tensor:
+    """Attend from one new position to the source: (S * B, H, K) -> (S * B, H * V)."""
+    keys, values = cache.memory_keys[layer], cache.memory_values[layer]
+    return _attend(cache, q, keys, values, cache.memory_mask)
+
+
+def _attend(cache: AnyCache, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    beam, heads, size = cache.beam, cache.n_heads, q.shape[2]
+    keys = keys.view(-1, *keys.shape[-2:])  # (S * H, L, K)
+    values = values.view(-1, *values.shape[-2:])  # (S * H, L, V)
+    grid = q.view(-1, beam, heads, size).transpose(1, 2)
+    grid = grid.reshape(-1, beam, size)  # (S * H, B, K)
+    n_products = grid.shape[0] * beam * keys.shape[1] * size
+    is_small = n_products <= cache.small_product
+    if is_small:  # bmm would wake other threads, which takes longer than two passes here
+        scores = (grid.unsqueeze(2) * keys.unsqueeze(1)).sum(-1)
+    else:
+        scores = torch.bmm(grid, keys.transpose(1, 2))  # (S * H, B, L)
+    scores = scores.view(len(mask), heads, beam, -1)
+    weights = torch.add(mask, scores, alpha=size**-0.5).softmax(-1)  # fp32, as the mask is
+    weights = weights.to(q.dtype).view(-1, beam, keys.shape[1])  # (S * H, B, L)
+    if is_small:
+        output = (weights.unsqueeze(3) * values.unsqueeze(1)).sum(2)
+    else:
+        output = torch.bmm(weights, values)  # (S * H, B, V)
+    by_head = output.view(-1, heads, beam, output.shape[2])  # (S, H, B, V)
+    return by_head.transpose(1, 2).reshape(len(q), -1)
 
 
 def pad_memory(k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from nmt.config import ModelConfig
 from nmt.data.batch import Packed
 from nmt.model.attention_mask import AttentionMask
 from nmt.model.backend import BackendModule
-from nmt.model.cache import Cache, StaticCache, Step
+from nmt.model.cache import AnyCache, Cache, StaticCache
 from nmt.model.dropout import Dropout
 from nmt.model.feed_forward import FeedForward
 from nmt.model.multi_head_attention import AttentionWeights, MemoryAttention, SelfAttention
@@ -95,9 +95,9 @@ class DecoderLayer(nn.Module):
         )
         return self.feed_forward_residual(x, self.feed_forward)
 
-    def step(self, x: Tensor, step: Step, layer: int, rotation: Tensor | None) -> Tensor:
-        x = self.attention_residual(x, lambda y: self.attention.step(y, step, layer, rotation))
-        x = self.memory_residual(x, lambda y: self.memory_attention.step(y, step, layer))
+    def step(self, x: Tensor, cache: AnyCache, layer: int, rotation: Tensor | None) -> Tensor:
+        x = self.attention_residual(x, lambda y: self.attention.step(y, cache, layer, rotation))
+        x = self.memory_residual(x, lambda y: self.memory_attention.step(y, cache, layer))
         return self.feed_forward_residual(x, self.feed_forward)
 
 
@@ -268,11 +268,11 @@ class Transformer(BackendModule):
             self.make_cache(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table
         )
 
-    def step(self, tokens: Tensor, cache: Cache | StaticCache) -> Tensor:
+    def step(self, tokens: Tensor, cache: AnyCache) -> Tensor:
         """Advance by one piece; return hidden states, from which `projection` computes logits: (S *
         B,) -> (S * B, d_model).
         """
-        step = cache.advance()
+        cache.advance()
         x = self.tgt_embedding(tokens) * self.embedding_scale
         # 0 for a static cache: `refill_cache` made the table long enough.
         longest = cache.length if isinstance(cache, Cache) else 0
@@ -280,5 +280,5 @@ class Transformer(BackendModule):
         x = self.tgt_embedding_norm(self.tgt_positions(x, positions, longest))
         rotation = self.tgt_positions.find_rotation(positions, longest)
         for index, layer in enumerate(self.decoder):
-            x = layer.step(x, step, index, rotation)
+            x = layer.step(x, cache, index, rotation)
         return self.finish_decoder(x)
