@@ -257,15 +257,14 @@ class TextToText(ABC):
         completed.
         """
         numbers = numbers or range(1, len(lines) + 1)
-        encoded = self.encode_source(lines)
         self._warn_of_unknown(lines, numbers)
         indices = []  # of the lines that are not empty
         sources = []
         own_prefixes = []
         all_prefixes = self.vocab.tgt.encode(prefixes or [""] * len(lines))
-        for index, (ids, prefix) in enumerate(zip(encoded, all_prefixes, strict=True)):
-            number = numbers[index]
-            if self.is_lowered(lines[index]):
+        requested = zip(numbers, lines, self.encode_source(lines), all_prefixes, strict=True)
+        for index, (number, line, ids, prefix) in enumerate(requested):
+            if self.is_lowered(line):
                 say_once(SAID_OF_CAPITALS)
             if len(prefix) > self.longest:
                 raise LineTooLong(
@@ -307,31 +306,34 @@ class TextToText(ABC):
         self, sources: Sentences, hypotheses: list[list[Hypothesis]], request: Request
     ) -> list[Candidates]:
         # all hypotheses of all sentences in one list: together they are decoded and aligned faster
-        pairs = [
-            (source, hypothesis)
-            for source, some in zip(sources, hypotheses, strict=True)
-            for hypothesis in some
-        ]
-        targets = [hypothesis.ids for _, hypothesis in pairs]
+        every_source = []
+        every_hypothesis = []
+        for source, some in zip(sources, hypotheses, strict=True):
+            every_source += [source] * len(some)
+            every_hypothesis += some
+        targets = [hypothesis.ids for hypothesis in every_hypothesis]
         texts = self.vocab.tgt.decode(targets)
-        alignments: Sentences = [()] * len(pairs)
+        alignments: Sentences = [()] * len(targets)
         if request.is_aligned:
             # What follows the tag most is said to follow the first piece of the line.
             n_before = len(self.tag_ids)
-            links = self.align([source for source, _ in pairs], targets)
+            links = self.align(every_source, targets)
             alignments = [[max(0, position - n_before) for position in row] for row in links]
 
-        # and back to a list for each sentence
-        remaining = (
-            Translation(
+        translations = []
+        columns = zip(every_source, every_hypothesis, texts, alignments, strict=True)
+        for source, hypothesis, text, alignment in columns:
+            translation = Translation(
                 text=text,
                 score=hypothesis.score,
                 piece_ids=tuple(hypothesis.ids),
                 alignment=tuple(alignment),
                 is_cut=len(hypothesis.ids) >= self.config.find_longest(len(source)),
             )
-            for (source, hypothesis), text, alignment in zip(pairs, texts, alignments, strict=True)
-        )
+            translations.append(translation)
+
+        # and back to a list for each sentence
+        remaining = iter(translations)
         return [list(islice(remaining, len(some))) for some in hypotheses]
 
     def shorten(self, ids: list[int], number: int) -> list[int]:
