@@ -59,7 +59,7 @@ from nmt.system.files import (
 from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.progress import say
 from nmt.system.ranks import Share
-from nmt.system.records import COUNT, RecordReader, default, name_places_in
+from nmt.system.records import COUNT, RecordReader, default, leave_out_none, name_places_in
 from nmt.system.run_folder import (
     CONFIG_FILE,
     EXPORT_FILE,
@@ -238,7 +238,7 @@ def write_small_files(folder: Path, origin: Origin, config: RunConfig, vocab: Vo
     """Write the files of a checkpoint that hold no tensors."""
     values = asdict(origin)
     if isinstance(origin, Average):  # omit fields that do not apply
-        values = {key: value for key, value in values.items() if value is not None}
+        values = leave_out_none(values)
     write_json(folder / STATE_FILE, values)
     write_text(folder / CONFIG_FILE, format_config(config))
     write_vocab(folder, vocab)

@@ -26,7 +26,7 @@ from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import UserError, explain_missing, explain_unreadable
 from nmt.system.files import read_bytes
 from nmt.system.progress import say_once
-from nmt.system.records import RecordReader, Rule, default
+from nmt.system.records import RecordReader, Rule, default, join_key
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
 from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
 
@@ -946,7 +946,7 @@ def _merge(base: dict[str, Any], overrides: dict[str, Any], section: str = "") -
         # A preset replaces every key that it decides, including keys that the base gave.
         result = {key: value for key, value in base.items() if key not in SEARCH_PRESET_KEYS}
     for name, value in overrides.items():
-        key = f"{section}.{name}" if section else name
+        key = join_key(section, name)
         old = result.get(name)
         if not isinstance(old, dict) or not isinstance(value, dict):
             result[name] = value
@@ -1209,6 +1209,6 @@ def _flatten(values: dict[str, Any], section: str = "") -> dict[str, Any]:
     """Flatten nested settings into one dictionary with dotted keys."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        key = f"{section}.{name}" if section else name
+        key = join_key(section, name)
         flat |= _flatten(value, key) if isinstance(value, dict) else {key: value}
     return flat

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nmt.config import DataConfig
-from nmt.corpus.text_files import Complaints, decode_lines, describe_error
-from nmt.system.errors import UserError
+from nmt.corpus.text_files import Complaints, decode_lines
+from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
 
 if TYPE_CHECKING:

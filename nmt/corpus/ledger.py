@@ -19,7 +19,7 @@ from typing import Any
 import nmt
 from nmt.config import DataConfig, VocabConfig, drop_removed_settings, to_plain_values
 from nmt.corpus.hub import HUB_ADDRESS, name_hub_file
-from nmt.corpus.learn_bpe import BpePart, list_bpe_parts
+from nmt.corpus.learn_bpe import list_bpe_parts
 from nmt.corpus.reader import describe_corpus
 from nmt.corpus.text_files import digest_source
 from nmt.data.mixture import Mixture, make_mixture
@@ -28,7 +28,7 @@ from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.extras import is_installed
 from nmt.system.files import has_plain_file, read_file_stamp, read_json
-from nmt.system.records import RecordReader, name_places_in
+from nmt.system.records import RecordReader, join_key, leave_out_none, name_places_in
 from nmt.system.run_folder import LEDGER_FILE
 from nmt.system.tables import Table
 
@@ -140,10 +140,7 @@ class Ledger:
         values = asdict(self)
         if self.tgt_bpe is None:
             del values["tgt_bpe"]
-        values["corpora"] = [
-            {key: value for key, value in corpus.items() if value is not None}
-            for corpus in values["corpora"]
-        ]
+        values["corpora"] = list(map(leave_out_none, values["corpora"]))
         return values
 
     def check(self) -> str | None:
@@ -270,7 +267,8 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     for part, account in zip(list_bpe_parts(vocab), ledger.bpes, strict=True):
         path = Path(data.root) / str(part.vocab.model)
         # It may be gone, as corpora may.
-        if os.path.isfile(path) and not _is_same_model(part, data, account):
+        given = part.load_given(data) if os.path.isfile(path) else None
+        if given is not None and given.digest != account.sha256:
             raise UserError(f"{path}: {differs}")
     sources = store / SOURCES_FILE
     known = read_json(sources) if has_plain_file(sources) else {}
@@ -289,15 +287,6 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
             raise UserError(f"{path}: {differs}")
 
 
-def _is_same_model(part: BpePart, data: DataConfig, account: BpeAccount) -> bool:
-    """Whether the given BPE model would still become that of the store."""
-    try:
-        given = part.load_given(data)
-    except UserError:
-        return False
-    return given is None or given.digest == account.sha256
-
-
 def flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
     """{"data": {"train": [{"src": "x"}]}} -> {"data.train[0].src": "x"}"""
     if not value or not isinstance(value, dict | list):
@@ -305,8 +294,7 @@ def flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     if isinstance(value, dict):
         for name, item in value.items():
-            item_key = f"{key}.{name}" if key else name
-            flat |= flatten_settings(item, item_key)
+            flat |= flatten_settings(item, join_key(key, name))
     else:
         for i, item in enumerate(value):
             flat |= flatten_settings(item, f"{key}[{i}]")

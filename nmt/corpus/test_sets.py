@@ -91,8 +91,7 @@ def open_test_set(name_or_corpus: str | CorpusConfig, data: DataConfig) -> TestS
         name = name_or_corpus.sacrebleu
     src, ref = find_test_set_files(name, data)
     corpus = CorpusConfig(src=str(src), tgt=str(ref))
-    raw = read_pairs(corpus, replace(data, root="."))
-    pairs = [Pair(normalize_line(pair.src), normalize_line(pair.tgt)) for pair in raw]
+    pairs = list(map(normalize_pair, read_pairs(corpus, replace(data, root="."))))
     claim = OUR_NAMES.get(name, name)
     test_set = _make_test_set(shown, pairs, {claim}, data, (str(src), str(ref)))
     if test_set.warning:
@@ -139,6 +138,10 @@ def normalize_line(line: str) -> str:
     return SPACES.sub(" ", line).strip(" ")
 
 
+def normalize_pair(pair: Pair) -> Pair:
+    return Pair(*map(normalize_line, pair))
+
+
 def digest_lines(lines: Sequence[str]) -> str:
     """sha256 of the normalised lines in UTF-8, each with \\n at its end."""
     text = "".join(normalize_line(line) + "\n" for line in lines)
@@ -149,13 +152,12 @@ def find_lines(whole: Sequence[Pair], part: Sequence[Pair]) -> tuple[int, ...] |
     """Which pairs of `whole`, from 0 and in its order, make up `part`, in whatever order; None if
     others do.
     """
-    numbers: dict[tuple[str, str], list[int]] = {}
+    numbers: dict[Pair, list[int]] = {}
     for i, pair in enumerate(whole):
-        key = normalize_line(pair.src), normalize_line(pair.tgt)
-        numbers.setdefault(key, []).append(i)
+        numbers.setdefault(normalize_pair(pair), []).append(i)
     chosen: list[int] = []
     for pair in part:
-        free = numbers.get((normalize_line(pair.src), normalize_line(pair.tgt)))
+        free = numbers.get(normalize_pair(pair))
         if not free:
             return None
         # of equal pairs the one that continues where the last one was

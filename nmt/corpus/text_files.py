@@ -25,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
-from nmt.system.errors import UserError
+from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
 from nmt.system.files import digest_content, read_file_stamp
 from nmt.system.progress import say_once
@@ -175,11 +175,6 @@ def digest_source(path: Path) -> str:
 def _digest_unchanged(path: Path, *stamp: int) -> str:
     with open(path, "rb") as file:
         return digest_content(file)
-
-
-def describe_error(error: BaseException) -> str:
-    """Return another library's error message in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 # ---- compressed files and archives ------------------------------------------------------------------------------

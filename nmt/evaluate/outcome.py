@@ -14,6 +14,7 @@ from nmt.score.metrics import Metric
 from nmt.score.score import Score
 from nmt.score.significance import Comparison, Spread
 from nmt.system.escapes import escape_line
+from nmt.system.records import leave_out_none
 from nmt.system.tables import Cell, Table, format_interval
 
 
@@ -64,8 +65,7 @@ class Evaluation:
             "sentences": len(first.texts),
             "scores": list(map(asdict, scores)),
         }
-        findings = asdict(self.findings)
-        return values | {key: value for key, value in findings.items() if value is not None}
+        return values | leave_out_none(asdict(self.findings))
 
     @property
     def report(self) -> str:

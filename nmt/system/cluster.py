@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from typing import Any, Literal
 
-from nmt.system.errors import UserError
+from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
 from nmt.system.pool import Executor, Work, use_processes
 from nmt.system.progress import say, say_once
@@ -35,7 +35,7 @@ def open_executor(on: Literal["ray"] | None, n_workers: int, uses_gpu: bool) -> 
     try:
         ray.init(address, log_to_driver=False, logging_level="error", configure_logging=False)
     except Exception as error:  # of many kinds
-        reason = str(error).partition("\n")[0]
+        reason = describe_error(error)
         raise UserError(f"--on ray: Ray cannot be reached ({reason}); see RAY_ADDRESS") from None
     try:
         with ExitStack() as stack:
@@ -61,9 +61,8 @@ def open_executor(on: Literal["ray"] | None, n_workers: int, uses_gpu: bool) -> 
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         if not isinstance(cause, ray.exceptions.RayError):
             raise cause from None
-        reason = str(cause).partition("\n")[0]
         raise UserError(
-            f"--on ray: {reason}; all machines need the same installation and the same files"
+            f"--on ray: {describe_error(cause)}; all machines need the same installation and the same files"
         ) from None
 
 

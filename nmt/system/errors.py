@@ -43,6 +43,11 @@ def fit_into_line(message: str) -> str:
     return f"{message[:MAX_BEGINNING]} [...] {message[-MAX_END:]}"
 
 
+def describe_error(error: BaseException) -> str:
+    """Return another library's error message in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def explain_missing(path: str | Path, remedy: str) -> UserError:
     """The one message for a file or a folder that the user named and that is not there, or is no such."""
     what = "not found"

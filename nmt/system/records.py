@@ -12,7 +12,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,6 +22,7 @@ from nmt.system.files import read_json
 
 Record = TypeVar("Record")
 Default = TypeVar("Default")
+Given = TypeVar("Given")
 NAMES_OF_KINDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 SHOWN = 99  # characters of a value or a key in a complaint; a stranger's file may hold any number
 
@@ -64,7 +65,7 @@ class RecordReader:
         fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, kind))}
         given = {}
         for name, value in values.items():
-            inner = _join(key, name)
+            inner = join_key(key, name)
             if name not in fields:
                 raise self._complain_of_unknown(inner, name, fields)
             given[name] = self._read_value(hints[name], value, inner)
@@ -73,7 +74,7 @@ class RecordReader:
                 raise self._complain(inner, f"is {value}; it must {rule.words}", " ")
         for name, field in fields.items():
             if name not in given and (self.needs_all_keys or not _has_default(field)):
-                raise self._complain(_join(key, name), "is missing")
+                raise self._complain(join_key(key, name), "is missing")
         record: Any = kind(**given)
         complaint = record.check() if hasattr(record, "check") else None
         if complaint:
@@ -99,7 +100,7 @@ class RecordReader:
             if not isinstance(value, dict):
                 raise self._complain(key, f"{_show(value)} is not a section of keys and values")
             return {
-                name: self._read_value(options[1], item, _join(key, name[:SHOWN]))
+                name: self._read_value(options[1], item, join_key(key, name[:SHOWN]))
                 for name, item in value.items()
             }
         if dataclasses.is_dataclass(hint):
@@ -164,6 +165,11 @@ def suggest_key(name: str, known: typing.Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 
+def leave_out_none(values: Mapping[str, Given | None]) -> dict[str, Given]:
+    """Return the values that are there, as a file has them that leaves the others out."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def find_unusable_character(text: str) -> str | None:
     """Name the first character that no path and no UTF-8 text can hold: NUL, half a character."""
     match = re.search("[\0\ud800-\udfff]", text)
@@ -181,8 +187,9 @@ def name_places_in(file: str | Path) -> Callable[[str], str]:
     return lambda key: f"{file}: {key}" if key else str(file)
 
 
-def _join(key: str, name: str) -> str:
-    return f"{key}.{name}" if key else name
+def join_key(section: str, name: str) -> str:
+    """Return the dotted key of what has this name in a section; the outermost section has no key."""
+    return f"{section}.{name}" if section else name
 
 
 def _show(value: object) -> str:

@@ -14,7 +14,7 @@ from nmt.corpus.ledger import describe_mixture
 from nmt.data.vocab import format_size, write_vocab
 from nmt.paper import find_dev_reference
 from nmt.system.device import name_machine
-from nmt.system.errors import UserError
+from nmt.system.errors import UserError, describe_error
 from nmt.system.files import (
     check_own_folder,
     has_plain_file,
@@ -173,9 +173,8 @@ def _announce_run(trainer: Trainer) -> None:
 
 def _report_lost_rank(error: Exception, status: StatusFile, world: World) -> None:
     """Report a broken connection to another rank. If that rank failed, it reports why itself."""
-    first_line = str(error).partition("\n")[0]
     say(
-        f"stopped: lost the connection to another rank ({first_line}); "
+        f"stopped: lost the connection to another rank ({describe_error(error)}); "
         "run the same command again to continue from the last checkpoint"
     )
     if world.is_main and not status.has_failed:

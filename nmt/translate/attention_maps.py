@@ -19,6 +19,7 @@ from torch import Tensor
 from nmt.data.vocab import EOS, Vocabulary
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
+from nmt.system.records import leave_out_none
 from nmt.translate.alignment import link_pieces
 from nmt.translate.batching import Sentences, pack_pairs, split_pairs_by_cells
 
@@ -38,7 +39,7 @@ class AttentionMap:
     def list_kinds(self) -> dict[str, WeightArray]:
         """The kinds of attention that are there, by name."""
         kinds = {"memory": self.memory, "encoder": self.encoder, "decoder": self.decoder}
-        return {name: weights for name, weights in kinds.items() if weights is not None}
+        return leave_out_none(kinds)
 
     def to_json(self) -> dict[str, Any]:
         """The map as `attention_view.js` draws it: a weight is a byte, and 255 is one."""

@@ -433,6 +433,8 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
         make(config(root, "three"), VocabConfig(size=50)) / "vocab.model", root / "own.model"
     )
     refuse(data, r"own\.model: differs from the file that .*two was prepared from", given)
+    (root / "own.model").write_bytes(b"none")
+    refuse(data, r"vocab\.model: .*own\.model: damaged BPE model", given)
     message = r"vocab\.model: .*/none: cannot be read .* data\.root=.*/raw"
     refuse(config(root, "four"), message, VocabConfig(model="none"))
 

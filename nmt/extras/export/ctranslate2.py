@@ -128,8 +128,8 @@ def write_ctranslate2(
             shape.decoder_depth, shape.n_heads, **options
         ),
     )
-    spec.encoder.scale_embeddings = shape.scale_embeddings == "embedding"
-    spec.decoder.scale_embeddings = shape.scale_embeddings == "embedding"
+    is_scaled = shape.scale_embeddings == "embedding"
+    spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = is_scaled
     _set_weights(spec, model, decoding)
 
     def list_row_names(side: Vocab) -> list[str]:

@@ -36,7 +36,7 @@ from nmt.data.vocab import (
 )
 from nmt.extras.export.tensors import list_layer_parts
 from nmt.system.caches import find_cache_folder, make_temporary_folder
-from nmt.system.errors import UserError
+from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
 from nmt.system.files import (
     digest_file,
@@ -123,7 +123,7 @@ def _download(name: str, folder: Path) -> Path:
         hub.snapshot_download(name, allow_patterns=list(FILES), local_dir=target)
         return target
     except Exception as error:  # the library has a dozen kinds, and those of its HTTP client
-        reason = str(error).partition("\n")[0][:200]
+        reason = describe_error(error)[:200]
         raise UserError(f"{HUB}{name}: cannot be fetched from the hub ({reason})") from None
 
 
@@ -136,7 +136,7 @@ def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, dict[str, Tenso
             f"{error.filename}: cannot be read ({error.strerror}); use another copy"
         ) from None
     except (RuntimeError, IndexError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = describe_error(error)
         raise UserError(
             f"{folder}: its weights, pieces and settings do not fit each other ({reason}); use another copy"
         ) from None
@@ -391,7 +391,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     except UserError:
         raise
     except Exception as error:  # each of both readers has its own kinds for a damaged file
-        reason = str(error).partition("\n")[0]
+        reason = describe_error(error)
         raise UserError(
             f"{folder}: its weights cannot be read ({reason}); use another copy"
         ) from None
