@@ -22,7 +22,7 @@ from nmt.system.files import read_json
 
 Record = TypeVar("Record")
 Default = TypeVar("Default")
-Given = TypeVar("Given")
+Item = TypeVar("Item")
 NAMES_OF_KINDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 SHOWN = 99  # characters of a value or a key in a complaint; a stranger's file may hold any number
 
@@ -165,7 +165,7 @@ def suggest_key(name: str, known: typing.Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 
-def leave_out_none(values: Mapping[str, Given | None]) -> dict[str, Given]:
+def leave_out_none(values: Mapping[str, Item | None]) -> dict[str, Item]:
     """Return the values that are there, as a file has them that leaves the others out."""
     return {key: value for key, value in values.items() if value is not None}
 
