@@ -19,6 +19,7 @@ BY_TEXT = Schedule(
     validate_every=1_000,
     checkpoint_every=500,
     warmup_steps=4_000,
+    passes=40,
     reason="about 40 passes",
 )
 
@@ -48,6 +49,22 @@ def test_a_shorter_warm_up_reaches_the_same_rate() -> None:
         scale = float(line.removeprefix("  scale: "))
         rate = scale * (size.d_model * schedule.warmup_steps) ** -0.5
         assert rate == pytest.approx(size.peak_rate, rel=0.01)
+
+
+def test_text_that_is_seen_a_few_times_gets_less_dropout() -> None:
+    """Whatever the amount of text would get in as many passes as it deserves."""
+    for size in SIZES:
+        n_words = min(size.max_words, 1e9)
+        whole = size.plan(n_words)
+        assert whole.passes == pytest.approx(whole.steps * size.tokens / (1.4 * n_words))
+        for passes, most in ((0.3, 0.1), (2, 0.1), (20, 0.2), (200, 1.0)):
+            steps = whole.steps * passes / whole.passes
+            if steps < LEAST_UPDATES:
+                continue
+            plan = plan_schedule(whole, steps / 0.97, 1.0, 0.0)
+            assert plan.passes == pytest.approx(passes, rel=0.02)
+            (line,) = [line for line in size.format(plan, 100).split("\n") if "  dropout:" in line]
+            assert line == f"  dropout: {min(size.dropout, most)}"
 
 
 def test_what_is_too_short_is_refused() -> None:

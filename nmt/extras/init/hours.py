@@ -36,6 +36,7 @@ class Schedule:
     validate_every: int
     checkpoint_every: int
     warmup_steps: int
+    passes: float  # over the text
     reason: str
 
 
@@ -84,6 +85,7 @@ def plan_schedule(
         validate_every=every * math.ceil(steps / (n_validations * every)),
         checkpoint_every=every,
         warmup_steps=min(schedule.warmup_steps, int(WARMUP_SHARE * steps)),
+        passes=schedule.passes * steps / schedule.steps,
         reason=f"what fits into {seconds / 60:g} minutes, by a measured speed; so do warm-up, validations "
         "and checkpoints",
     )

@@ -11,6 +11,8 @@ from nmt.system.strict_yaml import format_yaml
 
 PIECES_A_WORD = 1.4
 MIN_STEPS, MAX_STEPS = 2_000, 100_000
+# Text that is seen a few times is hardly learned by heart, and dropout only slows learning (docs/learning.md).
+DROPOUT_LIMITS = ((10, 0.1), (30, 0.2))  # up to so many passes, at most so much
 N_CHECKPOINTS = 40
 N_VALIDATIONS = 20
 PAPER_D_MODEL = 512  # of the paper's base; a smaller model is small
@@ -36,7 +38,8 @@ model:
   d_ff: {size.d_ff}
   n_heads: {size.n_heads}
   n_layers: {size.n_layers}
-  dropout: {size.dropout}
+  # no more than suits {schedule.passes:.1f} passes over the text
+  dropout: {dropout}
   # a small model learns faster with pre, and is up to 5 BLEU better with rotary than with sinusoidal
   # (docs/learning.md), but the models of Hugging Face have no rotary positions
   norm: {norm}
@@ -103,6 +106,7 @@ class Size:
     peak_rate: float  # of learning
     tokens: int  # of an update, on each side
     passes: int  # over the text
+    fewest: int  # updates, with which it is better than a smaller model after as many hours
     reason: str
 
     def count_updates(self, n_words: float) -> float:
@@ -110,30 +114,33 @@ class Size:
         return min(MAX_STEPS, max(MIN_STEPS, updates))
 
     def estimate_hours(self, n_words: float) -> float:
-        """Estimate the hours of training on this machine, by a speed that is measured."""
+        """Estimate the hours that make this size worth while here, by a speed that is measured."""
         model = ModelConfig(
             d_model=self.d_model, d_ff=self.d_ff, n_heads=self.n_heads, n_layers=self.n_layers
         )
         seconds = estimate_update_seconds(model, self.vocab, self.tokens)
-        return self.count_updates(n_words) * seconds / 3600
+        return min(self.fewest, self.count_updates(n_words)) * seconds / 3600
 
     def plan(self, n_words: float) -> Schedule:
         every = _round_up(self.count_updates(n_words) / N_CHECKPOINTS)
         steps = N_CHECKPOINTS * every
-        n_passes = steps * self.tokens / (n_words * PIECES_A_WORD)
+        passes = steps * self.tokens / (n_words * PIECES_A_WORD)
         return Schedule(
             tokens=self.tokens,
             steps=steps,
             validate_every=steps // N_VALIDATIONS,
             checkpoint_every=every,
             warmup_steps=min(4_000, steps // 4),
-            reason=f"about {n_passes:.0f} passes over the text, at {PIECES_A_WORD} pieces a word",
+            passes=passes,
+            reason=f"about {passes:.0f} passes over the text, at {PIECES_A_WORD} pieces a word",
         )
 
     def format(self, schedule: Schedule, alphabet: int) -> str:
         is_small = self.d_model < PAPER_D_MODEL
+        limits = [most for passes, most in DROPOUT_LIMITS if schedule.passes <= passes]
         return NEW.format(
             size=self,
+            dropout=min([self.dropout, *limits]),
             schedule=schedule,
             alphabet=alphabet,
             coverage=0.9995 if alphabet > self.vocab // 4 else 1.0,
@@ -150,24 +157,24 @@ HOUR = "as hour.yaml, which gains 5 BLEU over multi30k.yaml from 1.1 million wor
 IWSLT = "as fairseq's transformer_iwslt_de_en; not measured here"
 BASE_DROPOUT = "the paper's base, with more dropout; not measured"
 SIZES = (
-    #    words     vocab   d_model d_ff  heads layers dropout rate  tokens  passes
-    Size(50e3,     2_000,  128,    256,  4,    4,     0.3,    5e-3,   4_096, 250,  SMALLEST),
-    Size(150e3,    10_000, 128,    256,  4,    4,     0.4,    5e-3,   4_096, 120,  SMALLER),
-    Size(500e3,    10_000, 128,    256,  4,    4,     0.3,    5e-3,   4_096, 60,   MULTI30K),
-    Size(3e6,      10_000, 256,    512,  4,    3,     0.2,    2.4e-3, 4_096, 40,   HOUR),
-    Size(10e6,     10_000, 512,    1024, 4,    6,     0.3,    5e-4, 4_096,  50,    IWSLT),
-    Size(50e6,     20_000, 512,    2048, 8,    6,     0.2,    7e-4, 12_500, 30,    BASE_DROPOUT),
-    Size(math.inf, 37_000, 512,    2048, 8,    6,     0.1,    7e-4, 25_000, 20,    "the paper's base"),
+    #    words     vocab   d_model d_ff  heads layers dropout rate  tokens  passes fewest
+    Size(50e3,     2_000,  128,    256,  4,    4,     0.3,    5e-3,   4_096, 250, 0,       SMALLEST),
+    Size(150e3,    10_000, 128,    256,  4,    4,     0.4,    5e-3,   4_096, 120, 0,       SMALLER),
+    Size(500e3,    10_000, 128,    256,  4,    4,     0.3,    5e-3,   4_096, 60,  0,       MULTI30K),
+    Size(3e6,      10_000, 256,    512,  4,    3,     0.2,    2.4e-3, 4_096, 40,  2_000,   HOUR),
+    Size(10e6,     10_000, 512,    1024, 4,    6,     0.3,    5e-4, 4_096,  50,   50_000,  IWSLT),
+    Size(50e6,     20_000, 512,    2048, 8,    6,     0.2,    7e-4, 12_500, 30,   100_000, BASE_DROPOUT),
+    Size(math.inf, 37_000, 512,    2048, 8,    6,     0.1,    7e-4, 25_000, 20,   100_000, "the paper's base"),
 )  # fmt: skip
 
 
 def choose_size(n_words: float, hours: float | None) -> Size:
-    """Return the size for this many words, or a smaller one that this machine can train in `hours`."""
+    """Return the size for this many words, or the largest below that gains by `hours` on this machine."""
     rank = next(i for i, size in enumerate(SIZES) if n_words <= size.max_words)
     wanted = SIZES[rank]
     if hours is None:
         return wanted
-    while rank > 0 and SIZES[rank].estimate_hours(n_words) > hours:
+    while SIZES[rank].estimate_hours(n_words) > hours:
         rank -= 1
     size = SIZES[rank]
     if size is wanted:
@@ -197,6 +204,7 @@ class Start:
             validate_every=every,
             checkpoint_every=every,
             warmup_steps=every,
+            passes=PASSES,
             reason=f"about {PASSES} passes over the text",
         )
 

@@ -6,7 +6,6 @@ Each line is a process of base with one micro-batch of 25,000 tokens: torch impo
 counters of the caches. `trial first` does what micro_tokens: auto does (the same code compiled twice in one process).
 """
 
-import itertools
 import json
 import os
 import subprocess
@@ -26,7 +25,6 @@ def worker(kind):
 
     from nmt.data.loader import make_batch
     from nmt.data.plan import choose_shape, divide_tokens, plan_epoch
-    from nmt.engines.cuda import shares
     from nmt.model.backend import use_backend
     from nmt.model.transformer import Transformer
     from nmt.train.engine import choose_training_engine
@@ -51,9 +49,7 @@ def worker(kind):
         shape,
     ).to(dev)
     took = []
-    for again in range(2 if "twice" in kind or "renumbered" in kind else 1):
-        if "renumbered" in kind:
-            shares._numbers = itertools.count()
+    for _ in range(2 if kind == "twice" else 1):
         t = time.perf_counter()
         torch.manual_seed(1)
         engine = choose_training_engine(dev)
@@ -85,7 +81,6 @@ if __name__ == "__main__":
             ("aotcache cold", b),
             ("aotcache warm", b),
             ("twice", None),
-            ("renumbered", None),
         ):
             with tempfile.TemporaryDirectory() as fresh:
                 env = os.environ | {
