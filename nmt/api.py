@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import nmt.config
 from nmt.config import RunConfig
+from nmt.system.arguments import take, take_pairs
 from nmt.system.errors import UserError
 from nmt.system.extras import check_extra
 
@@ -52,6 +53,7 @@ __all__ = [
 
 EngineName = Literal["nmt", "ctranslate2"]
 Settings = Sequence[str] | Mapping[str, object]
+NO_CONFIG = "which is no config; give load_config(NAME)"
 
 
 def load_config(name: str, overrides: Settings = ()) -> RunConfig:
@@ -122,6 +124,13 @@ def find_checkpoints(paths: Sequence[str | Path], engine: EngineName = "nmt") ->
     """Return the paths of checkpoints, published models converted, or of what another engine reads."""
     if not paths:
         raise UserError("no path is given; give a run, an average or a checkpoint")
+    for path in paths:
+        take(
+            path,
+            (str, Path),
+            "a path",
+            "not a str or Path; give each path by itself, and settings as settings=[...]",
+        )
     return [str(convert_published(path) if engine == "nmt" else path) for path in paths]
 
 
@@ -147,6 +156,7 @@ def prepare(config: RunConfig, executor: "Executor | None" = None) -> bool:
     from nmt.data.store import open_store, warn_of_unknown
     from nmt.system.caches import provide_caches
 
+    take(config, RunConfig, "config", NO_CONFIG)
     provide_caches()  # before `datasets` or sacreBLEU is imported
     is_new = preparation.prepare(config.data, config.vocab, config.seed, executor)
     warn_of_unknown(open_store(Path(config.data.store), "train"))
@@ -163,6 +173,7 @@ def train(config: RunConfig) -> int:
     from nmt.system.files import check_free, make_folder
     from nmt.system.runtime import tune_process
 
+    take(config, RunConfig, "config", NO_CONFIG)
     check_weights_fit(config.model, config.vocab)
     listener = _open_trackers(config.training.track)
     tune_process()  # before torch is imported
@@ -267,15 +278,15 @@ def score(
 ) -> "list[Score]":
     """Score pairs of a translation and its reference: BLEU and chrF, or every metric of the ladder.
 
+        nmt.api.score(zip(hypotheses, references))
+
     Text whose score would be wrong, such as BPE pieces or tokenised text on one side, is refused.
     """
     from nmt.evaluate.evaluation import N_BOOTSTRAP
     from nmt.score.metrics import CHRF2, HEADLINE, compute_score, list_metrics
     from nmt.score.text_checks import Text, find_problems
 
-    pairs = list(pairs)
-    texts = [text for text, _ in pairs]
-    references = [reference for _, reference in pairs]
+    texts, references = take_pairs(pairs, "hypotheses, references")
     translated = Text("translations", texts, tgt)
     expected = Text("references", references, tgt)
     for problem in find_problems(translated, expected):
@@ -300,13 +311,13 @@ def score_pairs(
     """
     from nmt.system.runtime import tune_process
 
+    sources, targets = take_pairs(pairs, "sources, translations")
     tune_process()  # before torch is imported
 
     from nmt.translate.pair_scores import open_pair_scorer
 
     scorer = open_pair_scorer(find_checkpoints(paths), _list_settings(settings))
-    pairs = list(pairs)
-    return scorer.score_pairs([source for source, _ in pairs], [target for _, target in pairs])
+    return scorer.score_pairs(sources, targets)
 
 
 @overload

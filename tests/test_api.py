@@ -101,6 +101,56 @@ def test_a_line_that_is_not_text_is_refused_by_number(translator: TextToText, li
         translator.translate(["red dog", line])
 
 
+def test_a_line_break_inside_a_line_is_refused_by_number(translator: TextToText) -> None:
+    with pytest.raises(UserError, match="line 2 is .*line break inside.*translate_text"):
+        translator.translate(["red dog\n", "red dog\nthe house"])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "fault"),
+    [
+        (
+            [["un homme", "un chien"], ["un homme", "un chien"]],
+            "pair 1 is .*, not a tuple of two",
+        ),
+        (["ab", "cd"], "pair 1 is 'ab', not a tuple of two"),
+        ("abc", "pairs: got 'abc'"),
+        (None, "pairs: got None"),
+        ([("a", "b"), ("a", "b", "c")], "pair 2 is .*, not a tuple of two"),
+        ([("a", None)], "a side of pair 1 is None, which is not text"),
+        ([("a", "b"), (b"x", "x")], "a side of pair 2 is b'x', which is not text"),
+        ([("a", "b\nc")], "a side of pair 1 is .*line break inside"),
+    ],
+)
+def test_what_is_not_pairs_is_refused(model: Path, pairs: Any, fault: str) -> None:
+    for call in (nmt.api.score, lambda pairs: nmt.api.score_pairs(pairs, model)):
+        with pytest.raises(UserError, match=f"^{fault}.*; give ") as error:
+            call(pairs)
+        assert "\n" not in str(error.value)
+
+
+def test_lines_of_two_files_are_pairs() -> None:
+    line = "Das ist ein kleines Haus mit einem roten Dach."
+    whole = nmt.api.score([(line, line)] * 3)
+    assert nmt.api.score(zip([f"{line}\n"] * 3, [line] * 3, strict=True)) == whole
+
+
+def test_arguments_in_the_wrong_place_are_refused(model: Path) -> None:
+    misplaced: Any = ["red dog"]
+    for call in (nmt.api.score, nmt.api.score_pairs):
+        with pytest.raises(UserError, match=r"^pair 1 is .*; give pairs: list\(zip\("):
+            call(misplaced, misplaced)
+    with pytest.raises(UserError, match=r"^pairs: got .*; give pairs: list\(zip\("):
+        nmt.api.score_pairs(model, [("a", "b")])  # type: ignore[arg-type]
+    for paths in ([[model]], [model, ["decoding.beam=1"]], [[model, model]], [7]):
+        for use in (nmt.api.load, nmt.api.evaluate):
+            with pytest.raises(UserError, match=r"^a path is .*, not a str or Path; .*settings="):
+                use(*paths)
+    for start in (nmt.api.train, nmt.api.prepare):
+        with pytest.raises(UserError, match=r"^config is 'demo.yaml', .*; give load_config"):
+            start("demo.yaml")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("text", [["red dog"], b"red dog", None])
 def test_running_text_is_one_text(translator: TextToText, text: Any) -> None:
     with pytest.raises(UserError, match="translate_text: .* is .*; give a str"):

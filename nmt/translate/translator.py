@@ -31,6 +31,7 @@ from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
 from nmt.model.weightless import WithoutDrawing
+from nmt.system.arguments import take_lines, take_text
 from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.memory import explain_memory_error
@@ -352,23 +353,6 @@ class TextToText(ABC):
             "decoding.max_source"
         )
         return ids[:longest]
-
-
-def take_lines(lines: object) -> list[str]:
-    """Return the lines that a caller gave, without line ends: an open file gives its lines too."""
-    if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
-        raise UserError(
-            f"translate: got {lines!r:.60}; give a list of lines, such as "
-            '["A sentence."], or one text to translate_text'
-        )
-    texts = enumerate(lines, 1)
-    return [take_text(text, f"line {number}").removesuffix("\n") for number, text in texts]
-
-
-def take_text(text: object, name: str) -> str:
-    if not isinstance(text, str):
-        raise UserError(f"{name} is {text!r:.60}, which is not text; give a str")
-    return text
 
 
 def list_cut(translations: Sequence[Translation], first: int = 1) -> list[int]:
