@@ -41,11 +41,13 @@ def report(args: Namespace) -> int:
     from nmt.extras.report.page import check_report_output, write_page
     from nmt.system.errors import UserError
     from nmt.system.progress import say
-    from nmt.system.run_folder import RunFolder
+    from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 
     for name in args.runs:
         if not Path(name).is_dir():
             raise UserError(f"{name}: not found; give a run folder")
+        if Path(name, MANIFEST_FILE).exists():
+            raise UserError(f"{name}: is a checkpoint, a store or an export; give the run folder")
     own = [RunFolder(Path(name)).report for name in args.runs]
     output = own[0] if args.output is None else Path(args.output)
     check_report_output(output, own)

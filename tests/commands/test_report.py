@@ -7,6 +7,7 @@ import pytest
 
 from nmt.commands.report import main
 from nmt.config import RunConfig, format_config
+from nmt.system.files import seal
 from nmt.system.run_folder import RunFolder
 
 
@@ -41,6 +42,22 @@ def test_a_run_that_is_not_there_is_named(
     assert main([str(missing)]) == main([str(run.path), str(missing), "-o", "both.html"]) == 2
     message = f"nmt-report: error: {missing}: not found; give a run folder\n"
     assert capsys.readouterr().err == 2 * message
+
+
+@pytest.mark.parametrize("name", ["average", "checkpoints/step-0000300"])
+def test_a_checkpoint_is_not_a_run(
+    run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = run.path / name
+    checkpoint.mkdir()
+    (checkpoint / "config.yaml").write_bytes(run.config.read_bytes())
+    seal(checkpoint)
+    files = sorted(run.path.rglob("*"))
+    page = run.path.parent / "page.html"
+    assert main([str(checkpoint)]) == main([str(run.path), str(checkpoint), "-o", str(page)]) == 2
+    refusal = f"{checkpoint}: is a checkpoint, a store or an export; give the run folder\n"
+    assert capsys.readouterr().err == 2 * f"nmt-report: error: {refusal}"
+    assert sorted(run.path.rglob("*")) == files and not page.exists()
 
 
 def test_nothing_but_a_report_is_replaced(
