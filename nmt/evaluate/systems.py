@@ -171,7 +171,7 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
             f"(sacreBLEU's {filtered.subset.sacrebleu}); if it is that, no score compares with the "
             f"paper's, which counts all {filtered.lines:,} lines"
         )
-    hypotheses = Text(system.name, system.texts, data.tgt)
+    hypotheses = Text(system.name, system.texts, data.tgt, system.model is not None)
     sources = Text(source, test.src, data.src) if test.src else None
     references = [Text(reference, test.ref, data.tgt)]
     references += [Text(str(more.path), more.lines, data.tgt) for more in test.more_refs]

@@ -32,6 +32,7 @@ class Text:
     name: str  # for messages: a file or a test set
     lines: Sequence[str]
     language: str
+    is_of_model: bool = False  # translated just now, not read from a file
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ REPLACEMENT = Trace(
 BYTE_ORDER_MARK = Trace(
     "a byte order mark", re.compile("\ufeff"), "save the file as UTF-8 without one"
 )
+OF_MODEL = "the model wrote it; look for it in the training text, or train for longer"
 UNKNOWN = re.compile(r"<unk>|\u2047|(?:^| )UNK(?= |$)")
 
 
@@ -138,6 +140,7 @@ def find_problems(
         *_check_characters(references, hypotheses),
         *_check_unknown_pieces(hypotheses),
         *_check_case(hypotheses, references),
+        *_check_case(references, hypotheses),
         *_check_script(hypotheses),
     ]
     if sources is not None:
@@ -237,7 +240,8 @@ def _check_characters(text: Text, other: Text) -> Iterator[Problem]:
             # A text may be about U+FFFD, but then its translation contains it too.
             lines = trace.find_unmatched(lines, other)
         if lines:
-            yield _report(text, lines, trace.what, trace.remedy, trace.pattern)
+            remedy = OF_MODEL if text.is_of_model else trace.remedy
+            yield _report(text, lines, trace.what, remedy, trace.pattern)
 
 
 def _check_unknown_pieces(hypotheses: Text) -> Iterator[Problem]:
@@ -249,15 +253,15 @@ def _check_unknown_pieces(hypotheses: Text) -> Iterator[Problem]:
         yield _report(hypotheses, lines, what, remedy, UNKNOWN)
 
 
-def _check_case(hypotheses: Text, references: Text) -> Iterator[Problem]:
-    is_empty = not any(line.strip() for line in hypotheses.lines)
-    if is_empty or any(line != line.lower() for line in hypotheses.lines):
+def _check_case(text: Text, other: Text) -> Iterator[Problem]:
+    is_empty = not any(line.strip() for line in text.lines)
+    if is_empty or any(line != line.lower() for line in text.lines):
         return
-    cased = [i for i, line in enumerate(references.lines) if line != line.lower()]
-    if len(cased) >= 0.5 * len(references.lines):
-        what = f"no upper-case letters, but {references.name} has some"
+    cased = [i for i, line in enumerate(other.lines) if line != line.lower()]
+    if len(cased) >= 0.5 * len(other.lines):
+        what = f"no upper-case letters, but {other.name} has some"
         remedy = "lower-case both sides before scoring, or restore the case"
-        yield _report(hypotheses, cased, what, remedy)
+        yield _report(text, cased, what, remedy)
 
 
 def _check_script(hypotheses: Text) -> Iterator[Problem]:

@@ -174,6 +174,21 @@ def test_what_may_be_genuine_is_warned_of(hypotheses: list[str], words: tuple[st
     assert not any(problem.is_fatal for problem in found)
 
 
+def test_a_reference_in_lower_case_is_warned_of_too() -> None:
+    (problem,) = look(good(), [line.lower() for line in GERMAN])
+    assert not problem.is_fatal
+    assert problem.message.startswith("ref.de:1: no upper-case letters, but out.txt has some")
+
+
+def test_what_a_model_wrote_is_not_blamed_on_a_file() -> None:
+    lines = change("Ein H\ufffdnd.")
+    references = Text("ref.de", GERMAN, "de")
+    (of_file,) = find_problems(Text("out.txt", lines, "de"), references)
+    (of_model,) = find_problems(Text("runs/one", lines, "de", is_of_model=True), references)
+    assert "wrong encoding" in of_file.message and "the model wrote it" in of_model.message
+    assert "wrong encoding" not in of_model.message
+
+
 def test_an_empty_reference_is_warned_of() -> None:
     (problem,) = look(good(), ["" if i == 5 else line for i, line in enumerate(GERMAN)])
     assert not problem.is_fatal and problem.message.startswith("ref.de:6: empty references")
