@@ -204,6 +204,11 @@ class DataConfig:
     clean: CleanConfig = CleanConfig()
 
     @property
+    def corpora(self) -> list[CorpusConfig]:
+        """All that are given."""
+        return [corpus for corpus in (*self.train, self.valid, self.test) if corpus is not None]
+
+    @property
     def is_weighted(self) -> bool:
         return any(corpus.weight is not None for corpus in self.train)
 

@@ -144,8 +144,10 @@ def find_misuse(args: Namespace) -> str | None:
     return None
 
 
-def check_files(args: Namespace) -> None:
-    """Before the work begins, refuse files that cannot be read or written, or must not be overwritten."""
+def check_files(args: Namespace) -> "tuple[Path, ...]":
+    """Before the work begins, refuse files that cannot be read or written, or must not be overwritten.
+    Return those to write.
+    """
     from pathlib import Path
 
     from nmt.system.errors import UserError, explain_missing
@@ -156,20 +158,19 @@ def check_files(args: Namespace) -> None:
         raise explain_missing(args.hypotheses, "give a file of translations")
     inputs = [args.src, *args.ref, args.hypotheses, *(args.compare or ())]
     taken = {os.path.realpath(name) for name in inputs if name}
-    for file in (args.output, args.json, args.report):
-        if file is None:
-            continue
-        path = Path(file)
+    outputs = tuple(Path(file) for file in (args.output, args.json, args.report) if file)
+    for path in outputs:
         check_writable(path)
-        if os.path.realpath(file) in taken:
-            raise UserError(f"{file}: is given twice, once as an output; choose another file")
-        taken.add(os.path.realpath(file))
+        if os.path.realpath(path) in taken:
+            raise UserError(f"{path}: is given twice, once as an output; choose another file")
+        taken.add(os.path.realpath(path))
         refuse_run_file(path)
     if args.report is not None:
         check_extra("report", "--report")
         from nmt.extras.report.page import check_report_output
 
         check_report_output(Path(args.report))
+    return outputs
 
 
 def evaluate(args: Namespace) -> int:
@@ -193,7 +194,7 @@ def evaluate(args: Namespace) -> int:
     from nmt.evaluate.systems import TestSetChoice
     from nmt.system.files import write_json, write_text
 
-    check_files(args)
+    outputs = check_files(args)
     if args.checkpoints:
         args.checkpoints = find_checkpoints(args.checkpoints, args.engine)
     if args.compare:
@@ -202,6 +203,7 @@ def evaluate(args: Namespace) -> int:
         TestSetChoice(args.test_set, args.src, tuple(args.ref)),
         tuple(args.overrides),
         args.force,
+        outputs,
         partial(open_model, engine=args.engine),
     )
     if args.compare:

@@ -180,9 +180,8 @@ def note_missing_corpus(data: "DataConfig") -> None:
 
     if os.path.isdir(data.store):  # prepared: no other file is needed
         return
-    corpora = [*data.train, data.valid, data.test]
-    for corpus in corpora:
-        if corpus is None or corpus.dataset is not None:
+    for corpus in data.corpora:
+        if corpus.dataset is not None:
             continue
         try:
             find_local_files(corpus, data)

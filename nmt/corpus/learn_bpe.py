@@ -50,8 +50,8 @@ class BpePart:
             ) from None
         try:
             given = given.with_symbols(self.list_tags(data), self.vocab.user_symbols or ())
-            for corpus in (*data.train, data.valid, data.test):
-                if 0 in self.sides and corpus is not None and corpus.tag is not None:
+            for corpus in data.corpora:
+                if 0 in self.sides and corpus.tag is not None:
                     given.find_symbol(corpus.tag)  # raises UserError if it has no such tag
         except UserError as error:
             raise UserError(f"{self.key}model={self.vocab.model}: {error}") from None

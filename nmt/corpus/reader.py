@@ -6,6 +6,7 @@ with line n of the other: a pair that cannot be read stops the reading with file
 data.on_bad_line says so, is dropped as a whole with its complaint. One pass, constant memory.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -120,6 +121,18 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     if len(paths) == 2 and os.path.samefile(*paths):
         raise UserError(f"{paths[1]}: is the same file as {paths[0]}; give two different files")
     return paths
+
+
+def refuse_corpus_files(outputs: Iterable[Path], data: DataConfig) -> None:
+    """Refuse an output that the user named if a corpus of `data` is read from it."""
+    own: list[Path] = []
+    for corpus in data.corpora:
+        with contextlib.suppress(UserError):  # it may be gone, and need not be on this machine
+            own += find_local_files(corpus, data)
+    inputs = [file.resolve() for file in own]
+    for path in outputs:
+        if path.resolve() in inputs:
+            raise UserError(f"{path}: is a corpus of the config's data; choose another file")
 
 
 def fetch_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:

@@ -26,6 +26,7 @@ from nmt.config import (
     tabulate_differences,
     to_plain_values,
 )
+from nmt.corpus.reader import refuse_corpus_files
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.evaluate.card import write_average_card
 from nmt.evaluate.outcome import Evaluation, Findings
@@ -70,6 +71,7 @@ class EvaluationRequest:
     test_set: TestSetChoice
     overrides: tuple[str, ...]
     is_forced: bool = False  # score text even if `check_texts` would refuse it
+    outputs: tuple[Path, ...] = ()  # what the caller will write
     # Opens checkpoints or exported models, given their paths and the overrides.
     open_translator: Callable[[Sequence[str], Sequence[str]], LoadedModel] = open_translator
 
@@ -214,6 +216,7 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
         system = System(name, data, test, list(read_lines(TextFile(Path(name)))))
     else:
         model = request.open_translator(names, request.overrides)
+        refuse_corpus_files(request.outputs, model.config.data)
         if not request.is_forced:
             _check_languages(model, request.test_set)
         system = translate_test_set(model, request.test_set)

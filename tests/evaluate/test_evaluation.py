@@ -606,6 +606,25 @@ def test_what_is_read_or_belongs_to_a_run_is_not_written_over(run: Path, capsys:
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
 
 
+@pytest.mark.parametrize("option", ["--output", "--json"])
+@pytest.mark.parametrize("name", ["test.de", "valid.en", "train.en"])
+def test_a_corpus_of_the_config_is_not_written_over(
+    run: Path, ground: Path, option: str, name: str, capsys: Capture
+) -> None:
+    file = ground / name
+    text = file.read_bytes()
+    refusal = f"{file}: is a corpus of the config's data; choose another file"
+    assert get_refusal(capsys, run, option, file) == refusal
+    assert file.read_bytes() == text and not (run / "results.json").exists()
+
+
+def test_corpora_that_are_gone_are_no_obstacle(run: Path, ground: Path, tmp_path: Path) -> None:
+    files = ("--src", str(ground / "test.en"), "--ref", str(ground / "test.de"))
+    output = tmp_path / "out.de"
+    evaluate(tmp_path, run, f"data.root={tmp_path}", *files, "--output", output)
+    assert len(lines_of(output)) == 30
+
+
 def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path) -> None:
     odd = run.rename(run.with_name("beam=1"))
     assert evaluate(tmp_path, odd)["checkpoint"].startswith(str(odd))

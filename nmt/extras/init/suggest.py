@@ -83,8 +83,7 @@ def suggest_config(
     it. The model is new, or begins as `start`. A file that exists and differs is an error, unless
     `is_forced`. With `hours`, the model and its schedule are what this machine trains in them.
     """
-    given = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
-    inputs = {file.resolve() for each in given for file in find_local_files(each, data)}
+    inputs = {file.resolve() for each in data.corpora for file in find_local_files(each, data)}
     data = replace(data, on_bad_line="skip")
     survey = survey_corpus(data.train[0], data)
     _describe(survey, data)
