@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -1009,9 +1009,7 @@ def load_config(
     `section.key=value` overrides, and check the result.
     """
     source = _read_file(find_config(name, folder))
-    for setting in settings:
-        source = _put(source, setting)
-    config = _build_config(source, overrides)
+    config = _build_config(source, overrides, settings)
     check_sinks(config.training.track)
     start = config.training.init_from
     if start is None:
@@ -1136,14 +1134,34 @@ def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
     return override_config(RunConfig(), asked).device
 
 
-def _build_config(source: YamlTree, overrides: Sequence[str]) -> RunConfig:
-    for text in overrides:
-        source = _put(source, parse_override(text))
+def _build_config(
+    source: YamlTree, overrides: Sequence[str], settings: Sequence[PlacedSetting] = ()
+) -> RunConfig:
+    given: dict[str, str] = {}  # where, by key
+    for setting in [*settings, *map(parse_override, overrides)]:
+        source = _put(source, setting)
+        given |= setting.lines
     values = copy.deepcopy(source.values)
     _fill_in_presets(values)
     reader = RecordReader(source.name_place, explain_key=_explain_unknown_key)
     config = reader.read(RunConfig, values)
+    if not config.decoding.sample:
+        _refuse_unsampled(config.decoding, given)
     return dataclasses.replace(config, data=_fill_in_languages(config.data))
+
+
+def _refuse_unsampled(decoding: DecodingConfig, given: Mapping[str, str]) -> None:
+    """Refuse settings of sampling that are given here, where nothing is sampled. A file may have them,
+    for a command that samples.
+    """
+    for name in ("temperature", "top_k", "top_p"):
+        key = f"decoding.{name}"
+        value = vars(decoding)[name]
+        if key in given and value != vars(DecodingConfig())[name]:
+            raise UserError(
+                f"{given[key]}: {key} is {value:g}, but it has no effect without decoding.sample=true; "
+                "give both, or leave it out"
+            )
 
 
 def _fill_in_presets(values: dict[str, Any]) -> None:

@@ -502,6 +502,29 @@ def test_changed_applies_overrides_to_a_config() -> None:
         override_config(config, ["decoding.beam=0"])
 
 
+@pytest.mark.parametrize("setting", ["temperature=5", "top_k=5", "top_p=0.5"])
+def test_a_setting_of_sampling_is_refused_where_nothing_is_sampled(
+    setting: str, tmp_path: Path
+) -> None:
+    fault = f"decoding.{setting.replace('=', ' is ')}, but it has no effect without decoding.sample"
+    given = f"decoding.{setting}"
+    with pytest.raises(UserError, match=fault):
+        override_config(RunConfig(), [given])
+    with pytest.raises(UserError, match=fault):
+        load_config("demo.yaml", [given])
+    config = override_config(RunConfig(), [given, "decoding.sample=true"])
+    assert config != override_config(RunConfig(), ["decoding.sample=true"])
+
+    # what a model was trained with is no mistake of the command that uses it
+    recorded = override_config(config, ["decoding.sample=false"])
+    path = tmp_path / "config.yaml"
+    path.write_text(format_config(recorded))
+    assert load_recorded_config(path) == load_config(str(path)) == recorded
+    assert override_config(recorded, ["decoding.beam=1"]).decoding.beam == 1
+    usual = ["decoding.temperature=1", "decoding.top_k=null", "decoding.top_p=1"]
+    assert override_config(recorded, usual) == RunConfig()
+
+
 def test_differences_names_what_makes_another_run() -> None:
     old = RunConfig()
     new = override_config(

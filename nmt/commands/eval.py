@@ -139,6 +139,10 @@ def find_misuse(args: Namespace) -> str | None:
         return "--ensemble, --engine and --output need exactly one CHECKPOINT"
     if not n_checkpoints and args.verdict:
         return "--verdict needs a CHECKPOINT, or several, because it judges the training too"
+    if is_other and all(map(os.path.isfile, args.compare or ())):
+        for word in args.overrides:
+            if word.startswith("decoding."):
+                return f"{word}: has no effect on a file, which is translated already; leave it out"
     if args.ladder and (n_checkpoints > 1 or args.compare):
         return "--ladder accepts only one system; give one checkpoint or one file"
     return None

@@ -545,6 +545,8 @@ MISUSED: dict[str, str] = {
     "--compare a b --verdict": "--verdict needs a CHECKPOINT",
     "a --engine ctranslate2 --ensemble b": "does not support --ensemble",
     "a --engine ctranslate2 --verdict": "does not support --verdict",
+    "--hypotheses a --ref b decoding.beam=1": "decoding.beam=1: has no effect on a file",
+    f"--compare {__file__} {__file__} decoding.beam=9": "decoding.beam=9: has no effect on a file",
     "a b --ladder": "--ladder accepts only one system",
     "--compare a b --ladder": "--ladder accepts only one system",
     "--hypotheses a --test-set=": "--test-set: is empty",
@@ -582,7 +584,8 @@ MISTAKEN: dict[str, str] = {
     f"--hypotheses {{ref}} {REF} --json nowhere/a.json": "nowhere/a.json: its folder does not exist",
     f"--hypotheses {{ref}} {REF} --json {{folder}}": "{folder}: is not a regular file",
     f"--hypotheses {{ref}} {REF} data.tgt=en": "src and tgt are both 'en'",
-    f"--hypotheses {{ref}} {REF} decoding.bean=2": "decoding.bean: unknown key",
+    f"--hypotheses {{ref}} {REF} data.test.bean=2": "data.test.bean: unknown key",
+    f"--compare {{ref}} {{folder}} {REF} decoding.bean=2": "decoding.bean: unknown key",
     "--hypotheses {ref} --test-set newstest2041": "newstest2041",
 }
 

@@ -115,6 +115,22 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
             "training.mirror: one place cannot",
         ),
         (TWO, (), "{grid}: base: is missing"),
+        (
+            f"{HEAD}seeds: [1, 2]\nruns: {{base: {{}}, same: {{}}}}\n",
+            (),
+            "{grid}: runs 'base' and 'same' have the same settings",
+        ),
+        (
+            f"{HEAD}settings: {{model.encoder_layers: 2, model.decoder_layers: 2}}\n"
+            "grid: {model.n_layers: [1, 2]}\n",
+            (),
+            "runs 'n_layers 1' and 'n_layers 2' have the same settings",
+        ),
+        (
+            f"{HEAD}grid: {{decoding: [{{temperature: 1}}, {{temperature: 5}}]}}\n",
+            (),
+            "{grid}:2: decoding.temperature is 5, but it has no effect without decoding.sample=true",
+        ),
     ],
 )
 def test_mistakes_are_refused(

@@ -1,9 +1,9 @@
 """GRID.yaml -> the runs of a sweep: every combination of a setting and a seed, each with its config.
 
 Mistakes in the grid are found here, before the first run starts: an unknown setting, a value that is
-invalid beside another, two runs of one folder, a run that cannot be averaged or scored as the grid says,
-or that was begun with other settings. All else, such as missing text, each run says when it begins. Runs
-with the same data and vocabulary settings share a store.
+invalid beside another, two runs of one folder or of the same settings, a run that cannot be averaged or
+scored as the grid says, or that was begun with other settings. All else, such as missing text, each run
+says when it begins. Runs with the same data and vocabulary settings share a store.
 """
 
 import itertools
@@ -134,6 +134,7 @@ def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
         seeds = [[PlacedSetting("seed", seed, lines)] for seed in grid.seeds]
 
     runs: dict[str, PlannedRun] = {}
+    by_config: dict[RunConfig, PlannedRun] = {}
     for (row, row_settings), seed in itertools.product(rows, seeds):
         settings = [*shared, *row_settings, *seed]
         try:
@@ -147,6 +148,12 @@ def read_grid(name: str, folder: Path, overrides: Sequence[str] = ()) -> Sweep:
             raise UserError(
                 f"{path}: runs {other.name!r} and {row!r} would share the folder "
                 f"{run.folder.path}; give each a name and a seed of its own"
+            )
+        twin = by_config.setdefault(equalize_depths(config), run)
+        if twin is not run:
+            raise UserError(
+                f"{path}: runs {twin.name!r} and {row!r} have the same settings, so they would be "
+                "the same run; change one of them, or leave it out"
             )
     if not runs:
         raise UserError(
@@ -236,6 +243,14 @@ def place_run(name: str, config: RunConfig, folder: Path) -> RunConfig:
     if not data.store:
         data = replace(data, store=str(folder / "stores" / digest_data(data, config.vocab)))
     return replace(config, name=label, out=str(folder / label), data=data)
+
+
+def equalize_depths(config: RunConfig) -> RunConfig:
+    """Return the config with the depths of both stacks written in one form, as for comparison."""
+    model = config.model
+    encoder, decoder = model.encoder_depth, model.decoder_depth
+    model = replace(model, n_layers=1, encoder_layers=encoder, decoder_layers=decoder)
+    return replace(config, model=model)
 
 
 def digest_data(data: DataConfig, vocab: VocabConfig) -> str:
