@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from nmt.config import DataConfig
+from nmt.config import CorpusConfig, DataConfig
 from nmt.languages import read_names
 from nmt.system.errors import UserError
+from nmt.system.files import COMPRESSED
 
 Property = Literal["direction", "BPE model", "training data"]
 # What a published model has for languages that it does not name.
@@ -54,10 +55,11 @@ def check_sides(
     what: str,
     direction: str | None,
     remedy: str = "give the right file or model, or rename the file",
+    prefix: str = "",
 ) -> None:
     """Refuse a file whose name ends in another language than that of its side, such as text.de as the source
     of en-de. The name of translations may also have the source's: text.en.out. `what` precedes the direction
-    in the message.
+    in the message. With a `prefix`, which with src or tgt precedes the file, only the end of a name counts.
     """
     if direction is None:
         return
@@ -65,15 +67,34 @@ def check_sides(
     languages = {src, tgt}
     if languages <= read_names().keys():  # otherwise en may be their eng
         languages.update(read_names())
-    for paths, language, allowed in (
-        (sources, src, {src}),
-        (targets, tgt, {tgt}),
-        (outputs, tgt, {src, tgt}),
+    for side, paths, language, allowed in (
+        ("src", sources, src, {src}),
+        ("tgt", targets, tgt, {tgt}),
+        ("", outputs, tgt, {src, tgt}),
     ):
         for path in paths:
-            named = {ending[1:] for ending in Path(path or "").suffixes} & languages
+            endings = [end[1:] for end in Path(path or "").suffixes if end not in COMPRESSED]
+            if prefix:  # the end alone: mono.de.out may be sources that a machine wrote
+                endings = endings[-1:]
+            named = languages.intersection(endings)
             if named and not named & allowed:
+                name = f"{prefix}{side}: {path}" if prefix else path
                 raise UserError(
-                    f"{path}: its name says {max(named)}, but {what} {direction}, and {language} is "
+                    f"{name}: its name says {max(named)}, but {what} {direction}, and {language} is "
                     f"needed here; {remedy}"
                 )
+
+
+def check_corpus(prefix: str, corpus: CorpusConfig | None, data: DataConfig) -> None:
+    """Refuse a corpus with a file or a member whose name is that of another side. With a tag it may have
+    other languages. `prefix` is what the user writes before src and tgt: data.test. or --test-.
+    """
+    if corpus is None or corpus.tag is not None:
+        return
+    remedy = (
+        "swap src and tgt, correct data.src and data.tgt (--languages of nmt-init), rename the file, or "
+        "give a corpus of another language a tag"
+    )
+    check_sides(
+        [corpus.src], [corpus.tgt], [], "the languages are", find_direction(data), remedy, prefix
+    )

@@ -87,6 +87,7 @@ def parse_arguments(argv: Argv) -> Namespace:
 
 
 def write_config(args: Namespace) -> int:
+    from nmt.agreement import find_direction
     from nmt.config import RANDOM_SEED, load_config
     from nmt.system.files import make_folder, refuse_run_file
     from nmt.system.progress import say
@@ -107,6 +108,9 @@ def write_config(args: Namespace) -> int:
     refuse_run_file(out)
     make_folder(out.parent)
     start = None if args.start is None else open_start(args.start, out, args.force)
+    trained = None if start is None else find_direction(start.config.data)
+    if trained not in (None, find_direction(data)):
+        say(f"note: {args.start} was trained for {trained}, and learns {find_direction(data)} now")
     suggest_config(out, data, args.seed, args.force, start, args.hours)
     if start is None and load_config(str(out)).model.positions == "rotary":
         say("nmt-export can give this model any form but Hugging Face's: see model.positions")
@@ -146,6 +150,7 @@ def choose_languages(args: Namespace) -> tuple[str, str]:
 
 def name_corpora(args: Namespace, root: Path) -> "DataConfig":
     """Return the corpora that the options name, with paths relative to `root`, and their languages."""
+    from nmt.agreement import check_corpus
     from nmt.config import CorpusConfig, DataConfig
     from nmt.system.records import find_unusable_character
 
@@ -173,7 +178,11 @@ def name_corpora(args: Namespace, root: Path) -> "DataConfig":
     assert train is not None  # of write_config and of nmt-train
     valid, test = make_corpus("valid_"), make_corpus("test_")
     src, tgt = choose_languages(args)
-    return DataConfig(src, tgt, root=str(root), train=(train,), valid=valid, test=test)
+    data = DataConfig(src, tgt, root=str(root), train=(train,), valid=valid, test=test)
+    check_corpus("--", train, data)
+    check_corpus("--valid-", valid, data)
+    check_corpus("--test-", test, data)
+    return data
 
 
 def find_config_for(src: str, tgt: str) -> str:

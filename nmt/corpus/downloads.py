@@ -25,10 +25,10 @@ from nmt.corpus.hub import (
     is_offline,
     show_as_folder,
 )
-from nmt.corpus.text_files import COMPRESSED
 from nmt.known_test_sets import OUR_NAMES, SACREBLEU_NAMES
 from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
+from nmt.system.files import COMPRESSED
 
 if TYPE_CHECKING:
     import pyarrow

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nmt.agreement import check_corpus
 from nmt.config import DataConfig, VocabConfig
 from nmt.corpus.downloads import list_hub_files
 from nmt.corpus.learn_bpe import list_bpe_parts
@@ -46,11 +47,11 @@ from nmt.corpus.stages import (
     learn_bpe,
     mark_duplicates,
 )
-from nmt.corpus.text_files import COMPRESSED
 from nmt.data.mixture import compute_weights
 from nmt.data.store import SideWriter
 from nmt.system.errors import UserError
 from nmt.system.files import (
+    COMPRESSED,
     digest_file,
     has_plain_file,
     list_own_names,
@@ -152,10 +153,12 @@ def list_parts(data: DataConfig) -> list[Part]:
         raise UserError(
             "data.train: no corpus given; for example data.train=[{src: train.en, tgt: train.de}]"
         )
+    check_corpus("data.valid.", data.valid, data)
     parts = []
     if data.valid is not None:
         parts.append(Part("valid", data.valid, None))
     for i, corpus in enumerate(data.train):
+        check_corpus(f"data.train[{i}].", corpus, data)
         parts.append(Part(f"train-{i}", corpus, data.clean))
     return parts
 

@@ -32,9 +32,10 @@ from nmt.corpus.file_formats import (
     read_parquet_tables,
     rebatch_tables,
 )
-from nmt.corpus.text_files import COMPRESSED, TextFile, decode_lines, read_line_blocks
+from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks
 from nmt.corpus.tmx import read_tmx_pairs
 from nmt.system.errors import UserError, explain_missing
+from nmt.system.files import COMPRESSED
 
 if TYPE_CHECKING:
     import numpy

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nmt.agreement import check_corpus
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_plain_values
 from nmt.corpus.cleaning import HeldOutPairs, Report, find_duplicates
 from nmt.corpus.file_formats import count_rows
@@ -259,6 +260,7 @@ def gather_held_out(
 
 
 def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], TestSetAccount]:
+    check_corpus("data.test.", corpus, data)
     pairs: list[Pair] = []
     for block in read_blocks(corpus, data, PAIRS_PER_SHARD):
         pairs += map(Pair, block.src, block.tgt)

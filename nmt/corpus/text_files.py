@@ -31,7 +31,6 @@ from nmt.system.files import digest_content, read_file_stamp
 from nmt.system.progress import say_once
 
 BUFFER_BYTES = 1 << 16
-COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 UTF_16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE  # the first is also how UTF-32's begins
 # Every second byte of Latin text in UTF-16 is NUL. A text may have a few, and a compressed file more.
 FEW_NULLS, NULL_SHARE = 3, 0.25

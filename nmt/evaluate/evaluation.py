@@ -16,7 +16,7 @@ from platform import python_version
 from typing import Any
 
 import nmt
-from nmt.agreement import check_agreement, check_sides, find_direction
+from nmt.agreement import check_agreement, check_corpus, check_sides, find_direction
 from nmt.average.dev_check import find_better_member
 from nmt.checkpoint import Checkpoint, open_checkpoint
 from nmt.config import (
@@ -239,6 +239,8 @@ def _check_languages(model: LoadedModel, test_set: TestSetChoice) -> None:
         "leave these out, or give --force if they are other names of the same languages",
     )
     check_sides([test_set.src], test_set.refs, [], f"{name} translates", direction)
+    if test_set.is_of_config:
+        check_corpus("data.test.", model.config.data.test, model.config.data)
 
 
 def _check_folders(names: Sequence[str]) -> None:

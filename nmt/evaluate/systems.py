@@ -37,6 +37,10 @@ class TestSetChoice:
     src: str | None = None
     refs: tuple[str, ...] = ()  # files; the second and later are further translations
 
+    @property
+    def is_of_config(self) -> bool:
+        return self.name is None and not self.refs
+
     def open(self, data: DataConfig) -> TestSet:
         if self.refs:
             first, *more = self.refs
@@ -144,8 +148,7 @@ def _set_tag(model: LoadedModel, choice: TestSetChoice) -> LoadedModel:
     """Return the model set to the test set's own tag, if it has one."""
     test, decoding = model.config.data.test, model.config.decoding
     tag = decoding.tag
-    is_of_config = choice.name is None and not choice.refs
-    if not is_of_config or test is None or test.tag is None:
+    if not choice.is_of_config or test is None or test.tag is None:
         return model
     if tag is not None and tag != test.tag:
         raise UserError(

@@ -32,6 +32,7 @@ from nmt.system.progress import clock, say, say_once
 from nmt.system.run_folder import MANIFEST_FILE, RUN_FILES, RunFolder
 from nmt.system.strict_json import parse_json
 
+COMPRESSED = (".gz", ".xz", ".zst", ".bz2")  # what the name of a compressed text ends in
 MAX_JSON_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]

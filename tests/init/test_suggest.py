@@ -238,6 +238,15 @@ def test_two_files_are_enough_to_train_and_to_continue(
     assert (recorded.model.d_model, recorded.model.dropout) == (16, 0.3)
     capsys.readouterr()
 
+    # a model of another pair is a beginning too, and is named
+    start = ["--from", "runs/en-de"]
+    (pair / "train.fr").write_bytes((pair / "train.de").read_bytes())
+    assert nmt_init([*start, "--src", "train.en", "--tgt", "train.fr", "-o", "init/fr.yaml"]) == 0
+    note = "note: runs/en-de was trained for en-de, and learns en-fr now\n"
+    assert note in capsys.readouterr().err
+    assert nmt_init([*start, *TWO_FILES, "-o", "init/de.yaml"]) == 0
+    assert "was trained for" not in capsys.readouterr().err
+
     # the same command continues, with the choices that were made
     monkeypatch.setattr("nmt.extras.init.suggest.suggest_config", None)
     assert nmt_train([*command, "training.steps=3"]) == 0

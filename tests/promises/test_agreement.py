@@ -14,15 +14,17 @@ from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
 from support.untrained import make_checkpoint, make_vocab
 
 import nmt.api
-from nmt.agreement import check_sides, find_direction
+from nmt.agreement import check_corpus, check_sides, find_direction
 from nmt.commands.average import main as nmt_average
 from nmt.commands.cli import run_command
 from nmt.commands.eval import main as nmt_eval
+from nmt.commands.init import main as nmt_init
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.score import main as nmt_score
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import CorpusConfig, DataConfig
+from nmt.system.errors import UserError
 from nmt.system.progress import say_once
 
 
@@ -45,6 +47,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": nmt_eval,
     "average": nmt_average,
     "train": nmt_train,
+    "init": nmt_init,
     "prepare": nmt_prepare,
     "api.load": lambda words: call_api(nmt.api.load, *words),
     "api.evaluate": lambda words: call_api(nmt.api.evaluate, *words),
@@ -55,6 +58,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 # elsewhere on other data; run-back is of the other direction.
 TEXTS = "--src corpus/test.en --tgt corpus/test.de"
 TEST = "--src corpus/test.en --ref corpus/test.de"
+TURNED = "{src: corpus/test.de, tgt: corpus/test.en}"
+NEW_TEST = "out=new data.root=corpus data.store=new-store"
+NEW_DATA = "out=new data.root=. data.store=new-store"
 OTHER_DATA = "data.root=other data.store=other-store"
 CELLS = {
     "direction": {
@@ -79,6 +85,15 @@ CELLS = {
         "eval --hypotheses few.fr --src few.en --ref few.fr": "few.fr data.tgt en-de settings",
         "eval --compare few.fr chinese --ref chinese": "few.fr data.tgt en-de settings",
         "average run/checkpoints/last run-back/checkpoints/last -o mean": "run run-back data.src",
+        f"eval go 'data.test={TURNED}'": "data.test.src: corpus/test.de en-de en swap",
+        f"eval go --ensemble go 'data.test={TURNED}'": "data.test.src: corpus/test.de en-de",
+        f"api.evaluate go 'data.test={TURNED}'": "data.test.src: corpus/test.de en-de",
+        f"train 'data.train=[{TURNED}]' {NEW_DATA}": "data.train[0].src: corpus/test.de en-de swap",
+        f"train 'data.valid={TURNED}' {NEW_DATA}": "data.valid.src: corpus/test.de en-de swap",
+        f"train 'data.test={TURNED}' data.clean.held_out=drop-pairs {NEW_TEST}": "data.test.src",
+        f"init {TEXTS} --languages de-en": "--src: corpus/test.en de-en --languages",
+        f"init {TEXTS} --test-src few.fr --test-tgt few.en": "--test-src: few.fr en-de en",
+        f"init {TEXTS} --valid-src few.en --valid-tgt few.fr": "--valid-tgt: few.fr en-de de",
     },
     "BPE model": {
         "translate go strange -i corpus/test.en": "go strange ensemble",
@@ -173,7 +188,7 @@ def name_config(folder: Path) -> list[str]:
 def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
     what: str, line: str, ground: Path, capsys: Capture
 ) -> None:
-    command, *words = line.split()
+    command, *words = shlex.split(line)
     if command == "train":
         words = [*name_config(ground), *words]
     if command in ("score", "translate"):
@@ -211,6 +226,31 @@ def test_names_that_fit_or_name_no_language_do_not_disturb() -> None:
         check_sides([], [], [output, None], "go translates", "en-de")
     check_sides(["few.en"], ["few.de"], [], "go translates", "eng-deu")  # codes of another list
     check_sides(["few.fr"], ["few.fr"], ["few.fr"], "go translates", None)
+
+
+@pytest.mark.parametrize(
+    "corpus",
+    [
+        CorpusConfig(src="train.txt", tgt="train.tok"),
+        CorpusConfig(src="training/europarl-v7.fr-en.en", tgt="training/europarl-v7.fr-en.fr"),
+        CorpusConfig(src="fr/mono.fr.out", tgt="fr/mono.fr"),  # back-translated
+        CorpusConfig(src="train.en", tgt="train.en.out.gz"),
+        CorpusConfig(src="train.en", tgt="train.de", tag="<de>"),
+        CorpusConfig(file="pairs.fr-en.de.parquet"),
+        CorpusConfig(dataset="train.de", split="train.de"),
+    ],
+)
+def test_a_corpus_that_fits_or_names_no_language_is_not_refused(corpus: CorpusConfig) -> None:
+    check_corpus("data.train[0].", corpus, DataConfig(src="en", tgt="fr"))
+
+
+@pytest.mark.parametrize("tgt", ["train.en", "train.fr-en.en", "train.en.gz", "d.fr/train.fr.en"])
+def test_the_end_of_a_corpus_name_is_its_language(tgt: str) -> None:
+    corpus = CorpusConfig(src="train", tgt=tgt, archive="a.tgz")
+    with pytest.raises(
+        UserError, match=r"^data\.valid\.tgt: .*says en, .* en-fr, and fr is needed"
+    ):
+        check_corpus("data.valid.", corpus, DataConfig(src="en", tgt="fr"))
 
 
 @pytest.mark.parametrize("line", NAMED)
