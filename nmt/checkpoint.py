@@ -72,7 +72,9 @@ from nmt.system.run_folder import (
     RunFolder,
     find_vocab_files,
 )
-from nmt.system.tensor_files import write_tensors
+from nmt.system.tensor_files import Tensors, write_tensors
+
+NamedShape = tuple[str, list[int]]  # of a weight
 
 # The files of every checkpoint, beside those of its vocabulary; a training checkpoint also has
 # OPTIMIZER_FILE.
@@ -175,9 +177,9 @@ class Checkpoint:
 class Snapshot:
     """The whole tensors of a checkpoint, by name."""
 
-    weights: dict[str, Tensor]  # or their moving averages
+    weights: Tensors  # or their moving averages
     # of Adam, by the weight's name; also the weights if those are averages. Empty: weights alone
-    moments: dict[str, Tensor]
+    moments: Tensors
 
     @property
     def size(self) -> int:
@@ -192,9 +194,9 @@ def take_snapshot(
     model: nn.Module,
     optimizer: torch.optim.Adam,
     shares: dict[str, Share],
-    averages: dict[str, Tensor] | None = None,
+    averages: Tensors | None = None,
     has_moments: bool = True,
-    gather: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
+    gather: Callable[[Tensors], Tensors] = dict,
 ) -> Snapshot:
     """Collect the weights, or their `averages`, and moments unless `has_moments` is false. No tensor is
     copied.
@@ -365,7 +367,7 @@ def read_origin(folder: Path) -> Origin:
 
 def _weight_shapes(
     config: ModelConfig, vocab_sizes: tuple[int, int], path: Path
-) -> Iterator[tuple[str, list[int]]]:
+) -> Iterator[NamedShape]:
     """Yield the name and shape of each weight that the config in `path` implies.
 
     A hostile config may ask for millions of layers, so only one layer is built and nothing is
@@ -397,9 +399,7 @@ def _weight_shapes(
             yield f"{side}.{layer}.{rest}", list(p.shape)
 
 
-def _moment_shapes(
-    weight_shapes: Iterable[tuple[str, list[int]]], has_averages: bool
-) -> Iterator[tuple[str, list[int]]]:
+def _moment_shapes(weight_shapes: Iterable[NamedShape], has_averages: bool) -> Iterator[NamedShape]:
     for name, shape in weight_shapes:
         yield f"step.{name}", []
         yield f"exp_avg.{name}", shape
@@ -425,7 +425,7 @@ def open_tensors(path: Path, framework: str) -> Iterator[Any]:
         raise UserError(f"{path}: cannot be read ({error}); use another copy") from None
 
 
-def _check_tensors(path: Path, expected: Iterable[tuple[str, list[int]]]) -> None:
+def _check_tensors(path: Path, expected: Iterable[NamedShape]) -> None:
     """Raise UserError unless a file's header lists exactly the `expected` names and shapes, all in
     fp32.
     """
@@ -507,7 +507,7 @@ def load_optimizer(
 
 
 @torch.no_grad()
-def _copy_tensors(path: Path, targets: dict[str, Tensor]) -> None:
+def _copy_tensors(path: Path, targets: Tensors) -> None:
     with open_tensors(path, "pt") as file:
         for name, target in targets.items():
             tensor = file.get_tensor(name)

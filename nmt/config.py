@@ -28,7 +28,7 @@ from nmt.system.files import read_bytes
 from nmt.system.progress import say_once
 from nmt.system.records import RecordReader, Rule, default, join_key
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
-from nmt.system.strict_yaml import YamlTree, format_yaml, parse_yaml
+from nmt.system.strict_yaml import Values, YamlTree, format_yaml, parse_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -172,7 +172,7 @@ class CleanConfig:
     # The longest side that is kept, in pieces of the vocabulary.
     max_pieces: int | None = default(250, SIZE)
 
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+    PRESETS: ClassVar[dict[str, Values]] = {
         "none": {"max_words": None, "max_ratio": None, "max_pieces": None},
         "paper-ende": {"max_words": None, "max_ratio": None, "max_pieces": 255},
         "paper-enfr": {"max_words": 175, "max_ratio": 1.5, "max_pieces": 255},
@@ -621,7 +621,7 @@ class DecodingConfig:
     # model, 65,536 for base (docs/decoding.md#speed). In fp32 it does not change results.
     batch_tokens: int | None = default(None, SIZE)
 
-    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+    PRESETS: ClassVar[dict[str, Values]] = {
         "vaswani2017": {},  # the defaults above
         "fairseq": {
             "beam": 5,
@@ -944,7 +944,7 @@ def _decode(name: str, data: bytes) -> str:
     return text
 
 
-def _merge(base: dict[str, Any], overrides: dict[str, Any], section: str = "") -> dict[str, Any]:
+def _merge(base: Values, overrides: Values, section: str = "") -> Values:
     """Merge `overrides` into a copy of `base`, key by key."""
     result = dict(base)
     if section == "decoding" and "preset" in overrides:
@@ -962,7 +962,7 @@ def _merge(base: dict[str, Any], overrides: dict[str, Any], section: str = "") -
     return result
 
 
-def _is_another_corpus(old: dict[str, Any], new: dict[str, Any]) -> bool:
+def _is_another_corpus(old: Values, new: Values) -> bool:
     """Whether `new` names a corpus of its own, which replaces `old`: {demo: x} merged into {src: y}
     would be invalid. If only src or only tgt is given, that file is replaced and the other one
     kept."""
@@ -1164,7 +1164,7 @@ def _refuse_unsampled(decoding: DecodingConfig, given: Mapping[str, str]) -> Non
             )
 
 
-def _fill_in_presets(values: dict[str, Any]) -> None:
+def _fill_in_presets(values: Values) -> None:
     """Fill in the settings of each section's preset, except those that are given."""
     for key, presets in PRESETS.items():
         section = _find_section(values, key)
@@ -1172,7 +1172,7 @@ def _fill_in_presets(values: dict[str, Any]) -> None:
             section.setdefault(name, value)
 
 
-def _find_section(values: Any, key: str) -> dict[str, Any]:
+def _find_section(values: Any, key: str) -> Values:
     """Return the section with this dotted key, or an empty one if there is none."""
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None
@@ -1228,9 +1228,9 @@ def tabulate_differences(
     return table
 
 
-def _flatten(values: dict[str, Any], section: str = "") -> dict[str, Any]:
+def _flatten(values: Values, section: str = "") -> Values:
     """Flatten nested settings into one dictionary with dotted keys."""
-    flat: dict[str, Any] = {}
+    flat: Values = {}
     for name, value in values.items():
         key = join_key(section, name)
         flat |= _flatten(value, key) if isinstance(value, dict) else {key: value}

@@ -16,12 +16,14 @@ from nmt.system.escapes import OBEYED
 
 MAX_NESTING = 20  # of values inside each other
 
+Values = dict[str, Any]  # of a mapping, by key
+
 
 @dataclass(frozen=True)
 class YamlTree:
     """A plain tree of values and, for error messages, where each dotted key was written."""
 
-    values: dict[str, Any]
+    values: Values
     lines: dict[str, str] = field(default_factory=dict)
 
     def name_place(self, key: str) -> str:
@@ -129,8 +131,8 @@ def _read_node(node: yaml.Node, key: str, lines: dict[str, str]) -> Any:
     return None if kind == "null" else text
 
 
-def _read_mapping(node: yaml.MappingNode, key: str, lines: dict[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _read_mapping(node: yaml.MappingNode, key: str, lines: dict[str, str]) -> Values:
+    values: Values = {}
     for name_node, value_node in node.value:
         name = name_node.value
         line = _name_line(name_node.start_mark)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nmt.system.files import open_plain_file
 
+Tensors = dict[str, Tensor]  # by name, as a file has them
 DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 HEADER_ALIGNMENT = 8  # bytes; of the data in the file
 

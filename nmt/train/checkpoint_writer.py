@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from nmt import checkpoint
 from nmt.checkpoint import Snapshot, TrainState
@@ -21,6 +20,7 @@ from nmt.data.vocab import Vocabulary
 from nmt.system.errors import Failure, UserError
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
+from nmt.system.tensor_files import Tensors
 from nmt.train.kept_checkpoints import find_resumable_steps, prune_checkpoints
 from nmt.train.mirror import copy_run
 from nmt.train.run_log import MetricsLog
@@ -53,7 +53,7 @@ class CheckpointWriter:
         self._failure_reason = ""  # of the last failure
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
-        self._host_copies: dict[str, Tensor] = {}  # read by the thread
+        self._host_copies: Tensors = {}  # read by the thread
 
     @property
     def is_broken(self) -> bool:
@@ -164,7 +164,7 @@ class CheckpointWriter:
             torch.cuda.current_stream().synchronize()
         return copied
 
-    def _copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _copy(self, tensors: Tensors) -> Tensors:
         for name, value in tensors.items():
             if name not in self._host_copies:
                 self._host_copies[name] = torch.empty(

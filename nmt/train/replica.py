@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nmt.data.batch import Batch
 from nmt.system.ranks import Share, World, share_nothing
+from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
 
 
@@ -107,7 +108,7 @@ class Replica:
         ranks must call this.
         """
 
-    def gather(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, own: Tensors) -> Tensors:
         """Make whole tensors, on the main rank, of what each rank has one of for each of its shares,
         such as moments. All ranks must call this.
         """

@@ -24,6 +24,7 @@ from nmt.system.kernels import COMPILER_REMEDY, summarize_error, triton
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import Share, World
+from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
 from nmt.train.replica import ALONE, Phase, Replica, forward_backward
 
@@ -237,7 +238,7 @@ class RecordedReplica(Replica):
         if self.shares is not None:
             self.shares.gather_weights()
 
-    def gather(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, own: Tensors) -> Tensors:
         return own if self.shares is None else self.shares.gather(own)
 
     def gradient_norm(self) -> Tensor:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.system.ranks import Share, World, share_nothing
+from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
 
 # Elements; each gradient starts at a multiple of this in its bucket, so that kernels can use wide
@@ -94,7 +95,7 @@ class Bucket:
             return [p.detach() for p in self.parameters.values()]
         return self.cut(self.used)
 
-    def gather(self, own: dict[str, Tensor], shares: dict[str, Share]) -> dict[str, Tensor]:
+    def gather(self, own: Tensors, shares: dict[str, Share]) -> Tensors:
         """Make whole tensors, on the main rank and in its memory, of what each rank has one of for
         each of its shares. All ranks must call this.
         """
@@ -222,11 +223,11 @@ class Shares:
             for bucket in self.buckets:
                 self.world.start_gathering(bucket.weights).wait()
 
-    def gather(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, own: Tensors) -> Tensors:
         """Make whole tensors of what each rank has one of for each of its shares, such as moments."""
         if self.world.size == 1:
             return own
-        whole: dict[str, Tensor] = {}
+        whole: Tensors = {}
         for bucket in self.buckets:
             whole |= bucket.gather(own, self.own)
         return whole

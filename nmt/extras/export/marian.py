@@ -48,6 +48,7 @@ from nmt.system.files import (
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import say
 from nmt.system.run_folder import MODEL_FILE
+from nmt.system.tensor_files import Tensors
 
 HUB = "hf:"  # before the id of a model of the hub
 SETTINGS_FILE = "config.json"
@@ -127,7 +128,7 @@ def _download(name: str, folder: Path) -> Path:
         raise UserError(f"{HUB}{name}: cannot be fetched from the hub ({reason})") from None
 
 
-def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, dict[str, Tensor]]:
+def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
     """Read a published model's settings, its vocabulary, and its tensors by our names."""
     try:
         return _read(folder)
@@ -142,7 +143,7 @@ def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, dict[str, Tenso
         ) from None
 
 
-def _read(folder: Path) -> tuple[RunConfig, Vocabulary, dict[str, Tensor]]:
+def _read(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
     reader = _SettingsReader(folder)
     reader.check_kind()
     tensors = _read_tensors(folder)
@@ -377,7 +378,7 @@ def _read_number(message: bytes, offset: int) -> tuple[int, int]:
 # ---- weights ----------------------------------------------------------------------------------------------------
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def _read_tensors(folder: Path) -> Tensors:
     try:
         if has_plain_file(folder / MODEL_FILE):
             tensors = load_file(folder / MODEL_FILE)

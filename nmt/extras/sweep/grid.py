@@ -32,7 +32,7 @@ from nmt.system.errors import UserError, explain_missing
 from nmt.system.files import digest_values, has_plain_file
 from nmt.system.records import RecordReader, Rule, default
 from nmt.system.run_folder import RunFolder
-from nmt.system.strict_yaml import YamlTree, parse_yaml
+from nmt.system.strict_yaml import Values, YamlTree, parse_yaml
 
 ScoredSet = Literal["dev", "test"]
 COUNT_OF_AVERAGED = Rule(lambda n: n >= 1, "be at least 1; null scores the last checkpoint alone")
@@ -63,10 +63,10 @@ class GridFile:
 
     base: str
     seeds: tuple[int, ...] | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Values = field(default_factory=dict)
     average: int | None = default(None, COUNT_OF_AVERAGED)
     score: tuple[ScoredSet, ...] = ("dev",)
-    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: dict[str, Values] = field(default_factory=dict)
     grid: dict[str, list[Any]] = field(default_factory=dict)
 
     def check(self) -> str | None:
@@ -197,7 +197,7 @@ def combine_values(grid: dict[str, list[Any]], tree: YamlTree) -> Iterator[Named
         yield ", ".join(words), settings
 
 
-def locate_settings(values: dict[str, Any], at: str, tree: YamlTree) -> list[PlacedSetting]:
+def locate_settings(values: Values, at: str, tree: YamlTree) -> list[PlacedSetting]:
     return [locate_setting(key, value, f"{at}.{key}", tree) for key, value in values.items()]
 
 

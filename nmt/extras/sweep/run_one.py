@@ -131,7 +131,7 @@ def score_set(run: PlannedRun, path: Path, name: ScoredSet) -> SetScore:
     for line in evaluation.report.split("\n"):
         say(line)
     record_scores(evaluation)
-    bleu = next(score for score in evaluation.scores[0] if score.name == "BLEU")
+    bleu = evaluation.systems[0].find_score("BLEU")
     return SetScore(bleu.value, bleu.signature)
 
 
