@@ -67,20 +67,20 @@ def check_sides(
     languages = {src, tgt}
     if languages <= read_names().keys():  # otherwise en may be their eng
         languages.update(read_names())
-    for side, paths, language, allowed in (
-        ("src", sources, src, {src}),
-        ("tgt", targets, tgt, {tgt}),
-        ("", outputs, tgt, {src, tgt}),
+    for side, paths, allowed in (
+        ("src", sources, [src]),
+        ("tgt", targets, [tgt]),
+        ("", outputs, [tgt, src]),
     ):
         for path in paths:
             endings = [end[1:] for end in Path(path or "").suffixes if end not in COMPRESSED]
             if prefix:  # the end alone: mono.de.out may be sources that a machine wrote
                 endings = endings[-1:]
             named = languages.intersection(endings)
-            if named and not named & allowed:
+            if named and named.isdisjoint(allowed):
                 name = f"{prefix}{side}: {path}" if prefix else path
                 raise UserError(
-                    f"{name}: its name says {max(named)}, but {what} {direction}, and {language} is "
+                    f"{name}: its name says {max(named)}, but {what} {direction}, and {allowed[0]} is "
                     f"needed here; {remedy}"
                 )
 

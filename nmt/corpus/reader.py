@@ -69,13 +69,13 @@ class Source:
 
 def describe_corpus(corpus: CorpusConfig) -> str:
     """A short name for messages and the ledger."""
+    archive = f"{corpus.archive}: " if corpus.archive else ""
     if corpus.src is not None:
-        archive = f"{corpus.archive}: " if corpus.archive else ""
         return f"{archive}{corpus.src} + {corpus.tgt}"
     if corpus.dataset is not None:
         return describe_dataset(corpus)
     if corpus.file:
-        return f"{corpus.archive}: {corpus.file}" if corpus.archive else corpus.file
+        return archive + corpus.file
     if corpus.sacrebleu:
         return f"sacrebleu {corpus.sacrebleu}"
     return f"demo {corpus.demo}"
@@ -107,9 +107,9 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     """
     if corpus.dataset is not None:
         return find_dataset_files(corpus, data)
-    names: tuple[str | None, ...] = (corpus.src, corpus.tgt, corpus.file)
+    names = [corpus.src, corpus.tgt, corpus.file]
     if corpus.archive:
-        names = (corpus.archive,)  # src and tgt name its members
+        names = [corpus.archive]  # src and tgt name its members
     paths = [Path(data.root) / name for name in names if name is not None]
     for path in paths:
         if corpus.archive is None and path.name.endswith(ARCHIVES):
@@ -154,30 +154,30 @@ def _open_source(corpus: CorpusConfig, data: DataConfig, size: int) -> Source:
     if corpus.dataset is not None:
         tables = read_dataset_tables(paths, corpus, data)
         return _open_tables(tables, paths, data, size, f"dataset {describe_corpus(corpus)}")
+    texts = list(map(TextFile, paths))
     if corpus.archive is not None:
-        archive = paths[0]
+        (archive,) = paths
         if not archive.name.endswith(ARCHIVES):
             raise UserError(
                 f"{archive}: is not a supported archive; its name must end in one of {', '.join(ARCHIVES)}"
             )
-        if corpus.file is not None:
-            return _open_file(TextFile(archive, corpus.file), data, size)
-        return _open_two_texts(TextFile(archive, corpus.src), TextFile(archive, corpus.tgt), size)
-    if corpus.src is not None:
-        return _open_two_texts(TextFile(paths[0]), TextFile(paths[1]), size)
-    return _open_file(TextFile(paths[0]), data, size)
+        members = filter(None, (corpus.src, corpus.tgt, corpus.file))
+        texts = [TextFile(archive, member) for member in members]
+    if corpus.file is not None:
+        return _open_file(texts[0], data, size)
+    return _open_two_texts(texts[0], texts[1], size)
 
 
 def _open_file(text: TextFile, data: DataConfig, size: int) -> Source:
     """Open one file with both sides; its name tells its format."""
     name = text.name
-    path = text.path if text.member is None else Path(text.member)
+    path = Path(text.member or text.path)
     kind = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
+    blocks = read_line_blocks(text, size)
     if kind == ".tsv":
-        return Source(read_line_blocks(text, size), partial(parse_tsv, name=name))
+        return Source(blocks, partial(parse_tsv, name=name))
     if kind == ".jsonl":
-        parse = partial(parse_jsonl, name=name, data=data)
-        return Source(read_line_blocks(text, size), parse)
+        return Source(blocks, partial(parse_jsonl, name=name, data=data))
     if kind == ".tmx":
         return _open_pairs(read_tmx_pairs(text, data), size)
     if path.suffix == ".parquet" and text.member is None:

@@ -116,6 +116,7 @@ def open_reference(path: Path, data: DataConfig) -> TestSet:
 def add_references(test_set: TestSet, paths: Sequence[Path]) -> TestSet:
     """The set with further references, one file each."""
     more: list[Reference] = []
+    known = [test_set.ref]
     for path in paths:
         lines = list(read_lines(TextFile(path)))
         if len(lines) != len(test_set.ref):
@@ -123,10 +124,9 @@ def add_references(test_set: TestSet, paths: Sequence[Path]) -> TestSet:
                 f"{path}: has {len(lines):,} lines, but the first reference {len(test_set.ref):,}; "
                 "give one line for each source sentence"
             )
-        if any(
-            lines == known for known in (test_set.ref, *(reference.lines for reference in more))
-        ):
+        if lines in known:
             raise UserError(f"{path}: is the same text as another reference; give each once")
+        known.append(lines)
         more.append(Reference(path, lines))
     return replace(test_set, more_refs=tuple(more))
 

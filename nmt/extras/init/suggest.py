@@ -98,12 +98,11 @@ def suggest_config(
     contents: dict[Path, str] = {}  # of the files to write
     sets = {"valid": data.valid, "test": data.test}
     for split, pair_numbers in held_out.drawn.items():
-        src_file = path.with_name(f"{path.stem}.{split}.{data.src}")
-        tgt_file = path.with_name(f"{path.stem}.{split}.{data.tgt}")
-        contents[src_file], contents[tgt_file] = _read_pairs_at(pair_numbers, data)
-        sets[split] = CorpusConfig(
-            src=os.path.relpath(src_file, data.root), tgt=os.path.relpath(tgt_file, data.root)
-        )
+        languages = data.src, data.tgt
+        files = [path.with_name(f"{path.stem}.{split}.{language}") for language in languages]
+        contents.update(zip(files, _read_pairs_at(pair_numbers, data), strict=True))
+        src, tgt = [os.path.relpath(file, data.root) for file in files]
+        sets[split] = CorpusConfig(src, tgt)
 
     advice = "add text that the model learned from, or it forgets some (docs/fine-tuning.md)"
     if start is None:
