@@ -229,18 +229,19 @@ def _check_languages(model: LoadedModel, test_set: TestSetChoice) -> None:
     if model.config.decoding.tag is not None:  # it may choose a language
         return
     name = model.paths[0]
+    data = model.config.data
     direction = find_direction(load_recorded_config(Path(name) / CONFIG_FILE).data)
     check_agreement(
         "direction",
         name,
         direction,
         "data.src and data.tgt",
-        find_direction(model.config.data),
+        find_direction(data),
         "leave these out, or give --force if they are other names of the same languages",
     )
     check_sides([test_set.src], test_set.refs, [], f"{name} translates", direction)
     if test_set.is_of_config:
-        check_corpus("data.test.", model.config.data.test, model.config.data)
+        check_corpus("data.test.", data.test, data)
 
 
 def _check_folders(names: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ files. Resamples are few, except where their number is the point.
 
 import json
 import os
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -761,3 +762,22 @@ def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
     assert rows[0].split()[-2:] == ["1", "0"] and rows[1].split()[-2:] == ["2", "5"]
     assert f"{differences[0]:+.2f}" in rows[1]
     assert "is a file; give translations" in get_refusal(capsys, first, put(tmp_path / "a", []))
+
+
+@pytest.mark.parametrize("is_paired", [True, False])
+@pytest.mark.parametrize("is_of_config", [True, False])
+def test_a_reference_of_another_source_is_named(
+    is_paired: bool, is_of_config: bool, run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    draw = random.Random(4)
+    src = [" ".join(["wort"] * draw.randint(1, 9)) for _ in range(100)]
+    ref = src if is_paired else draw.sample(src, len(src))
+    src_file, ref_file = put(tmp_path / "v.en", src), put(tmp_path / "x.de", ref)
+    words = ["--src", src_file, "--ref", ref_file]
+    if is_of_config:
+        words = [f"data.test={{src: {src_file}, tgt: {ref_file}}}"]
+    assert nmt_eval([str(run), *words, "decoding.max_extra=1", "decoding.max_ratio=0"]) == 0
+    warning = "x.de do not look like translations of each other: the lengths"
+    if is_of_config:
+        warning = "x.de, reference do not look like translations of each other: the lengths"
+    assert (warning in capsys.readouterr().err) == (not is_paired)

@@ -15,14 +15,10 @@ from nmt.config import CleanConfig, CorpusConfig, DataConfig
 from nmt.corpus.cleaning import find_broken_rule
 from nmt.corpus.reader import Block, Pair, describe_corpus, read_blocks
 from nmt.corpus.shards import PAIRS_PER_SHARD
+from nmt.score.text_checks import look_unrelated
 from nmt.system.errors import UserError
 
-# Translations have similar lengths: within 1,000 lines of six real corpora (captions, news, manuals,
-# short sentences), the logarithms of the lengths correlate by 0.82 to 0.98. With one side shifted by
-# a line, by at most 0.28.
-WINDOW = 1000
-ALIGNED = 0.5
-MIN_SPREAD = 0.1  # of the logarithms: if all lines have one length, lengths say nothing
+WINDOW = 1000  # pairs whose lengths are compared
 RULES = CleanConfig(identical=True)
 ROW = np.dtype(
     [
@@ -89,11 +85,9 @@ class Survey:
         """The first and the last pair, from 1, of each stretch whose sides have lengths like those
         of unrelated lines.
         """
-        logs = np.log1p(self.characters)
         stretches: list[tuple[int, int]] = []
         for first in range(0, self.n_pairs - WINDOW + 1, WINDOW):
-            window = logs[first : first + WINDOW]
-            if window.std(0).min() < MIN_SPREAD or np.corrcoef(window.T)[0, 1] >= ALIGNED:
+            if not look_unrelated(self.characters[first : first + WINDOW]):
                 continue
             start = first + 1
             if stretches and stretches[-1][1] == first:
