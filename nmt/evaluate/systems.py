@@ -13,7 +13,7 @@ from nmt.config import CorpusConfig, DataConfig, RunConfig
 from nmt.corpus.test_sets import TestSet, add_references, open_reference, open_test_set
 from nmt.known_test_sets import KnownSet, find_filtered_set
 from nmt.score.score import Score
-from nmt.score.text_checks import Text, find_problems, look_unrelated
+from nmt.score.text_checks import Text, find_problems, warn_of_unrelated
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
 from nmt.translate.translator import (
@@ -166,12 +166,9 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
     source, reference = choice.name_sides(test)
     if test.warning:
         say(f"warning: {test.warning}")
-    pairs = zip(test.src, test.ref, strict=False)  # none without a source
-    if look_unrelated([(len(src), len(ref)) for src, ref in pairs]):
-        say(
-            f"warning: {source} and {reference} do not look like translations of each other: the lengths "
-            "of their lines do not match; line n of one must be the translation of line n of the other"
-        )
+    warn_of_unrelated(source, test.src, reference, test.ref)
+    if system.model is None:
+        warn_of_unrelated(system.name, system.texts, reference, test.ref)
     filtered = system.filtered_set
     if filtered is not None:
         assert filtered.lines is not None and filtered.subset is not None

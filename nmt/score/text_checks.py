@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nmt.known_test_sets import name_sizes
+from nmt.system.progress import say
 
 # If a whole file is in pieces or escaped, far more than one line in a hundred shows it, and fewer
 # lines change a score by less than a tenth of its confidence interval. So one marked line in 3,003
@@ -295,6 +296,16 @@ def _check_copies(hypotheses: Text, references: Text, sources: Text) -> Iterator
         what = f"a copy of the source sentence in {sources.name}"
         remedy = "check the file, and that the model was trained on pairs in two languages"
         yield _report(hypotheses, copied, what, remedy)
+
+
+def warn_of_unrelated(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
+    """Say so if the lines of two texts have lengths like those of unrelated lines."""
+    pairs = zip(lines, others, strict=False)  # none where a text is not given
+    if look_unrelated([(len(line), len(its_other)) for line, its_other in pairs]):
+        say(
+            f"warning: {name} and {other} do not look like translations of each other: the lengths "
+            "of their lines do not match; line n of one must be the translation of line n of the other"
+        )
 
 
 def look_unrelated(lengths: ArrayLike) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.reader import PAIRS_AT_ONCE, Block, read_blocks
 from nmt.score.score import compute_perplexity
+from nmt.score.text_checks import warn_of_unrelated
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 from nmt.translate.pair_scores import PairScore, PairScorer, ScoreKind, open_pair_scorer
@@ -57,6 +58,8 @@ def read_pair_chunks(src: str, tgt: str, skip: int = 0) -> Iterator[Block]:
     n = 0
     corpus = CorpusConfig(src=src, tgt=tgt)
     for block in read_blocks(corpus, DataConfig(), PAIRS_AT_ONCE):
+        if block.first == 1:
+            warn_of_unrelated(src, block.src, tgt, block.tgt)
         n = block.first - 1 + len(block.src)
         if n > skip:
             yield block

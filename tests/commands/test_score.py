@@ -54,6 +54,18 @@ def test_each_pair_has_a_line_and_the_corpus_a_summary(
         assert float(mean) == pytest.approx(one.log_prob / len(one.log_probs), abs=1e-5)
 
 
+def test_sides_of_different_texts_are_named(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [" ".join(["wort"] * (1 + i * 7 % 9)) for i in range(108)]
+    Path("src").write_text("".join(line + "\n" for line in lines))
+    for others, is_warned in ((lines, False), (lines[1:] + lines[:1], True)):
+        Path("tgt").write_text("".join(line + "\n" for line in others))
+        score(place, "--src", "src", "--tgt", "tgt")
+        said = "src and tgt do not look like translations of each other" in capsys.readouterr().err
+        assert said == is_warned
+
+
 def test_pieces_and_their_log_probabilities(place: Path) -> None:
     rows = [json.loads(line) for line in score(place, "--src", "src", "--tgt", "tgt", "--json")]
     assert [row["line"] for row in rows] == list(range(1, 41))

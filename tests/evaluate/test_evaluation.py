@@ -781,3 +781,9 @@ def test_a_reference_of_another_source_is_named(
     if is_of_config:
         warning = "x.de, reference do not look like translations of each other: the lengths"
     assert (warning in capsys.readouterr().err) == (not is_paired)
+
+    # so are translations that were made of other lines
+    hypotheses = put(tmp_path / "hyp", ref)
+    assert nmt_eval(["--hypotheses", hypotheses, "--ref", put(tmp_path / "ref", src)]) == 0
+    warning = "hyp and " + str(tmp_path / "ref") + " do not look like translations of each other"
+    assert (warning in capsys.readouterr().err) == (not is_paired)

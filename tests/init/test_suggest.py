@@ -100,6 +100,16 @@ def test_no_given_sentence_is_trained_on(pair: Path) -> None:
         assert tgt.isdisjoint(read_lines_of(pair / f"{name}.de"))
 
 
+def test_a_given_set_of_two_texts_is_named(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = make_sentences(200, "uvwxyz", 5)
+    for others, is_warned in ((lines, False), (lines[1:] + lines[:1], True)):
+        options = ["--valid-src", write_lines(pair / "dev.en", lines)]
+        options += ["--valid-tgt", write_lines(pair / "dev.de", others)]
+        assert nmt_init([*TWO_FILES, *options, "-o", "my.yaml", "--force"]) == 0
+        said = "dev.de: do not look like translations of each other" in capsys.readouterr().err
+        assert said == is_warned
+
+
 def test_the_text_and_the_seed_decide_the_sets_however_the_text_is_packed(pair: Path) -> None:
     src, tgt = read_lines_of(pair / "train.en"), read_lines_of(pair / "train.de")
     write_lines(pair / "t.en-de.tsv", [f"{a}\t{b}" for a, b in zip(src, tgt, strict=True)])

@@ -22,6 +22,7 @@ from nmt.corpus.shards import PAIRS_PER_SHARD
 from nmt.extras.init.hours import Schedule, fit_schedule
 from nmt.extras.init.recipe import Start, choose_size
 from nmt.extras.init.survey import Survey, survey_corpus
+from nmt.score.text_checks import look_unrelated
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import check_writable, read_bytes, write_text
@@ -197,9 +198,11 @@ def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
     """Draw the sets that are not given, and choose the rule that keeps all sets out of training."""
     given = {"valid": data.valid, "test": data.test}
     is_shared = np.zeros(survey.n_pairs, bool)  # has a side in common with a given set
-    for corpus in given.values():
-        if corpus is not None:
-            is_shared |= survey.shares_a_side(survey_corpus(corpus, data))
+    for corpus in filter(None, given.values()):
+        other = survey_corpus(corpus, data)
+        is_shared |= survey.shares_a_side(other)
+        if look_unrelated(other.characters):
+            say(f"warning: {describe_corpus(corpus)}: do not look like translations of each other")
     n_shared = int(is_shared.sum())
     if n_shared > survey.n_pairs / 2:
         raise UserError(
