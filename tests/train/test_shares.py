@@ -281,12 +281,18 @@ def test_numbers_of_layers_are_free_again_with_the_model() -> None:
         assert numbers_of(third) == numbers and not {*numbers} & {*numbers_of(second)}
 
 
-def test_a_recorded_micro_batch_includes_what_ranks_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from test_fast_paths import batch_of, draw
-
+@pytest.fixture
+def uncompiled_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled, no kernel runs, and a sum over two ranks is that of one."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
+
+
+@pytest.mark.usefixtures("uncompiled_twins")
+def test_a_recorded_micro_batch_includes_what_ranks_do() -> None:
+    from test_fast_paths import batch_of, draw
+
     shape = BatchShape(192, 192, 16, 128)
     batches = [batch_of(draw(seed, n=3), 192) for seed in range(3)]
     plain = RecordedReplica(make_objective(), Twins(1, 2, torch.device("cpu")), is_bf16=False)
@@ -310,13 +316,11 @@ def test_a_recorded_micro_batch_includes_what_ranks_do(monkeypatch: pytest.Monke
                 assert gap <= 1e-5 * theirs.gradients.norm()
 
 
-def test_sums_apart_are_not_recorded_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("uncompiled_twins")
+def test_sums_apart_are_not_recorded_and_change_no_bit() -> None:
     """From the setting to the graph, over updates of two micro-batches."""
     from test_fast_paths import batch_of, draw
 
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
-    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
     shape = BatchShape(192, 192, 16, 128)
     batches = [batch_of(draw(seed, n=3), 192) for seed in range(6)]
     within = TrainingConfig(precision="fp32")
@@ -385,6 +389,7 @@ def test_what_another_rank_cannot_do_no_rank_does(
     assert len([line for line in Twins.log if line.startswith("sum")]) == 5  # of one micro-batch
 
 
+@pytest.mark.usefixtures("uncompiled_twins")
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_nothing_recorded_outlives_the_replica(
     is_recorded: bool, monkeypatch: pytest.MonkeyPatch
@@ -392,9 +397,6 @@ def test_nothing_recorded_outlives_the_replica(
     """NCCL waits for ever, where ranks part, for recorded sums that something still holds."""
     from test_fast_paths import batch_of, draw
 
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
-    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
     with pretend_device() as device, without_collector():
         if not is_recorded:
             monkeypatch.setattr(torch.cuda, "CUDAGraph", None)  # which cannot be called

@@ -11,8 +11,8 @@ from nmt.system.strict_yaml import format_yaml
 
 PIECES_A_WORD = 1.4
 MIN_STEPS, MAX_STEPS = 2_000, 100_000
-# Text that is seen a few times is hardly learned by heart, and dropout only slows learning (docs/learning.md).
-DROPOUT_LIMITS = ((10, 0.1), (30, 0.2))  # up to so many passes, at most so much
+# With few passes over the text a model hardly overfits, and dropout only slows it down (docs/learning.md).
+DROPOUT_LIMITS = ((10, 0.1), (30, 0.2))  # (passes, the most dropout for no more than these)
 N_CHECKPOINTS = 40
 N_VALIDATIONS = 20
 PAPER_D_MODEL = 512  # of the paper's base; a smaller model is small
