@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.languages import read_names
+from nmt.languages import find_code, read_names
 from nmt.system.errors import UserError
 from nmt.system.files import COMPRESSED
 
@@ -43,9 +43,7 @@ def find_direction(data: DataConfig) -> str | None:
     languages = data.src, data.tgt
     if data.has_tags_only or languages == UNNAMED:
         return None
-    # en_US and en-GB are en
-    names = [language.lower().replace("_", "-").partition("-")[0] for language in languages]
-    return "-".join(names)
+    return "-".join(map(find_code, languages))
 
 
 def check_sides(

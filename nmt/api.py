@@ -56,9 +56,10 @@ Settings = Sequence[str] | Mapping[str, object]
 NO_CONFIG = "which is no config; give load_config(NAME)"
 
 
-def load_config(name: str, overrides: Settings = ()) -> RunConfig:
+def load_config(name: str | Path, overrides: Settings = ()) -> RunConfig:
     """Load a config file with settings."""
-    return nmt.config.load_config(name, _list_settings(overrides))
+    take(name, (str, Path), "name", "which is no name of a file; give load_config(NAME, SETTINGS)")
+    return nmt.config.load_config(str(name), _list_settings(overrides))
 
 
 def _list_settings(settings: Settings) -> list[str]:

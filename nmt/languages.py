@@ -15,3 +15,10 @@ def read_names() -> dict[str, str]:
 
 def name_language(code: str) -> str:
     return read_names().get(code, code)
+
+
+def find_code(language: str) -> str:
+    """Return the code of a language that may be given by its name or with a country: French and fr_CA are fr."""
+    code = language.lower().replace("_", "-").partition("-")[0]
+    codes = {name.lower(): known for known, name in read_names().items()}
+    return codes.get(code, code)

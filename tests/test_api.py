@@ -149,6 +149,8 @@ def test_arguments_in_the_wrong_place_are_refused(model: Path) -> None:
     for start in (nmt.api.train, nmt.api.prepare):
         with pytest.raises(UserError, match=r"^config is 'demo.yaml', .*; give load_config"):
             start("demo.yaml")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^name is \['demo.yaml'\], .*; give load_config"):
+        nmt.api.load_config(["demo.yaml"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", [["red dog"], b"red dog", None])

@@ -212,6 +212,7 @@ def translate_text(args: Namespace) -> int:
 
     from nmt.agreement import check_sides, find_direction
     from nmt.api import open_model
+    from nmt.corpus.reader import refuse_corpus_files
     from nmt.system.errors import UserError
     from nmt.system.progress import say
     from nmt.translate.formats import Layout
@@ -240,6 +241,8 @@ def translate_text(args: Namespace) -> int:
         what = f"{args.checkpoints[0]} translates"
         direction = find_direction(model.config.data)
         check_sides([args.input], [args.prefix], [args.output], what, direction)
+    if args.output is not None:
+        refuse_corpus_files([Path(args.output)], model.config.data)
     if args.engine == "ctranslate2":
         say(f"{model.translator.engine}: with its own search, see docs/decoding.md")
     if layout.request.n_best > decoding.beam and not decoding.sample:

@@ -247,17 +247,24 @@ def find_test_set_files(name: str, data: DataConfig) -> tuple[Path, Path]:
         return _find_files_of_sacrebleu(name, data)
     except UserError as error:
         problem = error
-    stems = list(dict.fromkeys([name, OUR_NAMES.get(name, name)]))
-    folders = _list_folders(data)
-    for folder in folders:
-        for stem in stems:
+    files = find_files_beside(name, data)
+    if files is not None:
+        return files
+    stem = OUR_NAMES.get(name, name)
+    raise UserError(
+        f"{problem} (or put {stem}.{data.src} and {stem}.{data.tgt} into {data.root})"
+    ) from None
+
+
+def find_files_beside(name: str, data: DataConfig) -> tuple[Path, Path] | None:
+    """Return the two files of a known test set that are beside the corpora, if they are."""
+    for folder in _list_folders(data):
+        for stem in (name, OUR_NAMES.get(name, name)):
             src = _find_side(folder, stem, "src", data.src)
             ref = _find_side(folder, stem, "ref", data.tgt)
             if src and ref:
                 return src, ref
-    raise UserError(
-        f"{problem} (or put {stems[-1]}.{data.src} and {stems[-1]}.{data.tgt} into {folders[0]})"
-    ) from None
+    return None
 
 
 def _list_folders(data: DataConfig) -> list[Path]:

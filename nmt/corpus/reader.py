@@ -20,6 +20,7 @@ from nmt.corpus.downloads import (
     describe_dataset,
     fetch_hub_files,
     find_dataset_files,
+    find_files_beside,
     find_test_set_files,
     read_dataset_tables,
 )
@@ -124,16 +125,20 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     return paths
 
 
-def refuse_corpus_files(outputs: Iterable[Path], data: DataConfig) -> None:
-    """Refuse an output that the user named if a corpus of `data` is read from it."""
+def refuse_corpus_files(
+    outputs: Iterable[Path], data: DataConfig, test_set: str | None = None
+) -> None:
+    """Refuse an output that the user named if a corpus of `data` or the named test set is read from it."""
     own: list[Path] = []
+    if test_set is not None:
+        own += find_files_beside(test_set, data) or ()
     for corpus in data.corpora:
         with contextlib.suppress(UserError):  # it may be gone, and need not be on this machine
             own += find_local_files(corpus, data)
     inputs = [file.resolve() for file in own]
     for path in outputs:
         if path.resolve() in inputs:
-            raise UserError(f"{path}: is a corpus of the config's data; choose another file")
+            raise UserError(f"{path}: is a corpus or a test set; choose another file")
 
 
 def fetch_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:

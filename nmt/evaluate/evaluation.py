@@ -216,7 +216,7 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
         system = System(name, data, test, list(read_lines(TextFile(Path(name)))))
     else:
         model = request.open_translator(names, request.overrides)
-        refuse_corpus_files(request.outputs, model.config.data)
+        refuse_corpus_files(request.outputs, model.config.data, request.test_set.name)
         if not request.is_forced:
             _check_languages(model, request.test_set)
         system = translate_test_set(model, request.test_set)

@@ -7,7 +7,6 @@ text and lets sacreBLEU count. Its signature is sacreBLEU's own, plus the test s
 the number of lines, the tokenizer, and the version of this package.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -18,6 +17,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 import nmt
+from nmt.languages import find_code
 from nmt.score import moses
 from nmt.score.score import Score, make_headline_counter
 from nmt.score.significance import bootstrap, read_seed
@@ -75,7 +75,7 @@ def find_paper_metric(language: str) -> Metric:
 
 def _list_tokenized(language: str) -> list[Metric]:
     """Text as Moses tokenised it in 2017, counted as multi-bleu.perl counts."""
-    language = re.split("[-_]", language.lower())[0]  # de_AT is German
+    language = find_code(language)
     tokenize = cache(moses.make_tokenizer(language))  # several metrics ask for the same line
     name = f"tokenizer.perl-2017.{language}"
     reading = "Moses' tokenizer, as in most papers from 2014 to 2018"

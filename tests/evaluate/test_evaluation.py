@@ -26,6 +26,7 @@ from nmt import known_test_sets
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.train import main as nmt_train
+from nmt.commands.translate import main as nmt_translate
 from nmt.config import format_config, load_config
 from nmt.corpus import test_sets as testsets
 from nmt.corpus.demo import generate_pairs
@@ -617,9 +618,28 @@ def test_a_corpus_of_the_config_is_not_written_over(
 ) -> None:
     file = ground / name
     text = file.read_bytes()
-    refusal = f"{file}: is a corpus of the config's data; choose another file"
+    refusal = f"{file}: is a corpus or a test set; choose another file"
     assert get_refusal(capsys, run, option, file) == refusal
     assert file.read_bytes() == text and not (run / "results.json").exists()
+
+
+def test_translations_do_not_replace_their_reference(
+    run: Path, ground: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    named = [tmp_path / "mine.en", tmp_path / "mine.de"]
+    for file, name in zip(named, ("test.en", "test.de"), strict=True):
+        file.write_bytes((ground / name).read_bytes())
+    words = (run, f"data.root={tmp_path}", "--test-set", "mine", "--output", named[1])
+    assert (
+        get_refusal(capsys, *words) == f"{named[1]}: is a corpus or a test set; choose another file"
+    )
+
+    # and nmt-translate, which knows the run's own
+    source, reference = ground / "test.en", ground / "test.de"
+    assert nmt_translate([str(run), "-i", str(source), "-o", str(reference)]) == 2
+    message = f"nmt-translate: error: {reference}: is a corpus or a test set; choose another file\n"
+    assert capsys.readouterr().err == message
+    assert reference.read_bytes() == named[1].read_bytes()
 
 
 def test_corpora_that_are_gone_are_no_obstacle(run: Path, ground: Path, tmp_path: Path) -> None:

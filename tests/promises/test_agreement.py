@@ -288,3 +288,4 @@ def test_what_fits_or_is_asked_for_is_not_refused(ground: Path) -> None:
     # a model whose tags choose the language
     assert find_direction(DataConfig(train=(CorpusConfig(src="a", tgt="b", tag="<de>"),))) is None
     assert find_direction(DataConfig(src="en_US", tgt="pt-BR")) == "en-pt"
+    assert find_direction(DataConfig(src="English", tgt="french")) == "en-fr"

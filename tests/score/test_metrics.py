@@ -89,6 +89,7 @@ def test_plain_text_is_scored_as_sacrebleu_scores_it(name: str, counter: Counter
     [
         ("de_AT", "BLEU tokenised, split", 4),
         ("FR-ca", "BLEU tokenised", 2),
+        ("French", "BLEU tokenised", 2),
         ("ja", None, 1),
     ],
 )
