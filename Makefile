@@ -99,24 +99,25 @@ build/audit/.installed:
 gpu: $(INSTALLED)  ## check what this machine's GPUs compute and time it: ten minutes, no data
 	$(BIN)/python scripts/bench/first_gpu.py
 
-gpu-dry: $(INSTALLED) build/cuda/.installed build/oldest/.installed  ## all that can be checked of the GPU path without a GPU; 20 minutes, 12 GB
+# The oldest that setup.cfg allows, the one after it and the newest: each compiles otherwise
+TORCHES = torch-2.11 torch-2.12 torch
+
+gpu-dry: $(INSTALLED) $(TORCHES:%=build/%/.installed)  ## all that can be checked of the GPU path without a GPU; 20 minutes, 16 GB
 	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP --timeout 600 tests/scripts/test_gpu_dry.py tests/scripts/test_kernel_counts.py \
 		tests/scripts/test_first_gpu.py tests/train/test_shares.py
 	NMT_GPU_DRY=1 TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/test_fused_kernels.py tests/kernels/test_best_pieces.py
-	build/cuda/bin/python -m pytest -p no:cacheprovider tests/scripts/test_fake_cuda.py
-	NMT_GPU_DRY=1 PYTHONPATH=$(CURDIR) build/oldest/bin/python -m pytest -p no:cacheprovider tests/train/test_shares.py \
-		tests/train/test_fast_paths.py tests/train/test_update_gpu.py
+	set -e; for name in $(TORCHES); do \
+		NMT_GPU_DRY=1 PYTHONPATH=$(CURDIR) build/$$name/bin/python -m pytest -p no:cacheprovider tests/scripts/test_fake_cuda.py \
+			tests/train/test_shares.py tests/train/test_fast_paths.py tests/train/test_update_gpu.py; \
+	done
 	$(BIN)/python scripts/bench/roofline.py
 	$(BIN)/python scripts/bench/count_decoding.py
 
-build/cuda/.installed: TORCH = torch
-# the oldest that setup.cfg allows; it compiles otherwise than newer ones
-build/oldest/.installed: TORCH = torch==2.11.0
-build/cuda/.installed build/oldest/.installed:
-	@echo "making $(@D) with the CUDA build of $(TORCH): some gigabytes" >&2
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
-		$(TORCH) numpy pyyaml tqdm safetensors sentencepiece sacrebleu sacremoses sentencex numba pytest pytest-timeout hypothesis
+$(TORCHES:%=build/%/.installed): build/%/.installed:
+	@echo "making build/$* with its CUDA build: some gigabytes" >&2
+	$(PYTHON) -m venv build/$*
+	build/$*/bin/python -m pip install --quiet --disable-pip-version-check $(subst -,==,$*) \
+		numpy pyyaml tqdm safetensors sentencepiece sacrebleu sacremoses sentencex numba pytest pytest-timeout hypothesis
 	@touch $@
 
 bench-floors: $(INSTALLED)  ## has a speed been lost? ratios to yardsticks, six minutes on a quiet machine, no data
