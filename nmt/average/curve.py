@@ -81,7 +81,7 @@ def measure_curve(
         chosen = candidates[-n:]
         steps = [candidate.step for candidate in chosen]
         minutes = [round(candidate.elapsed_s / 60, 2) for candidate in chosen]
-        points.append(Point(n, steps, minutes, bleu, result.nll.value))
+        points.append(Point(n, steps, minutes, bleu, result.nll))
         duration = format_duration(clock() - started_at)
         say(f"mean of the last {n}: dev BLEU {bleu:.2f}, in {duration}")
 

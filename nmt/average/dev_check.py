@@ -55,7 +55,7 @@ def compute_nll(checkpoint: Checkpoint, dev: DevSet, device: torch.device) -> fl
     micro_tokens = resolve_micro_tokens(config, world)
     nll = compute_dev_nll(translator.model, dev.store, micro_tokens, world, StopRequest())
     assert nll is not None  # only a stop request gives None
-    return nll.value
+    return nll
 
 
 def open_dev_of_run(data: DataConfig, vocab: Vocabulary) -> DevSet:

@@ -6,13 +6,14 @@ are the keys of the line; docs/tracking.md says what each means.
 
 A line may be damaged. If it is no event at all, it is counted and left out. A value that it lacks,
 or that has another type, reads as NaN, 0, "" or None, so a reader needs no second check: `figures`
-has only the numbers that are there and finite.
+has only the numbers that are there and finite. Keys that an earlier version wrote besides are
+ignored.
 """
 
 import math
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,11 +25,6 @@ from nmt.system.strict_json import parse_json
 
 MAX_METRICS_BYTES = 1 << 30  # some millions of lines
 LONGEST_LINE = 1 << 16
-
-
-def with_prefix(prefix: str) -> Any:
-    """Make a field whose items are keys of their own in the line: nll/1-10, nll/11-20."""
-    return field(default_factory=dict, metadata={"prefix": prefix})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +41,7 @@ class Event:
         line: dict[str, Any] = {"kind": self.kind}
         for event_field in fields(self):
             value = getattr(self, event_field.name)
-            if "prefix" in event_field.metadata:
-                for key, number in value.items():
-                    line[event_field.metadata["prefix"] + key] = replace_nonfinite(number)
-            elif value is not None or event_field.default is not None:
+            if value is not None or event_field.default is not None:
                 line[event_field.name] = replace_nonfinite(value)
         return line
 
@@ -107,8 +100,6 @@ class ValidEvent(Event):
     bleu: float | None
     signature: str | None
     chrf: float | None
-    nll_by_length: dict[str, float] = with_prefix("nll/")
-    entropy: dict[str, float] = with_prefix("entropy/")  # of attention, by layer
     elapsed_s: float
 
 
@@ -148,8 +139,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
 }
 
 
-def _list_fields(event_type: type[Event]) -> list[tuple[str, str | None, type, Any]]:
-    """Return name, prefix, type of value and the replacement for an absent value, for each field."""
+def _list_fields(event_type: type[Event]) -> list[tuple[str, type, Any]]:
+    """Return name, type of value and the replacement for an absent value, for each field."""
     absent_values = {float: math.nan, int: 0, str: ""}
     hints = typing.get_type_hints(event_type)
     described = []
@@ -157,9 +148,8 @@ def _list_fields(event_type: type[Event]) -> list[tuple[str, str | None, type, A
         hint = hints[event_field.name]
         is_optional = type(None) in typing.get_args(hint)
         value_type = typing.get_args(hint)[0] if is_optional else hint
-        value_type = typing.get_origin(value_type) or value_type
-        absent = None if is_optional else absent_values.get(value_type)
-        described.append((event_field.name, event_field.metadata.get("prefix"), value_type, absent))
+        absent = None if is_optional else absent_values[value_type]
+        described.append((event_field.name, value_type, absent))
     return described
 
 
@@ -172,22 +162,11 @@ def parse_line(line: dict[str, Any]) -> Event | None:
     if not isinstance(kind, str) or kind not in EVENT_TYPES or type(step) is not int or step < 0:
         return None
     values: dict[str, Any] = {}
-    for name, prefix, value_type, absent in FIELDS[kind]:
-        if prefix is not None:
-            prefixed = {key: x for key, x in line.items() if key.startswith(prefix)}
-            numbers = {key.removeprefix(prefix): _read_number(x) for key, x in prefixed.items()}
-            values[name] = {key: x for key, x in numbers.items() if x is not None}
-        elif value_type is float:
-            number = _read_number(line.get(name))
-            values[name] = absent if number is None else number
-        else:
-            value = line.get(name)
-            values[name] = value if type(value) is value_type else absent
+    for name, value_type, absent in FIELDS[kind]:
+        value = line.get(name)
+        types = (int, float) if value_type is float else (value_type,)
+        values[name] = value if type(value) in types else absent
     return EVENT_TYPES[kind](**values)
-
-
-def _read_number(value: Any) -> float | None:
-    return value if type(value) in (int, float) else None
 
 
 def replace_nonfinite(value: Any) -> Any:

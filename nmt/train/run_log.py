@@ -21,7 +21,6 @@ from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
 from nmt.train.events import LONGEST_LINE, Event, Listener, TrainEvent, ValidEvent, read_events
 from nmt.train.on_track import LearningCheck
-from nmt.train.samples import mean_entropies
 from nmt.train.setup import Setup
 from nmt.train.validate import Validation
 
@@ -94,25 +93,22 @@ class RunLog:
     def write_validation(self, state: TrainState, result: Validation, is_best: bool) -> None:
         score = result.bleu
         for sample in result.samples:
-            self.write(sample.event)
-        entropies = mean_entropies(result.samples)
+            self.write(sample)
         self.write(
             ValidEvent(
                 step=state.step,
-                nll=round(result.nll.value, 5),
+                nll=round(result.nll, 5),
                 ppl=round(result.perplexity, 3),
                 bleu=score.value if score else None,
                 signature=score.signature if score else None,
                 chrf=result.chrf,
-                nll_by_length={name: round(nll, 5) for name, nll in result.nll.by_length.items()},
-                entropy={layer: round_digits(value) for layer, value in entropies.items()},
                 elapsed_s=round(state.elapsed_s, 1),
             )
         )
         bleu = f", BLEU {score.value:.2f}" if score else ""
         mark = "  (best)" if is_best else ""
         say(
-            f"update {state.step}: dev NLL {result.nll.value:.4f}, perplexity {result.perplexity:.2f}"
+            f"update {state.step}: dev NLL {result.nll:.4f}, perplexity {result.perplexity:.2f}"
             f"{bleu}{mark}"
         )
 

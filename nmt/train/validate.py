@@ -27,8 +27,9 @@ from nmt.system.files import read_bytes
 from nmt.system.progress import Progress
 from nmt.system.ranks import World
 from nmt.system.run_folder import dev_text_file
+from nmt.train.events import SampleEvent
 from nmt.train.loss import Objective
-from nmt.train.samples import SAMPLED_LINES, Sample, take_sample
+from nmt.train.samples import SAMPLED_LINES, take_sample
 from nmt.train.shutdown import StopRequest
 from nmt.translate.batching import halve_until_it_fits
 from nmt.translate.translator import NO_TRANSLATION, Translation, Translator
@@ -65,28 +66,21 @@ def _read_lines(folder: Path, side: str, n_lines: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class DevNll:
-    """The NLL per target piece: of all, and of sentences of about the same length."""
-
-    value: float
-    by_length: dict[str, float]  # such as "11-20" pieces; without lengths that do not occur
-
-
-@dataclass(frozen=True)
 class Validation:
-    nll: DevNll
+    nll: float  # per target piece
     bleu: Score | None  # None if BLEU is switched off, and on ranks that do not decode
     selection_score: float  # decides which checkpoint is best; higher is better
     chrf: float | None = None  # only where evaluation.best_by asks for it
-    samples: Sequence[Sample] = ()
+    samples: Sequence[SampleEvent] = ()
 
     @property
     def perplexity(self) -> float:
-        return compute_perplexity(self.nll.value)
+        return compute_perplexity(self.nll)
 
 
-LENGTH_BOUNDS = (10, 20, 30, 40, 50, 60)  # pieces; the last group has all longer ones
-LENGTH_GROUPS = ("1-10", "11-20", "21-30", "31-40", "41-50", "51-60", "61+")
+# Pairs are sorted by the tokens of their targets. After these lengths a batch ends even if it is not
+# full; other batches would change the last bits of the NLL.
+BATCH_ENDS = (11, 21, 31, 41, 51, 61)
 
 
 @torch.inference_mode()
@@ -96,7 +90,7 @@ def compute_dev_nll(
     micro_tokens: int,
     world: World,
     stop: StopRequest,
-) -> DevNll | None:
+) -> float | None:
     """Compute the mean NLL per target piece; the ranks share the work. Return None if a stop cut it
     short.
 
@@ -105,34 +99,22 @@ def compute_dev_nll(
     tgt_lengths = store.tgt.lengths  # with the end mark
     order = np.argsort(tgt_lengths, kind="stable")
     bounds = split_pairs(store.src.lengths[order], tgt_lengths[order], micro_tokens, micro_tokens)
-    # no batch has sentences of two groups
-    groups = np.searchsorted(LENGTH_BOUNDS, tgt_lengths - 1)
-    bounds = np.union1d(bounds, np.flatnonzero(np.diff(groups[order])) + 1)
+    bounds = np.union1d(bounds, np.searchsorted(tgt_lengths[order], BATCH_ENDS, side="right"))
     batches = [order[first:last].tolist() for first, last in pairwise(bounds)]
-    nll_sums = torch.zeros(len(LENGTH_GROUPS), dtype=torch.float64, device=world.device)
-    n_tokens = [0] * len(LENGTH_GROUPS)
+    nll_sum = torch.zeros((), dtype=torch.float64, device=world.device)
 
     objective = Objective(model, 0.0)
 
     def score(pairs: list[int]) -> None:
-        batch = make_batch(store, np.array(pairs)).to(world.device)
-        _, nll = objective(batch)
-        group = int(groups[pairs[0]])
-        nll_sums[group] += nll.double()
-        n_tokens[group] += batch.n_tokens
+        _, nll = objective(make_batch(store, np.array(pairs)).to(world.device))
+        nll_sum.add_(nll.double())
 
     mine = batches[world.rank :: world.size]
     work = halve_until_it_fits(mine, score, torch.cuda.empty_cache)
     with suspend_dropout(model):
         if not stop.run_in_step(work, world):
             return None
-    counts = torch.tensor(n_tokens, dtype=torch.float64, device=world.device)
-    sums, counts = world.sum(torch.stack((nll_sums, counts))).cpu()
-    by_length = {}
-    for name, nll_sum, count in zip(LENGTH_GROUPS, sums.tolist(), counts.tolist(), strict=True):
-        if count:
-            by_length[name] = nll_sum / count
-    return DevNll(float(sums.sum() / counts.sum()), by_length)
+    return float(world.sum(nll_sum) / store.tgt.n_tokens)
 
 
 def validate(
@@ -152,22 +134,22 @@ def validate(
     if nll is None:
         return None
     if not evaluation.bleu:
-        return Validation(nll, None, -nll.value)
+        return Validation(nll, None, -nll)
     chosen = choose_dev_lines(len(dev.sources), evaluation.sentences)
     sources = [dev.sources[line] for line in chosen]
     results = _translate(translator, sources, world, stop)
     if results is None:
         return None
     if not world.is_main:
-        return Validation(nll, None, -nll.value)
+        return Validation(nll, None, -nll)
     texts = [result.text for result in results]
     references = [dev.references[line] for line in chosen]
     samples = [
-        take_sample(translator, step, chosen[i], sources[i], references[i], results[i])
+        take_sample(step, chosen[i], sources[i], references[i], texts[i])
         for i in choose_dev_lines(len(chosen), SAMPLED_LINES)
     ]
     score = score_bleu(texts, references)
-    selection_scores = {"bleu": score.value, "nll": -nll.value}
+    selection_scores = {"bleu": score.value, "nll": -nll}
     chrf = None
     if evaluation.best_by == "chrf":
         chrf = selection_scores["chrf"] = score_chrf(texts, references)

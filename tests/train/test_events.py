@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.small_disk import SmallDisk
 
-from nmt.train.events import SkippedEvent, parse_event, read_events
+from nmt.train.events import SkippedEvent, ValidEvent, parse_event, read_events
 from nmt.train.run_log import MetricsLog
 
 # One line of each kind, as the first version with all of them wrote it.
@@ -16,9 +16,9 @@ LINES = """\
 "elapsed_s": 8.1}
 {"kind": "sample", "step": 4, "line": 2, "source": "a", "reference": "b", "translation": "\\u00fc"}
 {"kind": "valid", "step": 4, "nll": 3.0, "ppl": 20.086, "bleu": null, "signature": null, "chrf": null, \
-"nll/1-10": 3.0, "elapsed_s": 8.1}
+"elapsed_s": 8.1}
 {"kind": "valid", "step": 8, "nll": 3.0, "ppl": 20.086, "bleu": 1.5, "signature": "nrefs:1", "chrf": 12.5, \
-"nll/1-10": 2.9, "nll/61+": 3.1, "entropy/memory.0": 0.5, "elapsed_s": 16.2}
+"elapsed_s": 16.2}
 {"kind": "skipped", "step": 9, "loss": "inf", "grad_norm": "12.5"}
 {"kind": "warning", "step": 9, "problem": "stalled", "nll": 5.5, "unigram_nll": 5.25, "message": "raise it"}
 {"kind": "warning", "step": 9, "problem": "mirror", "message": "cannot be reached"}
@@ -36,7 +36,7 @@ def test_a_line_is_read_and_written_as_it_was(row: str) -> None:
     "row, step, figures",
     [
         ('{"kind": "train", "step": 3, "nll": 2.5, "lr": "fast", "epoch": true}', 3, {"nll": 2.5}),
-        ('{"kind": "valid", "step": 3, "bleu": "nan", "nll/1-10": [1], "nll": 1}', 3, {"nll": 1.0}),
+        ('{"kind": "valid", "step": 3, "bleu": "nan", "chrf": [1], "nll": 1}', 3, {"nll": 1.0}),
         ('{"kind": "sample", "step": 3, "line": "?", "attention": 5}', 3, {}),
     ],
 )
@@ -46,6 +46,20 @@ def test_values_that_are_missing_or_damaged_are_not_among_the_figures(
     event = parse_event(row.encode())
     assert event is not None and event.step == step
     assert event.figures == figures
+
+
+def test_a_validation_of_an_earlier_version_is_read_without_its_figures_by_length_and_layer(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"kind": "valid", "step": 8, "nll": 3.0, "ppl": 20.086, "bleu": 1.5, "signature": "nrefs:1", '
+        '"chrf": null, "nll/1-10": 2.9, "nll/61+": 3.1, "entropy/encoder.0": 0.5, "elapsed_s": 16.2}\n'
+    )
+    (event,), n_damaged = read_events(path)
+    assert n_damaged == 0
+    assert isinstance(event, ValidEvent) and event.step == 8 and event.signature == "nrefs:1"
+    assert event.figures == {"nll": 3.0, "ppl": 20.086, "bleu": 1.5, "elapsed_s": 16.2}
 
 
 def test_lines_that_are_no_events_are_counted(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_run_trains_as_without_and_checkpoints_have_both(ground: Path) -> None
     world = World(0, 1, torch.device("cpu"))
     nll = compute_dev_nll(translator.model, dev.store, 90, world, StopRequest())
     (logged,) = [line["nll"] for line in read_lines(config.folder, "valid") if line["step"] == 4]
-    assert nll is not None and nll.value == pytest.approx(logged, abs=1e-4)
+    assert nll is not None and nll == pytest.approx(logged, abs=1e-4)
 
 
 def test_six_updates_are_three_a_stop_and_three_more(ground: Path) -> None:

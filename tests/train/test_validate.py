@@ -34,6 +34,19 @@ def test_dev_lines_are_spread_evenly(n_lines: int, n_wanted: int) -> None:
     assert abs(chosen[0] - (n_lines - 1 - chosen[-1])) <= 1
 
 
+def test_the_nll_is_that_of_each_piece_of_the_dev_set(toy: Path, corpus: Path) -> None:
+    """Short and long sentences are in different batches, and count by their pieces."""
+    settings = ["training.steps=1", "training.precision=fp32", "evaluation.bleu=false"]
+    config = train_toy(toy, *settings)
+    (valid,) = read_lines(config.folder, "valid")
+    assert not read_lines(config.folder, "sample")
+    sources = (corpus / "valid.en").read_text().splitlines()
+    targets = (corpus / "valid.de").read_text().splitlines()
+    pairs = nmt.api.score_pairs(zip(sources, targets, strict=True), config.folder)
+    log_probs = [log_prob for pair in pairs for log_prob in pair.log_probs]
+    assert valid["nll"] == pytest.approx(-sum(log_probs) / len(log_probs), abs=2e-5)
+
+
 def test_a_part_of_the_dev_set_is_scored_and_named(
     toy: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,17 +11,12 @@ from operator import itemgetter
 
 from nmt.extras.report.facts import RunFacts
 from nmt.paper import find_dev_reference
-from nmt.system.errors import UserError
-from nmt.system.escapes import escape_line
-from nmt.train.events import Event, ValidEvent
-from nmt.train.on_track import smoothed_loss_floor
+from nmt.train.events import Event
 
 MOST_POINTS = 500  # of a curve
 POINTS_OF_CHART = 3_000  # of all its curves together
 LOSS = "Loss in nats per target piece, without smoothing"
 BLEU = "Dev BLEU"
-SMOOTHED = "Training loss in nats per target piece, as smoothed"
-MOST_RUNS_BY_LAYER = 4  # more runs would be more charts than a person reads
 
 Points = Sequence[tuple[float, float]]
 
@@ -74,28 +69,9 @@ def list_curve_charts(runs: Sequence[RunFacts]) -> list[Chart]:
                 points = collect_points(run.events, kind, key)
                 scaled = [(step, value / wanted.unit) for step, value in points]
                 series.append(Series(i, name, scaled))
-        # without its floor, the smoothed loss says no more than the other
-        if references or wanted.chart.title != SMOOTHED:
-            chart = replace(wanted.chart, references=tuple(references), series=tuple(series))
-            charts.append(chart)
-    if len(runs) <= MOST_RUNS_BY_LAYER:
-        for i, run in enumerate(runs):
-            charts += _list_families(i, run, is_alone=len(runs) == 1)
-    return [chart for chart in map(_thin_chart, charts) if chart.series]
-
-
-def _list_families(i: int, run: RunFacts, is_alone: bool) -> list[Chart]:
-    validations = [event for event in run.events if isinstance(event, ValidEvent)]
-    charts = []
-    keys = dict.fromkeys(key for event in validations for key in event.figures)  # each once
-    for prefix, title, y in FAMILIES:
-        series = []
-        for key in keys:
-            if key.startswith(prefix):
-                name = escape_line(key.removeprefix(prefix))
-                series.append(Series(i, name, collect_points(run.events, "valid", key)))
-        charts.append(Chart(title if is_alone else f"{title}: {run.name}", y, tuple(series)))
-    return charts
+        chart = replace(wanted.chart, references=tuple(references), series=tuple(series))
+        charts.append(_thin_chart(chart))
+    return [chart for chart in charts if chart.series]
 
 
 def collect_points(events: Iterable[Event], kind: str, key: str) -> list[tuple[int, float]]:
@@ -123,19 +99,7 @@ def list_references(run: RunFacts) -> dict[str, list[ReferenceLine]]:
     # if a warning has the unigram entropy of the target text
     for _, nll in collect_points(run.events, "warning", "unigram_nll")[-1:]:
         loss.append(ReferenceLine("frequencies of the pieces alone", nll))
-    return {LOSS: loss, BLEU: bleu, SMOOTHED: _list_floor(run)}
-
-
-def _list_floor(run: RunFacts) -> list[ReferenceLine]:
-    """Return the lowest smoothed loss that is possible, if the loss is smoothed."""
-    if run.config is None or run.vocab is None:
-        return []
-    try:
-        n_vocab = run.config.model.count_rows(run.vocab.tgt.size)
-    except UserError:  # the vocabulary is not this model's
-        return []
-    floor = smoothed_loss_floor(run.config.training.label_smoothing, n_vocab)
-    return [ReferenceLine(f"no smoothed loss is below {floor:.3f}", floor)] if floor else []
+    return {LOSS: loss, BLEU: bleu}
 
 
 CHARTS = (
@@ -146,10 +110,6 @@ CHARTS = (
     CurveChart(
         Chart(BLEU, "BLEU", from_zero=True),
         (("valid", "bleu", "BLEU"),),
-    ),
-    CurveChart(
-        Chart(SMOOTHED, "nats"),
-        (("train", "loss", "training"),),
     ),
     CurveChart(Chart("Learning rate", "rate", from_zero=True), (("train", "lr", "rate"),)),
     CurveChart(Chart("Norm of the gradient", "norm"), (("train", "grad_norm", "norm"),)),
@@ -162,11 +122,6 @@ CHARTS = (
         (("train", "memory_bytes", "memory"),),
         unit=2**30,
     ),
-)
-# Figures of a validation whose keys end with the name of a layer or of a bucket: each has one line in its chart.
-FAMILIES = (
-    ("nll/", "Dev loss by length of the target, in pieces", "nats"),
-    ("entropy/", "Entropy of attention by layer", "nats"),
 )
 
 

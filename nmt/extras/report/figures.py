@@ -25,8 +25,6 @@ class FigureList:
 
     def add_group(self, charts: Sequence[Chart]) -> str:
         """Return the places of charts, which are side by side if the page is wide enough."""
-        if not charts:
-            return ""
         return "\n".join(['<div class="charts">', *map(self._add, charts), "</div>"])
 
     def _add(self, chart: Chart) -> str:

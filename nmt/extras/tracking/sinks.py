@@ -64,11 +64,8 @@ def open_sink(name: str, run: Path) -> Sink:
 
 
 def name_figures(line: dict[str, Any]) -> dict[str, float]:
-    """Name the numbers of a line as charts are titled: train/nll, nll/1-10."""
-    return {
-        key if "/" in key else f"{line['kind']}/{key}": value
-        for key, value in find_figures(line).items()
-    }
+    """Name the numbers of a line as charts are titled, such as train/nll."""
+    return {f"{line['kind']}/{key}": value for key, value in find_figures(line).items()}
 
 
 class TensorBoardSink:
