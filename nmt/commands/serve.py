@@ -28,14 +28,12 @@ KEYS_VARIABLE = "NMT_API_KEYS"
 EXAMPLES = """\
   nmt-serve runs/demo/average                                    http://127.0.0.1:8000, for this machine only
   nmt-serve runs/en-de/average runs/de-en/average                two directions
-  nmt-serve small=runs/small/average big=runs/big/average        two models of one direction, by name
   nmt-serve exports/en-de --engine ctranslate2 decoding.beam=2
   nmt-serve runs/demo/average --host 0.0.0.0 --api-key-file keys
 
-POST /translate accepts what LibreTranslate's clients send; POST /v1/translate has n-best lists and scores. GET
-/openapi.json describes both, and GET / is a page to try it. SIGTERM and Ctrl-C end the server once pending requests
-are answered, within 10 seconds. Exit codes: 0 ended by SIGTERM, 1 a failure, 2 a mistake in the input, 130 Ctrl-C.
-See docs/serving.md."""
+POST /translate accepts what LibreTranslate's clients send. GET /openapi.json describes it, and GET / is a page to try
+it. SIGTERM and Ctrl-C end the server once pending requests are answered, within 10 seconds. Exit codes: 0 ended by
+SIGTERM, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. See docs/serving.md."""
 
 
 def build_parser() -> ArgumentParser:
@@ -43,9 +41,9 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "arguments",
         nargs="+",
-        metavar="[NAME=]CHECKPOINT",
-        help="a checkpoint folder, an average, or a run folder; the name is the pair of languages, such as "
-        "en-de, unless given. Settings may follow: decoding.key=value, device=cpu",
+        metavar="CHECKPOINT",
+        help="a checkpoint folder, an average, or a run folder; several if each translates another direction. "
+        "Settings may follow: decoding.key=value, device=cpu",
     )
     add_engine(parser)
     add_network_arguments(parser.add_argument_group("network"))
@@ -110,15 +108,17 @@ def serve_models(args: Namespace) -> int:
     tune_process()  # before torch is imported
 
     from nmt.extras.serve.app import ServeLimits
-    from nmt.extras.serve.models import ServedModels
+    from nmt.extras.serve.models import check_directions
     from nmt.extras.serve.server import make_server, open_socket, run_server
 
     limits = ServeLimits(args.max_characters, args.max_waiting, args.timeout)
     with open_socket(args.host, args.port) as listener:
-        models = ServedModels([open_served(word, args) for word in args.checkpoints])
-        models.warm_up()
+        models = [open_served(path, args) for path in args.checkpoints]
+        check_directions(models)
+        for model in models:
+            model.translator.translate(["1"])  # the first time takes longer
         server = make_server(models, limits, keys)
-        run_server(server, listener, list(models.by_name))
+        run_server(server, listener, [model.direction for model in models])
     return 0
 
 
@@ -142,16 +142,13 @@ def read_keys(path: str | None) -> frozenset[str]:
     return keys
 
 
-def open_served(word: str, args: Namespace) -> "ServedModel":
-    """Open [NAME=]CHECKPOINT. A folder whose name contains "=" is still a checkpoint."""
+def open_served(path: str, args: Namespace) -> "ServedModel":
+    """Open a checkpoint, or what another engine reads."""
     from nmt.api import open_model
     from nmt.config import RUNNING_TEXT
     from nmt.extras.serve.models import ServedModel
     from nmt.translate.translator import warn_if_untagged
 
-    name, equals, path = word.partition("=")
-    if not equals or os.path.exists(word):
-        name, path = "", word
     # A client would not see the warning that its line was cut.
     overrides = ["decoding.long_lines=refuse", *RUNNING_TEXT, *args.overrides]
     if args.engine == "ctranslate2":
@@ -161,9 +158,8 @@ def open_served(word: str, args: Namespace) -> "ServedModel":
     else:
         # a server runs for long, so half a minute of compiling at its first start soon pays off
         loaded = open_model([path], ["decoding.compile=on", *overrides])
-    data = loaded.config.data
     warn_if_untagged(loaded.config)
-    return ServedModel(name or f"{data.src}-{data.tgt}", loaded)
+    return ServedModel(loaded)
 
 
 main = partial(start_command, "nmt-serve", parse_arguments, serve_models, extra="serve")

@@ -40,7 +40,7 @@ class Sentence:
 class Splitter:
     """Splits paragraphs of one language into sentences that a model accepts."""
 
-    language: str | None  # None if each paragraph is a sentence
+    language: str
     fits: Callable[[str], bool]
 
     def split(self, paragraph: str) -> list[Sentence]:
@@ -53,9 +53,6 @@ class Splitter:
         return sentences
 
     def _segment(self, paragraph: str) -> Iterator[str]:
-        if self.language is None:
-            yield paragraph
-            return
         paragraph = HALF_CHARACTER.sub("\ufffd", paragraph)  # sentencex reads UTF-8
         readable = WIDE_SPACE.sub(" ", paragraph)  # it panics behind some of these
         start = 0

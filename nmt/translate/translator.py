@@ -182,11 +182,9 @@ class TextToText(ABC):
         """Return the pieces of each line that the model reads, without tags."""
         return self.vocab.src.encode(self.lower(lines))
 
-    def make_splitter(self, has_sentences: bool = True) -> Splitter:
-        """Make what splits paragraphs into sentences that the model can translate; without, a paragraph is
-        one sentence if the model can translate it whole.
-        """
-        return Splitter(self.languages[0] if has_sentences else None, self.fits)
+    def make_splitter(self) -> Splitter:
+        """Make what splits paragraphs into sentences that the model can translate."""
+        return Splitter(self.languages[0], self.fits)
 
     def translate_text(self, text: str) -> TranslatedText:
         """Translate running text: each line of it is a paragraph of sentences."""

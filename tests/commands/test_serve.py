@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -32,11 +33,11 @@ def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_process_answers_until_a_signal_ends_it(
     number: signal.Signals, checkpoint: Path, tmp_path: Path
 ) -> None:
-    with start_server(tmp_path, str(checkpoint), f"small={checkpoint}", OFF) as (process, port):
+    with start_server(tmp_path, str(checkpoint), OFF) as (process, port):
         connection = http.client.HTTPConnection("127.0.0.1", port)
-        body = json.dumps({"q": ["red dog"], "model": "small"})
-        connection.request("POST", "/v1/translate", body, {"Content-Type": "application/json"})
-        assert json.loads(connection.getresponse().read())["model"] == "small"
+        body = json.dumps({"q": "red dog", "source": "en", "target": "de"})
+        connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+        assert list(json.loads(connection.getresponse().read())) == ["translatedText"]
         process.send_signal(number)
         assert process.wait(100) == 0
     assert "Traceback" not in (tmp_path / "stderr").read_text()
@@ -58,9 +59,16 @@ def test_bad_options(options: list[str], words: str, capsys: pytest.CaptureFixtu
     assert words in capsys.readouterr().err
 
 
-def test_two_models_of_one_name(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(checkpoint), str(checkpoint), OFF, "--port", "0"]) == 2
-    assert "two models are called en-de; give one another name" in capsys.readouterr().err
+def test_two_models_of_one_direction(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = checkpoint.with_name("other")
+    shutil.copytree(checkpoint, other)
+    assert main([str(checkpoint), str(other), OFF, "--port", "0"]) == 2
+    assert f"{checkpoint} and {other} both translate en to de; give one" in capsys.readouterr().err
+
+
+def test_a_model_has_no_name(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"small={checkpoint}", OFF, "--port", "0"]) == 2
+    assert f"small={checkpoint}: not found; give RUN, RUN/average or" in capsys.readouterr().err
 
 
 def test_keys_come_from_a_file_or_the_environment(

@@ -18,7 +18,7 @@ from support.waiting import until
 from nmt.extras.serve import batcher
 from nmt.extras.serve.app import ServeLimits
 from nmt.extras.serve.batcher import LineOptions
-from nmt.extras.serve.models import ServedModels
+from nmt.extras.serve.models import ServedModel
 from nmt.translate.translator import Candidates, Translation
 
 LIMITS = ServeLimits(max_waiting=4, timeout_s=1)
@@ -48,11 +48,15 @@ def make_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.is_open.set()
 
 
+def ask(*texts: str, **more: object) -> dict[str, object]:
+    return {"q": texts, "source": "en", "target": "de", **more}
+
+
 def send(server: RunningServer, question: object) -> socket.socket:
     """Send a question and do not wait for its answer."""
     body = json.dumps(question).encode()
     connection = socket.create_connection(("127.0.0.1", server.port))
-    head = "POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return connection
 
@@ -63,21 +67,21 @@ def wait_in_queue(server: RunningServer, n_lines: int) -> None:
 
 @contextmanager
 def hold_server(
-    models: ServedModels, gate: Gate, limits: ServeLimits = DEFAULTS
+    models: list[ServedModel], gate: Gate, limits: ServeLimits = DEFAULTS
 ) -> Iterator[tuple[RunningServer, socket.socket]]:
     """A server that is busy with the line "a" until the gate is open, and the connection that asked."""
-    with run_in_thread(models, limits) as server, send(server, {"q": ["a"]}) as first:
+    with run_in_thread(models, limits) as server, send(server, ask("a")) as first:
         until(lambda: gate.batches == [["a"]])
         yield server, first
 
 
 def test_a_full_queue_says_try_again_and_a_late_answer_is_a_504(
-    models: ServedModels, gate: Gate
+    models: list[ServedModel], gate: Gate
 ) -> None:
     with hold_server(models, gate, LIMITS) as (server, first):
-        waiting = send(server, {"q": ["b", "c", "d", "e"]})
+        waiting = send(server, ask("b", "c", "d", "e"))
         wait_in_queue(server, 4)
-        refused = server.post("/v1/translate", {"q": ["f"]})
+        refused = server.post("/translate", ask("f"))
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         for connection in (first, waiting):
             assert connection.recv(4096).startswith(b"HTTP/1.1 504")
@@ -85,10 +89,10 @@ def test_a_full_queue_says_try_again_and_a_late_answer_is_a_504(
 
 
 def test_a_bug_in_one_line_does_not_affect_its_neighbours(
-    models: ServedModels, gate: Gate, capfd: pytest.CaptureFixture[str]
+    models: list[ServedModel], gate: Gate, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with hold_server(models, gate) as (server, first):
-        others = [send(server, {"q": [text]}) for text in ("b", "bug", "c")]
+        others = [send(server, ask(text)) for text in ("b", "bug", "c")]
         wait_in_queue(server, 3)
         gate.is_open.set()
         found = [one.recv(4096) for one in (first, *others)]
@@ -98,13 +102,13 @@ def test_a_bug_in_one_line_does_not_affect_its_neighbours(
         assert server.ask("GET", "/health").status == 200
 
 
-def test_only_lines_with_equal_options_share_a_batch(models: ServedModels, gate: Gate) -> None:
+def test_only_lines_with_equal_options_share_a_batch(models: list[ServedModel], gate: Gate) -> None:
     questions = [
-        {"q": ["b"]},
-        {"q": ["c"], "n_best": 2},
-        {"q": ["d"]},
-        {"q": ["e"], "model": "other"},
-        {"q": ["f"], "n_best": 2},
+        ask("b"),
+        ask("c", alternatives=1),
+        ask("d"),
+        ask("e", target="fr"),
+        ask("f", alternatives=1),
     ]
     with hold_server(models, gate) as (server, first):
         connections = []
@@ -117,10 +121,10 @@ def test_only_lines_with_equal_options_share_a_batch(models: ServedModels, gate:
     assert gate.batches[1:] == [["b", "d"], ["c", "f"], ["e"]]
 
 
-def test_a_batch_has_a_bounded_size(models: ServedModels, gate: Gate) -> None:
-    budget = batcher.find_budget(LineOptions(models.first))
+def test_a_batch_has_a_bounded_size(models: list[ServedModel], gate: Gate) -> None:
+    budget = batcher.find_budget(LineOptions(models[0], 1))
     with hold_server(models, gate) as (server, _):
-        waiting = [send(server, {"q": ["x" * 1_000] * 10}) for _ in range(4)]
+        waiting = [send(server, ask(*["x" * 1_000] * 10)) for _ in range(4)]
         wait_in_queue(server, 40)
         gate.is_open.set()
         for one in waiting:

@@ -21,7 +21,6 @@ from support.waiting import HANG_S, until
 
 import nmt.extras.serve.app
 from nmt.extras.serve.app import PAGE_HEADERS, PAGE_TYPES
-from nmt.translate.sentences import RunningText, Splitter
 
 pytestmark = needs_chromium()
 
@@ -36,7 +35,7 @@ Respond = Callable[[JSON], tuple[int, JSON, dict[str, str]]]
 
 
 class StandIn:
-    """Translates word by word. A test may replace `respond`, or list the models that there are."""
+    """Translates word by word. A test may replace `respond`, or the languages that there are."""
 
     def __init__(self) -> None:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
@@ -46,7 +45,10 @@ class StandIn:
         self.reset()
 
     def reset(self) -> None:
-        self.models = [make_model("multi30k", "en", "de")]
+        self.languages = [
+            {"code": "en", "name": "English", "targets": ["de"]},
+            {"code": "de", "name": "German", "targets": []},
+        ]
         self.respond: Respond = translate_words
         self.questions: list[JSON] = []
 
@@ -56,14 +58,15 @@ class StandIn:
         class Answer(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 name = self.path.removeprefix("/").removeprefix("page/") or "index.html"
-                if self.path == "/v1/models":
-                    self.send(200, "application/json", json.dumps({"models": stand_in.models}))
+                if self.path == "/languages":
+                    self.send(200, "application/json", json.dumps(stand_in.languages))
                 elif name in PAGE_TYPES:
                     self.send(200, PAGE_TYPES[name], (PAGE / name).read_text())
                 else:
                     self.send(404, "application/json", '{"error": "no such page"}')
 
             def do_POST(self) -> None:
+                assert self.path == "/translate"
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 stand_in.questions.append(body)
                 status, answer, headers = stand_in.respond(body)
@@ -91,35 +94,22 @@ class StandIn:
         return Answer
 
 
-def make_model(name: str, source: str, target: str, engine: str = "nmt") -> JSON:
-    return {"name": name, "source": source, "target": target, "engine": engine, "beam": 4}
-
-
 def translate_words(body: JSON) -> tuple[int, JSON, dict[str, str]]:
-    translations = [
-        make_translation(text, body, lambda one: list_candidates(one, body)) for text in body["q"]
-    ]
-    return 200, {"model": "multi30k", "translations": translations}, {}
+    translated = [translate_line(text) for text in body["q"]]
+    answer: JSON = {"translatedText": translated}
+    if body["alternatives"]:
+        answer["alternatives"] = [list_others(text, body["alternatives"]) for text in translated]
+    return 200, answer, {}
 
 
-def make_translation(text: str, body: JSON, find: Callable[[str], list[JSON]]) -> JSON:
-    document = RunningText(
-        text, Splitter("en" if body.get("split", True) else None, lambda _: True)
-    )
-    sentences: list[JSON] = [
-        {"source": one.text, "start": one.start, "candidates": find(one.text)}
-        for one in document.sentences
-    ]
-    best = [one["candidates"][0]["text"] for one in sentences]
-    return {"text": document.join(best), "sentences": sentences}
+def translate_line(text: str) -> str:
+    return " ".join(translate_word(word) for word in text.split())
 
 
-def list_candidates(text: str, body: JSON) -> list[JSON]:
-    """The translation, and others that end in another word."""
-    words = [translate_word(word) for word in text.split()]
-    candidates = [" ".join(words)]
-    candidates += [" ".join([*words[:-1], f"Wort{i}"]) for i in range(1, body.get("n_best", 1))]
-    return [{"text": candidate, "score": -1.0} for candidate in candidates]
+def list_others(translation: str, n: int) -> list[str]:
+    """Translations that end in another word."""
+    words = translation.split()
+    return [" ".join([*words[:-1], f"Wort{i}"]) for i in range(1, n + 1)]
 
 
 def translate_word(word: str) -> str:
@@ -250,18 +240,18 @@ def test_a_long_text_comes_part_by_part(page: Any, stand_in: StandIn) -> None:
     assert page.locator("#status").inner_text() == "\n".join(["ein Hund"] * 19).replace("\n", " ")
 
 
-def test_a_model_is_chosen_where_there_are_several(page: Any, stand_in: StandIn) -> None:
-    stand_in.models = [
-        make_model("there", "en", "de"),
-        make_model("back", "de", "en", engine="ctranslate2 4.6"),
-    ]
+def test_a_direction_is_chosen_where_there_are_several(page: Any, stand_in: StandIn) -> None:
+    assert page.locator("#direction").is_hidden()
+    stand_in.languages[1]["targets"] = ["en"]
     page.reload()
     type_text(page, "a dog")
     expect_rows(page, "ein Hund")
-    assert page.locator("#model option").all_inner_texts() == ["there", "back"]
-    page.select_option("#model", "back")
+    names = page.locator("#direction option").all_inner_texts()
+    assert names == ["English to German", "German to English"]
+    page.select_option("#direction", "German to English")
     until_page(page, lambda: len(stand_in.questions) == 2, lambda: stand_in.questions)
-    assert [question["model"] for question in stand_in.questions] == ["there", "back"]
+    asked = [(question["source"], question["target"]) for question in stand_in.questions]
+    assert asked == [("en", "de"), ("de", "en")]
     assert page.locator("#targetLanguage").inner_text() == "English"
     assert page.get_attribute("#result", "lang") == "en"
 
@@ -273,12 +263,12 @@ def test_it_works_with_the_server_itself(page: Any, tab: OpenPage, tmp_path: Pat
     with run_in_thread(open_toy_models(tmp_path, ["decoding.min_length=2"])) as server:
         address = f"http://127.0.0.1:{server.port}/"
         page.goto(address)
-        for name in ("en-de", "other"):
-            page.select_option("#model", name)
+        for code, name in (("de", "German"), ("fr", "French")):
+            page.select_option("#direction", f"English to {name}")
             type_text(page, "\n".join(lines))
-            answer = server.post("/v1/translate", {"q": lines, "model": name}).json
-            expect_rows(page, *(row["text"] for row in answer["translations"]))
-        page.locator(".sentence").first.click()
+            answer = server.post("/translate", {"q": lines, "source": "en", "target": code}).json
+            expect_rows(page, *answer["translatedText"])
+        page.locator(".translation").first.click()
         page.locator(".alternatives button").nth(1).click()
         tab.faults[:] = [fault for fault in tab.faults if f"request: {address}" not in fault]
 
@@ -289,11 +279,11 @@ def test_it_works_with_the_server_itself(page: Any, tab: OpenPage, tmp_path: Pat
 def test_a_chosen_alternative_stays_while_other_lines_change(page: Any, stand_in: StandIn) -> None:
     type_text(page, "a dog. The man.\nthe woman")
     expect_rows(page, "ein Hund. der Mann.", "der Frau")
-    page.locator(".sentence").nth(1).focus()
+    page.locator(".translation").first.focus()
     page.keyboard.press("Enter")
     page.locator(".alternatives button").nth(1).wait_for()
-    assert stand_in.questions[-1]["q"] == ["The man."]
-    assert (stand_in.questions[-1]["n_best"], stand_in.questions[-1]["split"]) == (4, False)
+    assert stand_in.questions[-1]["q"] == ["a dog. The man."]
+    assert stand_in.questions[-1]["alternatives"] == 4
     page.locator(".alternatives button").nth(1).click()
     expect_rows(page, "ein Hund. der Wort1", "der Frau")
     type_text(page, "a dog. The man.\nthe dog")
@@ -382,28 +372,21 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(page: Any, stand_in: StandIn
 # --- hostile text ---
 
 
-def test_hostile_translations_and_pieces_are_shown_as_text(page: Any, stand_in: StandIn) -> None:
+def test_hostile_translations_are_shown_as_text(page: Any, stand_in: StandIn) -> None:
     payloads = [" ".join(payload.split()) for payload in PAYLOADS]
     tags = " ".join(payload for payload in payloads if "<" in payload)
     lines = [*payloads, tags]
 
     def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
-        whole = {**body, "split": False}
-        return (
-            200,
-            {"translations": [make_translation(t, whole, list_hostile) for t in body["q"]]},
-            {},
-        )
-
-    def list_hostile(text: str) -> list[JSON]:
-        return [{"text": text, "score": 0.0}, {"text": f"{text} x", "score": -1.0}]
+        others = [[f"{text} x"] for text in body["q"]]
+        return 200, {"translatedText": body["q"], "alternatives": others}, {}
 
     stand_in.respond = respond
     elements = "document.querySelectorAll('script, iframe, img, svg, a, meta, link, object').length"
     before = page.evaluate(elements)
     type_text(page, "\n".join(lines))
     expect_rows(page, *lines)
-    page.locator(".sentence").last.click()
+    page.locator(".translation").last.click()
     page.locator(".alternatives button").first.wait_for()
     assert page.evaluate(elements) == before
 
@@ -425,7 +408,7 @@ def show_everything(page: Any, stand_in: StandIn) -> None:
     """A state of the page with all that it can show: alternatives, a refused line, a problem, the key."""
     type_text(page, "two bushes\nthe dog runs through the snow")
     expect_rows(page, "zwei Büschen", "der Hund rennt durch der Schnee")
-    page.locator(".sentence").first.click()
+    page.locator(".translation").first.click()
     page.locator(".alternatives button").first.wait_for()
     stand_in.respond = lambda _: (403, {"error": "this server needs an API key"}, {})
     page.fill("#source", "two bushes\nthe dog runs through the snow\na man")
@@ -442,7 +425,7 @@ def test_every_control_has_a_name_and_tab_reaches_all(page: Any) -> None:
             page.evaluate("document.activeElement.id || document.activeElement.className")
         )
         page.keyboard.press("Tab")
-    assert reached == ["source", "sentence", "sentence", "copy"]
+    assert reached == ["source", "translation", "translation", "copy"]
     tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     controls = {"button", "textbox", "combobox"}
     shown = [node for node in tree if node.get("role", {}).get("value") in controls]

@@ -13,7 +13,7 @@ from nmt.checkpoint import open_checkpoint
 from nmt.extras.export.ctranslate2 import open_ctranslate2
 from nmt.extras.export.export import export
 from nmt.extras.serve.batcher import count_search_threads
-from nmt.extras.serve.models import ServedModel, ServedModels
+from nmt.extras.serve.models import ServedModel
 from nmt.extras.serve.server import open_socket
 
 
@@ -26,12 +26,12 @@ def test_each_core_has_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     try:
         torch.set_num_threads(3)
         exports = [
-            ServedModel(name, open_ctranslate2([str(tmp_path / "ct2")], ["device=cpu"], True))
-            for name in ("one", "two")
+            ServedModel(open_ctranslate2([str(tmp_path / "ct2")], ["device=cpu"], True))
+            for _ in range(2)
         ]
-        ours = ServedModel("ours", open_model([str(place)], ["device=cpu"]))
-        assert count_search_threads(ServedModels(exports)) == 3
-        assert count_search_threads(ServedModels([*exports, ours])) == 3
+        ours = ServedModel(open_model([str(place)], ["device=cpu"]))
+        assert count_search_threads(exports) == 3
+        assert count_search_threads([*exports, ours]) == 3
     finally:
         torch.set_num_threads(n_before)
 

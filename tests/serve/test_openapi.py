@@ -26,48 +26,37 @@ STRANGE: list[Any] = [
     {},
     [[1]],
 ]
-VALUES: dict[str, dict[str, list[Any]]] = {
-    "/v1/translate": {
-        "q": [LINES[:2], [""], ["\ud800"], ["a\nb"], ["x" * 2_000], ["▁", "<s>"]],
-        "model": ["en-de", "other"],
-        "n_best": [1, 3, 12],
-        "split": [False],
-    },
-    "/translate": {
-        "q": ["a\n\nb", LINES[:2]],
-        "source": ["en", "auto"],
-        "target": ["de", "fr"],
-        "format": ["text", "html"],
-        "alternatives": [1, "1"],
-        "apiKey": ["x"],
-    },
+VALUES: dict[str, list[Any]] = {
+    "q": ["a\n\nb", LINES[:2], [""], ["\ud800"], ["a\nb"], ["x" * 2_000], ["▁", "<s>"]],
+    "source": ["en", "auto"],
+    "target": ["de", "fr", "xx"],
+    "format": ["text", "html"],
+    "alternatives": [1, "1", 12],
+    "apiKey": ["x"],
 }
 
 
 def test_the_document_names_all_routes(server: RunningServer) -> None:
     document = server.ask("GET", "/openapi.json").json
     described = {(path, *operations) for path, operations in document["paths"].items()}
-    posts = {(path, "post") for path in ("/translate", "/v1/translate")}
-    gets = {"/languages", "/health", "/v1/models"}
-    assert described == posts | {(path, "get") for path in gets}
+    assert described == {("/translate", "post"), ("/languages", "get"), ("/health", "get")}
     body = document["paths"]["/translate"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["required"]) == {"q", "source", "target"}
 
 
 @pytest.mark.timeout(counted(120, 900))
-@pytest.mark.parametrize("path", VALUES)
 def test_no_question_breaks_the_server(
-    server: RunningServer, path: str, capfd: pytest.CaptureFixture[str]
+    server: RunningServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rng = Random(1)
     statuses = set()
-    for _ in range(counted(60, 10_000)):
+    for _ in range(counted(120, 20_000)):
         question: dict[str, Any] = {}
-        for key, values in VALUES[path].items():
+        for key, values in VALUES.items():
             is_needed = key in ("q", "source", "target")
             if rng.random() < (0.95 if is_needed else 0.2):
                 question[key] = rng.choice(STRANGE if rng.random() < 0.1 else values)
-        answer = server.post(path, question)
+        answer = server.post("/translate", question)
         statuses.add(answer.status)
         assert answer.status in (200, 400, 413), (question, answer.text)
         if answer.status != 200:

@@ -11,13 +11,13 @@ from support.running_server import (  # noqa: F401
     share_server,
 )
 from support.waiting import until
-from test_batcher import Gate, hold_server, make_gate, send, wait_in_queue  # noqa: F401
+from test_batcher import Gate, ask, hold_server, make_gate, send, wait_in_queue  # noqa: F401
 
-from nmt.extras.serve.models import ServedModels
+from nmt.extras.serve.models import ServedModel
 from nmt.extras.serve.server import open_socket
 from nmt.system.errors import UserError
 
-HEAD = b"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 def connect(server: RunningServer, data: bytes = b"") -> socket.socket:
@@ -65,9 +65,9 @@ def test_an_address_in_use_is_a_mistake(server: RunningServer) -> None:
         open_socket("127.0.0.1", server.port)
 
 
-def test_what_was_asked_is_answered_before_the_end(models: ServedModels, gate: Gate) -> None:
+def test_what_was_asked_is_answered_before_the_end(models: list[ServedModel], gate: Gate) -> None:
     with hold_server(models, gate) as (server, first):
-        begun = [send(server, {"q": [line]}) for line in LINES[1:10]]
+        begun = [send(server, ask(line)) for line in LINES[1:10]]
         wait_in_queue(server, 9)
         server.server.should_exit = True
         until(lambda: not server.server.servers[0].is_serving())

@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ import pytest
 
 from nmt.api import open_model
 from support.toy_corpus import sentences
-from support.untrained import make_checkpoint, make_vocab
+from support.untrained import DATA, make_checkpoint, make_vocab
 from support.waiting import until
 
 for package in ("fastapi", "uvicorn", "python_multipart"):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
 
 from nmt.extras.serve.app import ServeLimits  # noqa: E402
-from nmt.extras.serve.models import ServedModel, ServedModels  # noqa: E402
+from nmt.extras.serve.models import ServedModel  # noqa: E402
 from nmt.extras.serve.server import TranslationServer, make_server, open_socket  # noqa: E402
 
 DEFAULTS = ServeLimits()
@@ -41,7 +41,7 @@ class Answer:
 @dataclass(frozen=True)
 class RunningServer:
     server: TranslationServer
-    models: ServedModels
+    models: list[ServedModel]
     port: int
 
     def ask(
@@ -62,20 +62,21 @@ class RunningServer:
         return self.ask("POST", path, body, {**kind, **(headers or {})})
 
 
-def open_toy_models(folder: Path, settings: Sequence[str] = ()) -> ServedModels:
-    """Two models of one pair of languages, which translate otherwise."""
+def open_toy_models(folder: Path, settings: Sequence[str] = ()) -> list[ServedModel]:
+    """Models of two directions, which translate otherwise."""
     vocab = make_vocab(folder)
     models = []
-    for name, seed in (("en-de", 2), ("other", 3)):
-        checkpoint = make_checkpoint(folder / name, vocab, seed=seed)
+    for tgt, seed in (("de", 2), ("fr", 3)):
+        data = replace(DATA, tgt=tgt)
+        checkpoint = make_checkpoint(folder / f"en-{tgt}", vocab, seed=seed, data=data)
         overrides = ["decoding.long_lines=refuse", "device=cpu", *settings]
-        models.append(ServedModel(name, open_model([str(checkpoint)], overrides)))
-    return ServedModels(models)
+        models.append(ServedModel(open_model([str(checkpoint)], overrides)))
+    return models
 
 
 @contextmanager
 def run_in_thread(
-    models: ServedModels,
+    models: list[ServedModel],
     limits: ServeLimits = DEFAULTS,
     keys: frozenset[str] = frozenset(),
 ) -> Iterator[RunningServer]:
@@ -93,11 +94,11 @@ def run_in_thread(
 
 
 @pytest.fixture(scope="module", name="models")
-def share_models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
+def share_models(tmp_path_factory: pytest.TempPathFactory) -> list[ServedModel]:
     return open_toy_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module", name="server")
-def share_server(models: ServedModels) -> Iterator[RunningServer]:
+def share_server(models: list[ServedModel]) -> Iterator[RunningServer]:
     with run_in_thread(models) as server:
         yield server

@@ -1,8 +1,8 @@
 """The server as a FastAPI application: its routes, and what happens between a request and its answer.
 
-`/translate` and `/languages` are LibreTranslate's, so that its clients work; `/v1/translate` is ours. Every
-error is one JSON object with one line; a bug is a 500 without a traceback, which only the operator sees.
-TLS, limits for each client and slow connections are the business of a proxy in front of the server.
+Its interface is LibreTranslate's, so that its clients work. Every error is one JSON object with one line; a
+bug is a 500 without a traceback, which only the operator sees. TLS, limits for each client and slow
+connections are the business of a proxy in front of the server.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,21 +21,14 @@ from starlette.responses import JSONResponse, Response
 
 from nmt.extras.serve.batcher import Batcher, LineAnswer, LineOptions, QueueFull
 from nmt.extras.serve.messages import (
-    AnsweredSentence,
-    AnsweredText,
     Health,
     Language,
-    LineCandidate,
-    LinesAnswer,
-    LinesRequest,
-    ModelDescription,
-    ModelList,
     Refusal,
     TextsAnswer,
     TextsRequest,
     explain_invalid,
 )
-from nmt.extras.serve.models import ServedModel, ServedModels
+from nmt.extras.serve.models import ServedModel
 from nmt.languages import name_language
 from nmt.system.errors import Failure, UserError
 from nmt.system.strict_json import parse_json
@@ -84,7 +76,7 @@ class ServeLimits:
 class Service:
     """What the routes use."""
 
-    models: ServedModels
+    models: Sequence[ServedModel]
     batcher: Batcher
     limits: ServeLimits
     keys: frozenset[str]  # none: no key is needed
@@ -117,14 +109,12 @@ class Service:
             except UnicodeEncodeError:
                 raise HTTPException(400, f"q: line {number} has half a character") from None
 
-    async def translate(
-        self, options: LineOptions, texts: Sequence[str], has_sentences: bool = True
-    ) -> tuple[list[RunningText], list[list[Candidates]]]:
-        """Split texts into sentences, and return those and the candidates of each, by text. A few
-        sentences wait at a time.
+    async def translate(self, options: LineOptions, texts: Sequence[str]) -> list[list[str]]:
+        """Return the translations of each text, best first, sentence by sentence. A few sentences wait at a
+        time.
         """
         self.check_amount(texts)
-        splitter = options.model.translator.make_splitter(has_sentences)
+        splitter = options.model.translator.make_splitter()
         # in a thread, because a long text takes long
         split = await asyncio.to_thread(lambda: [RunningText(text, splitter) for text in texts])
         sentences = [sentence.text for text in split for sentence in text.sentences]
@@ -138,11 +128,11 @@ class Service:
             limit = f"{self.limits.timeout_s:g} s"
             raise HTTPException(504, f"there was no answer within {limit}") from None
         unread = iter(answers)
-        candidates = []
+        ranked = []
         for number, text in enumerate(split, 1):
             own = islice(unread, len(text.sentences))
-            candidates.append([read_answer(answer, number) for answer in own])
-        return split, candidates
+            ranked.append(join_ranks(text, [read_answer(answer, number) for answer in own]))
+        return ranked
 
 
 def read_answer(answer: LineAnswer, number: int) -> Candidates:
@@ -156,6 +146,15 @@ def read_answer(answer: LineAnswer, number: int) -> Candidates:
     return answer
 
 
+def join_ranks(text: RunningText, answers: Sequence[Candidates]) -> list[str]:
+    """Join the best candidates of all sentences, then the second ones, and so on; no text occurs twice."""
+    joined = []
+    for rank in range(max(map(len, answers), default=1)):
+        chosen = [candidates[min(rank, len(candidates) - 1)] for candidates in answers]
+        joined.append(text.join([candidate.text for candidate in chosen]))
+    return list(dict.fromkeys(joined))
+
+
 def find_service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
@@ -164,7 +163,7 @@ def find_service(request: Request) -> Service:
 Served = Annotated[Service, Depends(find_service)]
 
 
-# ---- LibreTranslate's routes ----------------------------------------------------------------------------------------
+# ---- the routes -----------------------------------------------------------------------------------------------------
 
 
 def describe_body(request_type: Any, *content_types: str) -> dict[str, Any]:
@@ -186,9 +185,7 @@ async def translate_texts(request: Request, service: Served) -> TextsAnswer:
     asked = TextsRequest.model_validate(values)
     model = choose_model(asked, service.models)
     options = LineOptions(model, min(1 + asked.alternatives, model.most_candidates))
-    texts, answers = await service.translate(options, asked.texts)
-
-    ranked = [join_ranks(*pair) for pair in zip(texts, answers, strict=True)]
+    ranked = await service.translate(options, asked.texts)
     best = [first for first, *_ in ranked]
     others = [rest[: asked.alternatives] for _, *rest in ranked]
     is_list = isinstance(asked.q, list)
@@ -223,10 +220,10 @@ async def read_values(request: Request) -> Mapping[str, Any]:
     return request.query_params
 
 
-def choose_model(asked: TextsRequest, models: ServedModels) -> ServedModel:
+def choose_model(asked: TextsRequest, models: Sequence[ServedModel]) -> ServedModel:
     """Find the model of the two languages; `auto` is the only source language, if there is only one."""
     source = asked.source
-    sources = {model.src for model in models.by_name.values()}
+    sources = {model.src for model in models}
     if source == "auto" and len(sources) > 1:
         names = " or ".join(sorted(sources))
         raise HTTPException(
@@ -234,22 +231,13 @@ def choose_model(asked: TextsRequest, models: ServedModels) -> ServedModel:
         )
     if source == "auto":
         (source,) = sources
-    for model in models.by_name.values():
+    for model in models:
         if (model.src, model.tgt) == (source, asked.target):
             return model
-    pairs = ", ".join(f"{other.src} to {other.tgt}" for other in models.by_name.values())
+    pairs = ", ".join(other.direction for other in models)
     raise HTTPException(
         400, f"{source[:20]} to {asked.target[:20]} is not supported; there is {pairs}"
     )
-
-
-def join_ranks(text: RunningText, answers: Sequence[Candidates]) -> list[str]:
-    """Join the best candidates of all sentences, then the second ones, and so on; no text occurs twice."""
-    joined = []
-    for rank in range(max(map(len, answers), default=1)):
-        chosen = [candidates[min(rank, len(candidates) - 1)] for candidates in answers]
-        joined.append(text.join([candidate.text for candidate in chosen]))
-    return list(dict.fromkeys(joined))
 
 
 @router.get("/languages")
@@ -261,11 +249,9 @@ async def list_languages(service: Served) -> list[Language]:
         new = Language(code=code, name=name_language(code), targets=[])
         return languages.setdefault(code, new)
 
-    for model in service.models.by_name.values():
-        targets = find(model.src).targets
-        if model.tgt not in targets:
-            targets.append(model.tgt)
-    for model in service.models.by_name.values():
+    for model in service.models:
+        find(model.src).targets.append(model.tgt)
+    for model in service.models:
         find(model.tgt)
     return list(languages.values())
 
@@ -275,57 +261,6 @@ async def check_health(service: Served) -> Health:
     if not service.batcher.is_working:
         raise HTTPException(503, "a thread that translates has ended; start the server again")
     return Health()
-
-
-# ---- ours -----------------------------------------------------------------------------------------------------------
-
-
-@router.get("/v1/models")
-async def list_models(service: Served) -> ModelList:
-    rows = []
-    for model in service.models.by_name.values():
-        translator = model.translator
-        row = ModelDescription(
-            name=model.name,
-            source=model.src,
-            target=model.tgt,
-            engine=translator.engine,
-            beam=translator.config.beam,
-        )
-        rows.append(row)
-    return ModelList(models=rows)
-
-
-@router.post("/v1/translate")
-async def translate_lines(request: Request, asked: LinesRequest, service: Served) -> LinesAnswer:
-    """Translate texts, with n-best lists and scores of their sentences."""
-    service.check_key(request, asked.api_key)
-    models = service.models.by_name
-    name = service.models.first.name if asked.model is None else asked.model
-    if name not in models:
-        raise HTTPException(400, f"model: there is no {name[:99]!r}; known: {', '.join(models)}")
-    model = models[name]
-    if asked.n_best > model.most_candidates:
-        raise HTTPException(
-            400, f"n_best is {asked.n_best}, but this model's search finds {model.most_candidates}"
-        )
-    options = LineOptions(model, asked.n_best)
-    texts, answers = await service.translate(options, asked.q, asked.split)
-    translations = [make_answer(*pair) for pair in zip(texts, answers, strict=True)]
-    return LinesAnswer(model=name, translations=translations)
-
-
-def make_answer(text: RunningText, answers: Sequence[Candidates]) -> AnsweredText:
-    sentences = []
-    for sentence, candidates in zip(text.sentences, answers, strict=True):
-        shown = [
-            LineCandidate(text=candidate.text.replace("\n", " "), score=round(candidate.score, 6))
-            for candidate in candidates
-        ]
-        answered = AnsweredSentence(source=sentence.text, start=sentence.start, candidates=shown)
-        sentences.append(answered)
-    best = [candidates[0].text for candidates in answers]
-    return AnsweredText(text=text.join(best), sentences=sentences)
 
 
 # ---- the application ------------------------------------------------------------------------------------------------
@@ -361,7 +296,6 @@ def make_app(service: Service) -> App:
         exception_handlers={
             HTTPException: answer_refusal,
             QueueFull: answer_queue_full,
-            RequestValidationError: answer_invalid,
             ValidationError: answer_invalid,
             Exception: answer_bug,
         },
@@ -397,7 +331,7 @@ def answer_queue_full(request: Request, error: QueueFull) -> Response:
     return make_refusal(503, message, RETRY_AFTER)
 
 
-def answer_invalid(request: Request, error: RequestValidationError | ValidationError) -> Response:
+def answer_invalid(request: Request, error: ValidationError) -> Response:
     return make_refusal(400, explain_invalid(error.errors()))
 
 

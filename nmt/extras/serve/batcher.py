@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from nmt.extras.export.ctranslate2 import CTranslate2Translator
-from nmt.extras.serve.models import ServedModel, ServedModels
+from nmt.extras.serve.models import ServedModel
 from nmt.system.errors import Failure, UserError
 from nmt.translate.batching import MAX_THREADS
 from nmt.translate.translator import Candidates, Request, Translator
@@ -31,7 +31,7 @@ class LineOptions:
     """The options of a line; all lines of a batch share them."""
 
     model: ServedModel
-    n_best: int = 1
+    n_best: int
 
 
 class WaitingLine:
@@ -126,10 +126,10 @@ class Batcher:
         return batch
 
 
-def count_search_threads(models: ServedModels) -> int:
+def count_search_threads(models: Sequence[ServedModel]) -> int:
     """How many batches to search at a time: one on a GPU, else one for each core."""
     counts = []
-    for model in models.by_name.values():
+    for model in models:
         translator = model.translator
         if isinstance(translator, CTranslate2Translator):
             counts.append(translator.exported.translator.num_translators)

@@ -1,21 +1,16 @@
-"""What clients send and what they get, as pydantic types: FastAPI reads, checks and describes them.
+"""What LibreTranslate's clients send and what they get, as pydantic types that check and describe it.
 
-A `TextsRequest` is LibreTranslate's: unknown keys are ignored, an empty value is a missing one, and
-numbers may come as digits. A `LinesRequest` is ours and strict: an unknown key is an error. Answers
-leave out what was not asked for.
+Unknown keys are ignored, an empty value is a missing one, and numbers may come as digits. Answers leave
+out what was not asked for.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StrictInt, model_validator
 
 MOST_DIGITS = 9
-MOST_CANDIDATES = 12
 SHOWN_CHARACTERS = 99  # of a wrong value
-
-
-# ---- LibreTranslate's -----------------------------------------------------------------------------------------------
 
 
 def read_digits(value: Any) -> Any:
@@ -59,54 +54,6 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
-# ---- ours -----------------------------------------------------------------------------------------------------------
-
-
-class LinesRequest(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    q: list[str] = Field(description="texts, each a line or several")
-    split: bool = Field(True, description="into sentences; otherwise each line is one")
-    model: str | None = Field(None, description="the first one if absent")
-    n_best: int = Field(1, ge=1, le=MOST_CANDIDATES)
-    api_key: str | None = None
-
-
-class LineCandidate(BaseModel):
-    """A translation of a sentence."""
-
-    text: str
-    score: float
-
-
-class AnsweredSentence(BaseModel):
-    source: str
-    start: int = Field(description="its first character in the text")
-    candidates: list[LineCandidate]
-
-
-class AnsweredText(BaseModel):
-    text: str
-    sentences: list[AnsweredSentence]
-
-
-class LinesAnswer(BaseModel):
-    model: str
-    translations: list[AnsweredText]
-
-
-class ModelDescription(BaseModel):
-    name: str
-    source: str
-    target: str
-    engine: str
-    beam: int
-
-
-class ModelList(BaseModel):
-    models: list[ModelDescription]
-
-
 class Refusal(BaseModel):
     error: str
 
@@ -114,12 +61,11 @@ class Refusal(BaseModel):
 def explain_invalid(errors: Sequence[Mapping[str, Any]]) -> str:
     """Say in one line what is wrong with a request: the key, its value, and what it must be."""
     first = errors[0]
-    names = [str(name) for name in first["loc"] if name != "body"]
-    key = ".".join(names[:1] + [name for name in names[1:] if name.isdecimal()])
+    key = first["loc"][0]
     shown = f" ({first['input']!r:.{SHOWN_CHARACTERS}})" if first["type"] != "missing" else ""
     if key == "format" and first["input"] == "html":
         return (
             "format: html is not supported; LibreTranslate translates HTML with this model, from the "
             "package that nmt-export --to argos writes"
         )
-    return f"{key!r:.{SHOWN_CHARACTERS}}: {first['msg'].lower()}{shown}"
+    return f"{key!r}: {first['msg'].lower()}{shown}"

@@ -1,4 +1,4 @@
-"""The models of a server, each with a name and its two languages."""
+"""The models of a server, each with its two languages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from nmt.translate.translator import OUR_ENGINE, LoadedModel, TextToText
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    name: str
     loaded: LoadedModel
 
     @property
@@ -19,6 +18,10 @@ class ServedModel:
     @property
     def tgt(self) -> str:
         return self.loaded.config.data.tgt
+
+    @property
+    def direction(self) -> str:
+        return f"{self.src} to {self.tgt}"
 
     @property
     def translator(self) -> TextToText:
@@ -32,23 +35,14 @@ class ServedModel:
         return config.beam if has_beam else 1
 
 
-class ServedModels:
-    """All models of a server, in the order in which they were given."""
-
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.by_name: dict[str, ServedModel] = {}
-        for model in models:
-            if model.name in self.by_name:
-                raise UserError(
-                    f"two models are called {model.name}; give one another name: NAME=CHECKPOINT"
-                )
-            self.by_name[model.name] = model
-
-    def warm_up(self) -> None:
-        """Translate once with each model, because the first time takes longer."""
-        for model in self.by_name.values():
-            model.translator.translate(["1"])
-
-    @property
-    def first(self) -> ServedModel:
-        return next(iter(self.by_name.values()))
+def check_directions(models: Sequence[ServedModel]) -> None:
+    """Refuse two models of one direction: a request names only its languages."""
+    paths: dict[str, str] = {}
+    for model in models:
+        (path,) = model.loaded.paths
+        if model.direction in paths:
+            raise UserError(
+                f"{paths[model.direction]} and {path} both translate {model.direction}; "
+                "give one of them, and start another server for the other"
+            )
+        paths[model.direction] = path

@@ -13,7 +13,7 @@ import uvicorn
 
 from nmt.extras.serve.app import ServeLimits, Service, make_app
 from nmt.extras.serve.batcher import Batcher, count_search_threads
-from nmt.extras.serve.models import ServedModels
+from nmt.extras.serve.models import ServedModel
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 
@@ -56,7 +56,7 @@ class TranslationServer(uvicorn.Server):
 
 
 def make_server(
-    models: ServedModels, limits: ServeLimits, keys: frozenset[str]
+    models: Sequence[ServedModel], limits: ServeLimits, keys: frozenset[str]
 ) -> TranslationServer:
     batcher = Batcher(limits.max_waiting, count_search_threads(models))
     config = uvicorn.Config(
@@ -75,7 +75,9 @@ def make_server(
     return TranslationServer(config, batcher)
 
 
-def run_server(server: TranslationServer, listener: socket.socket, names: Sequence[str]) -> None:
+def run_server(
+    server: TranslationServer, listener: socket.socket, directions: Sequence[str]
+) -> None:
     """Answer requests until a signal ends it. SIGTERM is not a failure."""
     # uvicorn restores this and raises the signal again, once it has stopped
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -85,7 +87,7 @@ def run_server(server: TranslationServer, listener: socket.socket, names: Sequen
             signal.signal(number, server.handle_exit)
     address = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    say(f"http://{host}:{address[1]}  {', '.join(names)}")
+    say(f"http://{host}:{address[1]}  {', '.join(directions)}")
     # A collection of everything that was imported would stop all threads for a third of a second.
     gc.freeze()
     server.run([listener])

@@ -1,21 +1,20 @@
 // The server's page: text in, text out, while typing.
 //
-// The text is a list of lines; the server splits each into sentences. A line keeps its translation until it is changed,
-// so only changed lines are asked for. A newer question aborts the older one: an older answer never replaces a newer
+// The text is a list of lines. A line keeps its translation until it is changed, so only changed lines are asked for. A newer question aborts the older one: an older answer never replaces a newer
 // one. All text is shown through textContent; nothing here writes HTML or a style attribute, so that the page works
 // under the server's Content-Security-Policy. Addresses are relative, and it talks to its own server only.
 
 const TYPING_PAUSE = 250; // milliseconds without a key before the text is translated
 const LINES_PER_QUESTION = 8; // long texts appear part by part
-const MOST_ALTERNATIVES = 5;
+const MOST_ALTERNATIVES = 4;
 const SECONDS_UNTIL_RETRY = 3; // where the server does not say when
 const LONGEST_RETRY = 60;
 const LONGEST_ANNOUNCEMENT = 400; // characters that a screen reader is given at once
 
 const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((element) => [element.id, element]));
 
-let models = []; // {name, source, target, engine, beam}
-let lines = []; // {source, row, translation, refusal}: the translation is what the server answered
+let directions = []; // {source, target}, each a language of the server: {code, name}
+let lines = []; // {source, row, translation, refusal}
 let apiKey = null; // in memory only
 let question = new AbortController(); // of the newest translation
 let typingTimer = 0;
@@ -56,10 +55,16 @@ async function askServer(path, body = null, signal = null) {
   throw new ServerProblem(response.status < 500 ? reason : `The server failed: ${reason}`, response.status);
 }
 
-async function askForTranslations(texts, options, signal) {
-  const answer = await askServer("v1/translate", { q: texts, model: page.model.value, ...options }, signal);
-  if (answer?.translations?.length !== texts.length) throw new ServerProblem("The server's answer makes no sense.", 0);
-  return answer.translations;
+function readDirection() {
+  return directions[page.direction.selectedIndex];
+}
+
+async function askForTranslations(texts, alternatives, signal) {
+  const { source, target } = readDirection();
+  const question = { q: texts, source: source.code, target: target.code, alternatives };
+  const answer = await askServer("translate", question, signal);
+  if (answer?.translatedText?.length !== texts.length) throw new ServerProblem("The server's answer makes no sense.", 0);
+  return answer;
 }
 
 // --- the text and its lines ---
@@ -103,7 +108,7 @@ function startAnew() {
 }
 
 async function translateWaiting() {
-  if (models.length === 0) return; // as soon as they are known, it is called again
+  if (directions.length === 0) return; // as soon as they are known, it is called again
   clearTimeout(typingTimer);
   clearTimeout(retryTimer);
   question.abort();
@@ -124,7 +129,7 @@ async function translateWaiting() {
 async function translateGroup(group, signal) {
   let answer;
   try {
-    answer = await askForTranslations(group.map((line) => line.source), {}, signal);
+    answer = await askForTranslations(group.map((line) => line.source), 0, signal);
   } catch (error) {
     const isRefused = error.status >= 400 && error.status < 500 && error.status !== 403;
     if (signal.aborted || !isRefused) throw error;
@@ -133,7 +138,7 @@ async function translateGroup(group, signal) {
     else for (const line of group) await translateGroup([line], signal);
   }
   if (signal.aborted) return;
-  if (answer) group.forEach((line, i) => (line.translation = answer[i]));
+  if (answer) group.forEach((line, i) => (line.translation = answer.translatedText[i]));
   group.forEach(drawLine);
   updateCopy();
 }
@@ -154,62 +159,45 @@ function drawLine(line) {
     return;
   }
   if (line.translation === null) return; // its group was refused, and it was asked for by itself
-  // The translation, and in it the best candidates of its sentences, one after the other.
-  let rest = line.translation.text;
-  const parts = [];
-  for (const sentence of line.translation.sentences) {
-    const best = sentence.shown ?? sentence.candidates[0].text;
-    const at = rest.indexOf(best);
-    parts.push(rest.slice(0, at), drawSentence(line, sentence, best));
-    rest = rest.slice(at + best.length);
-  }
-  line.row.replaceChildren(...parts, rest);
-}
-
-function drawSentence(line, sentence, text) {
-  const element = makeElement("span", "sentence", text);
+  const element = makeElement("span", "translation", line.translation);
+  line.row.replaceChildren(element);
+  if (line.translation === "") return;
   element.tabIndex = 0;
   element.setAttribute("role", "button");
   element.setAttribute("aria-expanded", "false");
-  element.addEventListener("click", () => showAlternatives(line, sentence, element));
+  element.addEventListener("click", () => showAlternatives(line, element));
   element.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") showAlternatives(line, sentence, element);
+    if (event.key === "Enter") showAlternatives(line, element);
   });
-  return element;
 }
 
-async function showAlternatives(line, sentence, element) {
+async function showAlternatives(line, element) {
   const wasOpen = element.getAttribute("aria-expanded") === "true";
   lines.filter((other) => other.translation !== null || other.refusal !== null).forEach(drawLine); // closes what is open
   if (wasOpen || line.translation === null) return;
-  const at = line.translation.sentences.indexOf(sentence);
-  const model = models.find((one) => one.name === page.model.value);
-  let found;
+  let answer;
   try {
-    const options = { n_best: Math.min(MOST_ALTERNATIVES, model.beam), split: false };
-    [found] = await askForTranslations([sentence.source], options, null);
+    answer = await askForTranslations([line.source], MOST_ALTERNATIVES, null);
   } catch (error) {
     showProblem(error);
     return;
   }
-  const opened = line.row.querySelectorAll(".sentence")[at];
+  const opened = line.row.querySelector(".translation");
   if (!opened || !lines.includes(line)) return; // the text has changed meanwhile
   opened.setAttribute("aria-expanded", "true");
   const box = makeElement("span", "alternatives");
-  for (const { text } of found.sentences[0].candidates) {
+  for (const text of [...answer.translatedText, ...answer.alternatives[0]]) {
     const choice = makeElement("button", "", text);
     choice.type = "button";
-    choice.addEventListener("click", () => takeAlternative(line, sentence, text));
+    choice.addEventListener("click", () => takeAlternative(line, text));
     box.append(choice);
   }
   opened.after(box);
-  box.firstChild?.focus();
+  box.firstChild.focus();
 }
 
-function takeAlternative(line, sentence, text) {
-  const before = sentence.shown ?? sentence.candidates[0].text;
-  line.translation.text = line.translation.text.replace(before, () => text);
-  sentence.shown = text;
+function takeAlternative(line, text) {
+  line.translation = text;
   drawLine(line);
 }
 
@@ -218,12 +206,12 @@ function updateCopy() {
 }
 
 function writeResult() {
-  return lines.map((line) => line.translation?.text ?? "").join("\n");
+  return lines.map((line) => line.translation ?? "").join("\n");
 }
 
 function announce(translated) {
   if (translated.length === 0) return;
-  const text = translated.map((line) => line.refusal ?? line.translation?.text ?? "").join("\n");
+  const text = translated.map((line) => line.refusal ?? line.translation ?? "").join("\n");
   page.status.textContent = text.length <= LONGEST_ANNOUNCEMENT ? text : `${translated.length} lines translated`;
 }
 
@@ -240,10 +228,12 @@ function showProblem(error) {
 
 async function start() {
   try {
-    if (models.length === 0) {
-      ({ models } = await askServer("v1/models"));
-      page.model.replaceChildren(...models.map(({ name }) => new Option(name, name)));
-      page.modelChoice.hidden = models.length < 2;
+    if (directions.length === 0) {
+      const languages = await askServer("languages");
+      directions = listDirections(languages);
+      const names = directions.map(({ source, target }) => `${source.name} to ${target.name}`);
+      page.direction.replaceChildren(...names.map((name) => new Option(name)));
+      page.directionChoice.hidden = directions.length < 2;
       nameLanguages();
     }
   } catch (error) {
@@ -253,25 +243,24 @@ async function start() {
   translateWaiting();
 }
 
+function listDirections(languages) {
+  const byCode = new Map(languages.map((language) => [language.code, language]));
+  return languages.flatMap((source) => source.targets.map((code) => ({ source, target: byCode.get(code) })));
+}
+
 function nameLanguages() {
-  const names = new Intl.DisplayNames(["en"], { type: "language", fallback: "code" });
-  const model = models.find((one) => one.name === page.model.value);
-  page.source.lang = model.source;
-  page.result.lang = model.target;
-  for (const [element, code] of [[page.sourceLanguage, model.source], [page.targetLanguage, model.target]]) {
-    try {
-      element.textContent = names.of(code);
-    } catch {
-      element.textContent = code; // it is no code of a language
-    }
-  }
+  const { source, target } = readDirection();
+  page.source.lang = source.code;
+  page.result.lang = target.code;
+  page.sourceLanguage.textContent = source.name;
+  page.targetLanguage.textContent = target.name;
 }
 
 page.source.addEventListener("input", readTextAndWait);
 page.source.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.ctrlKey) translateWaiting();
 });
-page.model.addEventListener("change", () => {
+page.direction.addEventListener("change", () => {
   nameLanguages();
   startAnew();
 });
