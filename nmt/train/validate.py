@@ -78,11 +78,6 @@ class Validation:
         return compute_perplexity(self.nll)
 
 
-# Pairs are sorted by the tokens of their targets. After these lengths a batch ends even if it is not
-# full; other batches would change the last bits of the NLL.
-BATCH_ENDS = (11, 21, 31, 41, 51, 61)
-
-
 @torch.inference_mode()
 def compute_dev_nll(
     model: Transformer,
@@ -99,7 +94,6 @@ def compute_dev_nll(
     tgt_lengths = store.tgt.lengths  # with the end mark
     order = np.argsort(tgt_lengths, kind="stable")
     bounds = split_pairs(store.src.lengths[order], tgt_lengths[order], micro_tokens, micro_tokens)
-    bounds = np.union1d(bounds, np.searchsorted(tgt_lengths[order], BATCH_ENDS, side="right"))
     batches = [order[first:last].tolist() for first, last in pairwise(bounds)]
     nll_sum = torch.zeros((), dtype=torch.float64, device=world.device)
 
