@@ -285,7 +285,8 @@ def score(
     """
     from nmt.evaluate.evaluation import N_BOOTSTRAP
     from nmt.score.metrics import CHRF2, HEADLINE, compute_score, list_metrics
-    from nmt.score.text_checks import Text, find_problems
+    from nmt.score.text_checks import Text, find_problems, warn_of_unrelated
+    from nmt.system.progress import say
 
     texts, references = take_pairs(pairs, "hypotheses, references")
     translated = Text("translations", texts, tgt)
@@ -293,6 +294,8 @@ def score(
     for problem in find_problems(translated, expected):
         if problem.is_fatal:
             raise UserError(problem.message)
+        say(f"warning: {problem.message}")
+    warn_of_unrelated(translated.name, texts, expected.name, references)
 
     metrics = list_metrics(tgt) if all_metrics else [HEADLINE, CHRF2]
     return [

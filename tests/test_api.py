@@ -135,6 +135,16 @@ def test_lines_of_two_files_are_pairs() -> None:
     assert nmt.api.score(zip([f"{line}\n"] * 3, [line] * 3, strict=True)) == whole
 
 
+def test_odd_texts_are_scored_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"Das Haus Nummer {i} hat {'sehr ' * (i % 9)}viel Platz." for i in range(120)]
+    nmt.api.score(zip(map(str.lower, lines), lines, strict=True))
+    assert "warning: translations:1: no upper-case letters" in capsys.readouterr().err
+    nmt.api.score(zip([*lines[4:], *lines[:4]], lines, strict=True))
+    assert "translations and references do not look like" in capsys.readouterr().err
+    nmt.api.score(zip(lines, lines, strict=True))
+    assert capsys.readouterr().err == ""
+
+
 def test_arguments_in_the_wrong_place_are_refused(model: Path) -> None:
     misplaced: Any = ["red dog"]
     for call in (nmt.api.score, nmt.api.score_pairs):
@@ -161,6 +171,9 @@ def test_running_text_is_one_text(translator: TextToText, text: Any) -> None:
 
 def test_beam_and_n_best_are_those_of_a_call(model: Path, translator: TextToText) -> None:
     lines = ["red dog likes the house", "", "blue"]
+    for odd in ({"beam": 2.5}, {"beam": "4"}, {"beam": True}, {"n_best": 0}):
+        with pytest.raises(UserError, match="^(beam|n_best) is .*; give an integer, at least 1"):
+            translator.translate(lines, **odd)
     narrow = nmt.api.load(model, settings={"decoding.beam": 1, "decoding.compile": "off"})
     wide = translator.translate(lines)
     assert translator.translate(lines, beam=1) == narrow.translate(lines) != wide
@@ -179,7 +192,7 @@ def test_beam_and_n_best_are_those_of_a_call(model: Path, translator: TextToText
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        ({"beam": 0}, "a beam of 0 is too small"),
+        ({"beam": 0}, "beam is 0; give an integer"),
         ({"n_best": 9}, "a beam of 2 is too small"),
     ],
 )

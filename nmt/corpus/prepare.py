@@ -156,6 +156,10 @@ def list_parts(data: DataConfig) -> list[Part]:
     check_corpus("data.valid.", data.valid, data)
     parts = []
     if data.valid is not None:
+        if data.valid == data.test:
+            say(
+                "warning: data.valid and data.test are one corpus: its score chooses the checkpoint, so it is no test"
+            )
         parts.append(Part("valid", data.valid, None))
     for i, corpus in enumerate(data.train):
         check_corpus(f"data.train[{i}].", corpus, data)

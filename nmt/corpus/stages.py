@@ -37,6 +37,7 @@ from nmt.corpus.shards import (
     shard_file,
 )
 from nmt.corpus.text_files import digest_source
+from nmt.score.text_checks import warn_of_unrelated
 from nmt.system.errors import UserError
 from nmt.system.files import (
     digest_file,
@@ -211,6 +212,9 @@ def collect_blocks(
 
         def number_blocks() -> Iterator[tuple[int, Block]]:
             for number, block in enumerate(blocks):
+                if number == 0:
+                    name = describe_corpus(part.corpus)
+                    warn_of_unrelated(f"{name}, source", block.src, "target", block.tgt)
                 n_read = (number + 1) * PAIRS_PER_SHARD
                 progress.total = int(n_read / max(block.share, 1e-9))  # share: read by now
                 yield number, block

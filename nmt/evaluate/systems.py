@@ -167,6 +167,8 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
     if test.warning:
         say(f"warning: {test.warning}")
     warn_of_unrelated(source, test.src, reference, test.ref)
+    for more in test.more_refs:
+        warn_of_unrelated(reference, test.ref, str(more.path), more.lines)
     if system.model is None:
         warn_of_unrelated(system.name, system.texts, reference, test.ref)
     filtered = system.filtered_set
@@ -183,8 +185,9 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
     references += [Text(str(more.path), more.lines, data.tgt) for more in test.more_refs]
     problems = []
     for text in references:
-        if text.lines == hypotheses.lines:
-            say(f"note: {hypotheses.name} and {text.name} are the same text, line for line")
+        for other in (hypotheses, sources):
+            if other is not None and text.lines == other.lines:
+                say(f"note: {other.name} and {text.name} are the same text, line for line")
         for problem in find_problems(hypotheses, text, sources):
             if problem not in problems:  # what concerns the translations alone is said once
                 problems.append(problem)

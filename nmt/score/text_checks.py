@@ -112,6 +112,30 @@ TRACES = (
         re.compile(r"[^\s.]\.[\"'»“”]*\s*$|[^\s,],(?= |$)"),
         is_one_sided=True,
     ),
+    Trace(
+        "pieces or marks that another tool adds",
+        re.compile(r"\uffed|\u0120|\S</w>|</?s>|(?:^| )##\w|^<\w+> "),
+        "join the pieces and remove the marks",
+        is_one_sided=True,
+    ),
+    Trace(
+        "columns or JSON around the text",
+        re.compile(r"\t| \|\|\| |^\{\""),
+        "give the translations alone (nmt-translate without --n-best, --scores, --alignments, --json)",
+        is_one_sided=True,
+    ),
+    Trace(
+        "UTF-8 that was read as Latin-1",
+        re.compile("[\u00c2\u00c3][\u0080-\u00bf]|\u00e2\u20ac"),
+        "convert the original file to UTF-8 once",
+        is_one_sided=True,
+    ),
+    Trace(
+        "accents apart from their letters (Unicode NFD)",
+        re.compile("[\u0300-\u036f]"),
+        "normalise to NFC (uconv -x any-nfc)",
+        is_one_sided=True,
+    ),
 )
 CARRIAGE_RETURN = Trace(
     "a carriage return",
@@ -265,14 +289,15 @@ def _check_unknown_pieces(hypotheses: Text) -> Iterator[Problem]:
 
 
 def _check_case(text: Text, other: Text) -> Iterator[Problem]:
-    is_empty = not any(line.strip() for line in text.lines)
-    if is_empty or any(line != line.lower() for line in text.lines):
+    if not any(line.strip() for line in text.lines):
         return
-    cased = [i for i, line in enumerate(other.lines) if line != line.lower()]
-    if len(cased) >= 0.5 * len(other.lines):
-        what = f"no upper-case letters, but {other.name} has some"
-        remedy = "lower-case both sides before scoring, or restore the case"
-        yield _report(text, cased, what, remedy)
+    for fold, missing in ((str.lower, "upper"), (str.upper, "lower")):
+        cased = [i for i, line in enumerate(other.lines) if line != fold(line)]
+        has_case = any(line != fold(line) for line in text.lines)
+        if not has_case and len(cased) >= 0.5 * len(other.lines):
+            what = f"no {missing}-case letters, but {other.name} has some"
+            remedy = "restore the case, or lower-case both sides before scoring"
+            yield _report(text, cased, what, remedy)
 
 
 def _check_script(hypotheses: Text) -> Iterator[Problem]:

@@ -221,6 +221,9 @@ class TextToText(ABC):
         """Translate each line, in order. `beam` replaces decoding.beam; with `n_best` each translation
         has that many less one `alternatives`, best first.
         """
+        for name, n in (("beam", beam), ("n_best", n_best)):
+            if n is not None and (type(n) is not int or n < 1):
+                raise UserError(f"{name} is {n!r:.60}; give an integer, at least 1")
         translator = self
         if beam is not None:
             translator = copy(self)

@@ -168,6 +168,23 @@ def test_without_a_dev_set_there_is_none(root: Path) -> None:
         open_store(store, "valid")
 
 
+def test_sides_that_do_not_belong_together_and_a_dev_set_that_is_tested_on_are_warned_of(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [" ".join([f"w{i}"] * (1 + i * 7 % 10)) for i in range(300)]
+    shifted = CorpusConfig(file="shifted.tsv")
+    write_pairs(root / "shifted.tsv", list(zip(lines, [*lines[1:], lines[0]], strict=True)))
+    dev = CorpusConfig(src="dev.en", tgt="dev.de")
+    make(config(root, train=(shifted,), valid=dev, test=dev))
+    written = capsys.readouterr().err
+    assert "shifted.tsv, source and target do not look like translations of each other" in written
+    assert "warning: data.valid and data.test are one corpus" in written
+    aligned = CorpusConfig(file="aligned.tsv")
+    write_pairs(root / "aligned.tsv", [(line, f"{line} w1") for line in lines])
+    make(config(root, "other", train=(aligned,)))
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_the_ledger_accounts_for_every_line(root: Path) -> None:
     store = make(config(root))
     ledger = ledger_of(store)

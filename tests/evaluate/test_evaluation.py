@@ -649,6 +649,13 @@ def test_corpora_that_are_gone_are_no_obstacle(run: Path, ground: Path, tmp_path
     assert len(lines_of(output)) == 30
 
 
+def test_a_reference_that_is_the_source_is_named(tmp_path: Path, capsys: Capture) -> None:
+    hyp, src = put(tmp_path / "hyp", GERMAN[:FEW]), put(tmp_path / "src", ENGLISH[:FEW])
+    ref = put(tmp_path / "ref", ENGLISH[:FEW])
+    assert nmt_eval(["--hypotheses", hyp, "--src", src, "--ref", ref]) == 0
+    assert f"note: {src} and {ref} are the same text, line for line" in capsys.readouterr().err
+
+
 def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path) -> None:
     odd = run.rename(run.with_name("beam=1"))
     assert evaluate(tmp_path, odd)["checkpoint"].startswith(str(odd))

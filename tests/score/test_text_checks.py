@@ -6,6 +6,7 @@ code, entities that are in the reference too). One damaged line of 303 must not 
 must.
 """
 
+import unicodedata
 from collections.abc import Callable
 from itertools import islice
 
@@ -65,6 +66,42 @@ def aggressive(line: str) -> str:
     return f"Nord @-@ {line}"
 
 
+def pieces_of_words(line: str) -> str:
+    return " ".join(word[:4] + " ##" + word[4:] if len(word) > 5 else word for word in line.split())
+
+
+def joined_by_marks(line: str) -> str:
+    return line.replace(".", " \uffed.")
+
+
+def ended(line: str) -> str:
+    return f"{line} </s>"
+
+
+def tagged(line: str) -> str:
+    return f"<de> {line}"
+
+
+def with_score(line: str) -> str:
+    return f"-1.25\t{line}"
+
+
+def numbered(line: str) -> str:
+    return f"0 ||| {line}"
+
+
+def as_json(line: str) -> str:
+    return '{"line": 1, "translation": "' + line + '"}'
+
+
+def misread(line: str) -> str:
+    return f"{line} f\u00fcr".encode().decode("latin-1")
+
+
+def decomposed(line: str) -> str:
+    return unicodedata.normalize("NFD", f"{line} f\u00fcr")
+
+
 DAMAGES = [
     (bpe, "BPE"),
     (sentencepiece, "BPE"),
@@ -72,6 +109,15 @@ DAMAGES = [
     (escaped, "entities"),
     (split, "split"),
     (aggressive, "split"),
+    (pieces_of_words, "marks"),
+    (joined_by_marks, "marks"),
+    (ended, "marks"),
+    (tagged, "marks"),
+    (with_score, "columns"),
+    (numbered, "columns"),
+    (as_json, "columns"),
+    (misread, "Latin-1"),
+    (decomposed, "NFD"),
 ]
 
 
@@ -166,6 +212,7 @@ def change(line: str, at: int = 0) -> list[str]:
         (change("Ein \u2047 Hund."), ("unknown pieces (10.2%",)),
         (change("Ein <unk> Hund."), ("unknown pieces",)),
         ([line.lower() for line in good()], ("upper-case",)),
+        ([line.upper() for line in good()], ("lower-case",)),
     ],
 )
 def test_what_may_be_genuine_is_warned_of(hypotheses: list[str], words: tuple[str, ...]) -> None:

@@ -59,12 +59,23 @@ def test_rows_have_means_differences_and_what_is_missing(sweep: Sweep) -> None:
     rows = make_rows(sweep, {"deep-wide-seed3": "boom (exit code 1)"})
     assert rows[0].settings == ""
     assert rows[1].settings == "model.d_ff=900 model.n_layers=4"
-    assert rows[1].list_bleu("dev") == {1: 31.0, 2: 33.0}
+    assert {seed: score.bleu for seed, score in rows[1].list_scores("dev").items()} == {
+        1: 31.0,
+        2: 33.0,
+    }
     text = format_text(sweep, rows)
     assert "deep | wide, seed 3: boom (exit code 1)" in text
     assert (
         "30.00" not in text and "31.00 ± 2.48" in text and "+1.50 ± 6.35" in text
     )  # of seeds 1 and 2: 1 and 2
+
+
+def test_there_is_no_difference_between_scores_of_different_sets(sweep: Sweep) -> None:
+    other = replace(make_result(31.0), scores={"dev": SetScore(31.0, "another signature")})
+    for run in sweep.runs[3:5]:
+        write_result(run, other)
+    _, second = csv.DictReader(io.StringIO(make_table(sweep, make_rows(sweep, {})).to_csv()))
+    assert (second["dev BLEU"], second["difference"]) == ("31.00 ± 0.00", "")
 
 
 def test_markdown_and_csv_have_the_same_rows(sweep: Sweep) -> None:

@@ -37,7 +37,7 @@ from nmt.extras.export.tensors import (
 )
 from nmt.model.transformer import Transformer
 from nmt.system.device import choose_device
-from nmt.system.errors import UserError
+from nmt.system.errors import UserError, explain_missing
 from nmt.system.extras import import_extra
 from nmt.system.files import has_plain_file, read_json, read_manifest, verify
 from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, find_vocab_files
@@ -354,6 +354,8 @@ def open_ctranslate2(
     """
     (path,) = paths
     folder = Path(path)
+    if not (folder / EXPORT_FILE).exists():
+        raise explain_missing(folder / EXPORT_FILE, "give what nmt-export --to ctranslate2 wrote")
     verify(folder, (EXPORT_FILE, *find_vocab_files(read_manifest(folder))))
     record = read_json(folder / EXPORT_FILE)
     values = record if isinstance(record, dict) else {}

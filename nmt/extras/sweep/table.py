@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from nmt.config import tabulate_differences
 from nmt.extras.sweep.grid import PlannedRun, Sweep, format_setting_value
-from nmt.extras.sweep.result import RunResult, read_result
+from nmt.extras.sweep.result import RunResult, SetScore, read_result
 from nmt.score.score import compute_perplexity
 from nmt.score.significance import student_t
 from nmt.system.escapes import escape_line, escape_markdown
@@ -30,9 +30,9 @@ class Row:
     results: dict[int, RunResult]  # of the finished runs, by seed
     problems: list[str]  # why the other seeds have no result
 
-    def list_bleu(self, name: str) -> dict[int, float]:
-        """Return the BLEU of each seed on the dev or the test set."""
-        return {seed: result.scores[name].bleu for seed, result in self.results.items()}
+    def list_scores(self, name: str) -> dict[int, SetScore]:
+        """Return the score of each seed on the dev or the test set."""
+        return {seed: result.scores[name] for seed, result in self.results.items()}
 
 
 def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
@@ -92,9 +92,13 @@ def make_cells(row: Row, first: Row, sweep: Sweep) -> list[Cell]:
         format_mean([compute_perplexity(nll) for nll in nlls], ".3f"),
     ]
     for name in sweep.score:
-        bleu, of_first = row.list_bleu(name), first.list_bleu(name)
-        differences = [bleu[seed] - of_first[seed] for seed in bleu if seed in of_first]
-        cells.append(format_estimate(list(bleu.values()), ".2f"))
+        scores, of_first = row.list_scores(name), first.list_scores(name)
+        differences = []
+        for seed, score in scores.items():
+            # scores of different signatures are different scales
+            if seed in of_first and score.signature == of_first[seed].signature:
+                differences.append(score.bleu - of_first[seed].bleu)
+        cells.append(format_estimate([score.bleu for score in scores.values()], ".2f"))
         cells.append("" if row is first else format_estimate(differences, "+.2f"))
     return cells
 

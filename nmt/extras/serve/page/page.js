@@ -2,8 +2,7 @@
 //
 // The text is a list of lines. A line keeps its translation until it is changed, so only changed lines are asked for. A
 // newer question aborts the older one: an older answer never replaces a newer one. All text is shown through
-// textContent; nothing here writes HTML or a style attribute, so that the page works under the server's
-// Content-Security-Policy. Addresses are relative, and it talks to its own server only.
+// textContent; nothing writes HTML or a style attribute, as the server's Content-Security-Policy demands.
 
 const TYPING_PAUSE = 250; // milliseconds without a key before the text is translated
 const LINES_PER_QUESTION = 8; // long texts appear part by part
