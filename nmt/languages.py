@@ -4,6 +4,7 @@ by its code.
 
 import functools
 import json
+import re
 from pathlib import Path
 
 
@@ -19,6 +20,6 @@ def name_language(code: str) -> str:
 
 def find_code(language: str) -> str:
     """Return the code of a language that may be given by its name or with a country: French and fr_CA are fr."""
-    code = language.lower().replace("_", "-").partition("-")[0]
+    code = re.split("[-_]", language.lower())[0]
     codes = {name.lower(): known for known, name in read_names().items()}
     return codes.get(code, code)

@@ -37,7 +37,7 @@ from nmt.corpus.shards import (
     shard_file,
 )
 from nmt.corpus.text_files import digest_source
-from nmt.score.text_checks import warn_of_unrelated
+from nmt.score.text_checks import warn_of_traces, warn_of_unrelated
 from nmt.system.errors import UserError
 from nmt.system.files import (
     digest_file,
@@ -208,13 +208,16 @@ def collect_blocks(
 ) -> Report:
     """Have workers clean blocks, each into a shard of its own."""
     report = Report()
-    with Progress(f"collect {describe_corpus(part.corpus)}", None, "pairs") as progress:
+    name = describe_corpus(part.corpus)
+    with Progress(f"collect {name}", None, "pairs") as progress:
 
         def number_blocks() -> Iterator[tuple[int, Block]]:
             for number, block in enumerate(blocks):
                 if number == 0:
-                    name = describe_corpus(part.corpus)
-                    warn_of_unrelated(f"{name}, source", block.src, "target", block.tgt)
+                    src, tgt = f"{name}, source", f"{name}, target"
+                    warn_of_unrelated(src, block.src, tgt, block.tgt)
+                    warn_of_traces(src, block.src)
+                    warn_of_traces(tgt, block.tgt)
                 n_read = (number + 1) * PAIRS_PER_SHARD
                 progress.total = int(n_read / max(block.share, 1e-9))  # share: read by now
                 yield number, block

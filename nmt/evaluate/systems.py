@@ -13,7 +13,7 @@ from nmt.config import CorpusConfig, DataConfig, RunConfig
 from nmt.corpus.test_sets import TestSet, add_references, open_reference, open_test_set
 from nmt.known_test_sets import KnownSet, find_filtered_set
 from nmt.score.score import Score
-from nmt.score.text_checks import Text, find_problems, warn_of_unrelated
+from nmt.score.text_checks import Text, find_problems, warn_of_traces, warn_of_unrelated
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
 from nmt.translate.translator import (
@@ -169,7 +169,9 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
     warn_of_unrelated(source, test.src, reference, test.ref)
     for more in test.more_refs:
         warn_of_unrelated(reference, test.ref, str(more.path), more.lines)
-    if system.model is None:
+    if system.model is not None:
+        warn_of_traces(source, test.src)
+    else:
         warn_of_unrelated(system.name, system.texts, reference, test.ref)
     filtered = system.filtered_set
     if filtered is not None:

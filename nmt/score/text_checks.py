@@ -83,6 +83,12 @@ class Trace:
         return len(marked) >= MIN_SHARE_OF_POSSIBLE * (len(marked) + len(unmarked))
 
 
+FOREIGN_MARKS = Trace(
+    "pieces or marks that another tool adds",
+    re.compile(r"\uffed|\u0120|\S</w>|</?s>|(?:^| )##\w|^<\w+> "),
+    "join the pieces and remove the marks",
+    is_one_sided=True,
+)
 TRACES = (
     # Wrong on either side: pieces must not be scored, and neither is ever written by hand.
     Trace(
@@ -112,16 +118,11 @@ TRACES = (
         re.compile(r"[^\s.]\.[\"'»“”]*\s*$|[^\s,],(?= |$)"),
         is_one_sided=True,
     ),
-    Trace(
-        "pieces or marks that another tool adds",
-        re.compile(r"\uffed|\u0120|\S</w>|</?s>|(?:^| )##\w|^<\w+> "),
-        "join the pieces and remove the marks",
-        is_one_sided=True,
-    ),
+    FOREIGN_MARKS,
     Trace(
         "columns or JSON around the text",
         re.compile(r"\t| \|\|\| |^\{\""),
-        "give the translations alone (nmt-translate without --n-best, --scores, --alignments, --json)",
+        "give the text alone (nmt-translate: without --n-best, --scores, --alignments, --json)",
         is_one_sided=True,
     ),
     Trace(
@@ -331,6 +332,18 @@ def warn_of_unrelated(name: str, lines: Sequence[str], other: str, others: Seque
             f"warning: {name} and {other} do not look like translations of each other: the lengths "
             "of their lines do not match; line n of one must be the translation of line n of the other"
         )
+
+
+def warn_of_traces(name: str, lines: Sequence[str]) -> None:
+    """Say what other tools have left in text to be trained on or translated."""
+    text = Text(name, lines, "")
+    for trace in TRACES:
+        marked = trace.find_lines(text)
+        # a tag of one's own looks like a mark
+        if trace is not FOREIGN_MARKS and trace.is_systematic(text, marked):
+            say(
+                f"warning: {_report(text, marked, trace.what, trace.remedy, trace.pattern).message}"
+            )
 
 
 def look_unrelated(lengths: ArrayLike) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from nmt.corpus.text_files import decode_lines
+from nmt.score.text_checks import warn_of_traces
 from nmt.system.errors import UserError, explain_unreadable
 from nmt.system.progress import say
 
@@ -66,6 +67,8 @@ class LineReader:
             if first + len(block) > skip + 1:
                 n_skipped = max(0, skip + 1 - first)
                 lines = self._decode(block, first)
+                if first == 1:
+                    warn_of_traces(self.name, lines)
                 share = n_bytes / self.size if self.size else 0.0
                 yield Chunk(first + n_skipped, lines[n_skipped:], share)
             first += len(block)

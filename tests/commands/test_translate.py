@@ -693,6 +693,20 @@ def test_a_checkpoint_is_not_taken_for_an_export_nor_an_export_for_a_checkpoint(
         assert str(folder) in line and captured.out == ""
 
 
+def test_a_source_in_pieces_is_translated_with_a_warning(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in"
+    source.write_text("red do@@ g\nblue\n" * 3)
+    assert nmt_translate([str(place), "-i", str(source)]) == 0
+    assert (
+        f"warning: {source}:1: BPE was left in: 'red do@@ g', in 3 of 6" in capsys.readouterr().err
+    )
+    source.write_text(TEXT)
+    assert nmt_translate([str(place), "-i", str(source)]) == 0
+    assert "left in" not in capsys.readouterr().err
+
+
 def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
     alone = evaluate(tmp_path, LINES, place)
     together = evaluate(tmp_path, LINES, place, "--ensemble", str(place))

@@ -177,12 +177,20 @@ def test_sides_that_do_not_belong_together_and_a_dev_set_that_is_tested_on_are_w
     dev = CorpusConfig(src="dev.en", tgt="dev.de")
     make(config(root, train=(shifted,), valid=dev, test=dev))
     written = capsys.readouterr().err
-    assert "shifted.tsv, source and target do not look like translations of each other" in written
+    assert (
+        "shifted.tsv, source and shifted.tsv, target do not look like translations of each other"
+        in written
+    )
     assert "warning: data.valid and data.test are one corpus" in written
     aligned = CorpusConfig(file="aligned.tsv")
     write_pairs(root / "aligned.tsv", [(line, f"{line} w1") for line in lines])
     make(config(root, "other", train=(aligned,)))
     assert "warning" not in capsys.readouterr().err
+    write_pairs(root / "aligned.tsv", [(f"{line} .", f"{line}@@ w1") for line in lines])
+    make(config(root, "third", train=(aligned,)))
+    written = capsys.readouterr().err
+    assert "warning: aligned.tsv, source:1: spaces before commas and full stops" in written
+    assert "warning: aligned.tsv, target:1: BPE was left in" in written
 
 
 def test_the_ledger_accounts_for_every_line(root: Path) -> None:

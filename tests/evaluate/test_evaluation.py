@@ -649,6 +649,12 @@ def test_corpora_that_are_gone_are_no_obstacle(run: Path, ground: Path, tmp_path
     assert len(lines_of(output)) == 30
 
 
+def test_a_source_in_pieces_is_named(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    src, ref = put(tmp_path / "a.en", ["ein@@ s zwei"] * 9), put(tmp_path / "a.de", GERMAN[:9])
+    assert nmt_eval([str(run), "--src", src, "--ref", ref, "decoding.beam=1"]) == 0
+    assert f"warning: {src}:1: BPE was left in" in capsys.readouterr().err
+
+
 def test_a_reference_that_is_the_source_is_named(tmp_path: Path, capsys: Capture) -> None:
     hyp, src = put(tmp_path / "hyp", GERMAN[:FEW]), put(tmp_path / "src", ENGLISH[:FEW])
     ref = put(tmp_path / "ref", ENGLISH[:FEW])
