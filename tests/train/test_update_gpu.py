@@ -240,7 +240,7 @@ def test_without_a_compiler_a_cpu_trains_uncompiled(
     )
     assert torch.equal(fixed.run(batch, 1.0, 3), plain.run(batch, 1.0, 3))
     assert torch.equal(fixed.gradient_norm(), plain.gradient_norm())
-    said = capsys.readouterr().err.splitlines()
+    said = [line for line in capsys.readouterr().err.splitlines() if "torch/_inductor" not in line]
     assert len(said) == 1 and "No working C++ compiler" in said[0] and "g++" in said[0]
 
 
