@@ -295,7 +295,7 @@ def score(
         if problem.is_fatal:
             raise UserError(problem.message)
         say(f"warning: {problem.message}")
-    warn_of_unrelated(translated.name, texts, expected.name, references)
+    warn_of_unrelated("translations", texts, "references", references)
 
     metrics = list_metrics(tgt) if all_metrics else [HEADLINE, CHRF2]
     return [
