@@ -293,9 +293,10 @@ def _check_case(text: Text, other: Text) -> Iterator[Problem]:
     if not any(line.strip() for line in text.lines):
         return
     for fold, missing in ((str.lower, "upper"), (str.upper, "lower")):
+        if any(line != fold(line) for line in text.lines):
+            continue
         cased = [i for i, line in enumerate(other.lines) if line != fold(line)]
-        has_case = any(line != fold(line) for line in text.lines)
-        if not has_case and len(cased) >= 0.5 * len(other.lines):
+        if len(cased) >= 0.5 * len(other.lines):
             what = f"no {missing}-case letters, but {other.name} has some"
             remedy = "restore the case, or lower-case both sides before scoring"
             yield _report(text, cased, what, remedy)
