@@ -133,7 +133,10 @@ TRACES = (
     ),
     Trace(
         "accents apart from their letters (Unicode NFD)",
-        re.compile("[\u0300-\u036f]"),
+        # only what NFC composes: other languages write accents that it leaves apart
+        re.compile(
+            "[aeiouAEIOU][\u0300-\u0302\u0308]|[anoANO]\u0303|[cC]\u0327|[cenrszCENRSZ]\u030c"
+        ),
         "normalise to NFC (uconv -x any-nfc)",
         is_one_sided=True,
     ),

@@ -153,6 +153,12 @@ def test_the_same_damage_on_both_sides(damage: Callable[[str], str], word: str) 
     assert found and any(problem.is_fatal for problem in found) == is_fatal
 
 
+def test_accents_that_nfc_leaves_apart_are_no_damage() -> None:
+    yoruba = unicodedata.normalize("NFC", "\u1eb9\u0300k\u1ecd\u0301 n\u0301l\u00e1 m\u0300")
+    found = look([f"{line} {yoruba}" for line in good()])
+    assert "\u0300" in yoruba and found == []
+
+
 def test_where_what_and_how_many_are_told() -> None:
     hypotheses = [*GERMAN[:4], *(f"{line} Kat@@ ze" for line in GERMAN[4:200]), *GERMAN[200:]]
     (fatal,) = look(hypotheses)
