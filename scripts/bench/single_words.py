@@ -8,80 +8,118 @@ no synonyms, so the counts compare ways to write a word; they are no accuracy.
 """
 
 import argparse
-import itertools
 import random
 import re
+import sys
 from collections import Counter
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
 
 import nmt.api
+from nmt.commands.cli import run_command
+from nmt.corpus.text_files import TextFile, read_lines
+from nmt.system.errors import UserError
 
 LINES = 200_000  # of the training text
 LEAST_LETTERS = 3  # of a word, because shorter ones are mostly articles and prepositions
 N_MEANINGS = 3
-WAYS = {
-    "word": "{}".format,
-    "Word": str.capitalize,
-    "WORD": str.upper,
-    "word.": "{}.".format,
-    "Word.": lambda word: f"{word.capitalize()}.",
-    "A word.": "A {}.".format,
-}
+
+
+def list_ways(word: str) -> dict[str, str]:
+    """Write a word in each way that is compared; the keys show how."""
+    title = word.capitalize()
+    return {
+        "dog": word,
+        "Dog": title,
+        "DOG": word.upper(),
+        "dog.": f"{word}.",
+        "Dog.": f"{title}.",
+        "A dog.": f"A {word}.",
+    }
 
 
 def split_words(line: str) -> list[str]:
     return re.findall(r"\w+", line.lower())
 
 
-def read_lines(path: Path) -> list[set[str]]:
-    with open(path, encoding="utf-8") as file:
-        return [set(split_words(line)) for line in itertools.islice(file, LINES)]
+class Text:
+    """The words of each line of one side, and in how many lines each stands."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines: list[set[str]] = []
+        self.counts: Counter[str] = Counter()
+        for line in islice(read_lines(TextFile(path)), LINES):
+            words = set(split_words(line))
+            self.lines.append(words)
+            self.counts.update(words)
+
+    def draw_words(self, n_words: int, least: int) -> list[str]:
+        known = []
+        for word, n_lines in sorted(self.counts.items()):
+            if n_lines >= least and len(word) >= LEAST_LETTERS and word.isalpha():
+                known.append(word)
+        if len(known) < n_words:
+            raise UserError(f"--words {n_words}: only {len(known)} words stand in {least} lines")
+        return random.Random(1).sample(known, n_words)
 
 
-def find_meanings(
-    words: list[str], src: list[set[str]], tgt: list[set[str]]
-) -> dict[str, set[str]]:
+def find_meanings(words: list[str], src: Text, tgt: Text) -> list[set[str]]:
     """Find for each source word the target words that go with it best."""
-    n_src = Counter(itertools.chain.from_iterable(src))
-    n_tgt = Counter(itertools.chain.from_iterable(tgt))
-    n_both: dict[str, Counter[str]] = {word: Counter() for word in words}
-    for src_words, tgt_words in zip(src, tgt, strict=True):
-        for word in src_words & n_both.keys():
-            n_both[word].update(tgt_words)
-    meanings = {}
-    for word, counts in n_both.items():
-        dice = {other: 2 * n / (n_src[word] + n_tgt[other]) for other, n in counts.items()}
-        meanings[word] = set(sorted(dice, key=lambda other: (-dice[other], other))[:N_MEANINGS])
+    together: dict[str, Counter[str]] = {}
+    for word in words:
+        together[word] = Counter()
+    for src_words, tgt_words in zip(src.lines, tgt.lines, strict=True):
+        for word in src_words & together.keys():
+            together[word].update(tgt_words)
+    meanings = []
+    for word, counts in together.items():
+        scored = []
+        for other, n_lines in counts.items():
+            dice = 2 * n_lines / (src.counts[word] + tgt.counts[other])
+            scored.append((-dice, other))
+        scored.sort()
+        meanings.append({other for _, other in scored[:N_MEANINGS]})
     return meanings
 
 
-def main() -> None:
+def work(args: argparse.Namespace) -> int:
+    src, tgt = Text(args.src), Text(args.tgt)
+    if len(src.lines) != len(tgt.lines):
+        raise UserError(f"{args.src} has {len(src.lines)} lines, {args.tgt} {len(tgt.lines)}")
+    words = src.draw_words(args.words, args.least)
+    meanings = find_meanings(words, src, tgt)
+
+    translator = nmt.api.load(args.model, settings=args.settings)
+    written: dict[str, list[str]] = {}
+    for word in words:
+        for way, text in list_ways(word).items():
+            written.setdefault(way, []).append(text)
+    print("written   translated   by one or two words   words on average")
+    for way, lines in written.items():
+        n_right = n_short = 0
+        lengths = []
+        for meaning, best in zip(meanings, translator.translate(lines), strict=True):
+            output = split_words(best.text)
+            lengths.append(len(output))
+            if meaning & set(output):
+                n_right += 1
+                n_short += len(output) <= 2
+        print(f"{way:<9} {n_right:>10}   {n_short:>19}   {fmean(lengths):>16.2f}")
+    return 0
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description="Translate words one by one.")
     parser.add_argument("model")
     parser.add_argument("settings", nargs="*", help="such as decoding.max_extra=2")
     parser.add_argument("--src", type=Path, required=True)
     parser.add_argument("--tgt", type=Path, required=True)
-    parser.add_argument("--words", type=int, default=200)
-    parser.add_argument("--least", type=int, default=20, help="lines that have the word")
-    args = parser.parse_args()
-
-    src, tgt = read_lines(args.src), read_lines(args.tgt)
-    counts = Counter(itertools.chain.from_iterable(src))
-    known = [word for word, n in counts.items() if n >= args.least and word.isalpha()]
-    drawn = random.Random(1).sample(
-        sorted(word for word in known if len(word) >= LEAST_LETTERS), args.words
-    )
-    meanings = find_meanings(drawn, src, tgt)
-
-    translator = nmt.api.load(args.model, settings=args.settings)
-    print("written   translated   by one or two words   words on average")
-    for way, write in WAYS.items():
-        outputs = [split_words(best.text) for best in translator.translate(map(write, drawn))]
-        right = [out for word, out in zip(drawn, outputs, strict=True) if meanings[word] & set(out)]
-        short = sum(len(out) <= 2 for out in right)
-        mean = sum(map(len, outputs)) / len(outputs)
-        print(f"{way:<9} {len(right):>10}   {short:>19}   {mean:>16.2f}")
+    parser.add_argument("--words", type=int, default=200, metavar="N")
+    parser.add_argument("--least", type=int, default=20, metavar="N", help="lines with the word")
+    args = parser.parse_intermixed_args()
+    return run_command(lambda: work(args), "single_words")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
