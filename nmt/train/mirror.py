@@ -81,7 +81,8 @@ def put_folder(mirror: Any, folder: Path, name: str) -> None:
         mirror.rm_file(manifest)
     for file in read_manifest(folder):
         put_file(mirror, folder / file, f"{name}/{file}")
-    mirror.pipe_file(manifest, content)
+    mirror.pipe_file(f"{manifest}.part", content)
+    mirror.mv(f"{manifest}.part", manifest)
 
 
 def put_file(mirror: Any, path: Path, name: str) -> None:

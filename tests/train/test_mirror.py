@@ -127,6 +127,26 @@ def test_what_is_cut_off_counts_as_absent(
     assert len(list_complete(config)) == 3
 
 
+def test_a_manifest_that_is_cut_off_counts_as_absent(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path / "one", url)
+    start_run(config)
+    service = type(fsspec.filesystem(url.partition(":")[0]))
+    pipe_file = service.pipe_file
+
+    def cut_off(service: Any, name: str, content: bytes) -> None:
+        pipe_file(service, name, content[: len(content) // 2])
+        raise OSError("no space")
+
+    with monkeypatch.context() as patched, pytest.raises(Failure, match="no space"):
+        patched.setattr(service, "pipe_file", cut_off)
+        mirror_run(config)
+    assert list_complete(config) == []
+    mirror_run(config)
+    assert list_complete(config) == ["store"]
+
+
 def refuse(part: str) -> Callable[..., None]:
     put_file = MemoryFileSystem.put_file
 
