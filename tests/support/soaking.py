@@ -472,6 +472,9 @@ class Start:
         return [code for code in codes if code is not None]
 
     def signal(self, number: int, ranks: Sequence[int] | None = None) -> None:
+        if number == signal.SIGKILL:
+            # Stopped first, no rank can leave by itself because it lost one that was killed before it.
+            self.signal(signal.SIGSTOP, ranks)
         for rank, code in enumerate(self.codes):
             if code is None and (ranks is None or rank in ranks):
                 with contextlib.suppress(ProcessLookupError):  # it has just gone
