@@ -107,6 +107,4 @@ def _describe_rate(optimizer: OptimizerConfig) -> str:
         "cosine": f"then half a cosine down to {optimizer.final_lr:g}",
         "constant": "and no further",
     }
-    # a schedule without a sentence of its own is named, so that a card can be written for it
-    rest = after.get(optimizer.schedule, f"then {optimizer.schedule}")
-    return f"linear over {warmup} updates up to {peak:g}, {rest}"
+    return f"linear over {warmup} updates up to {peak:g}, {after[optimizer.schedule]}"

@@ -133,8 +133,9 @@ def check_mirrored_run(mirror: Any, config: RunConfig) -> None:
         changes = list_differences(recorded, config)
     elif mirror.exists(""):
         # An object store may list the folder itself, and a kill may leave a part of the first file.
-        names = [name for name in mirror.ls("", detail=False) if name]
-        changes = [name for name in names if not name.endswith(".part")][:1]
+        changes = [
+            name for name in mirror.ls("", detail=False) if name and not name.endswith(".part")
+        ][:1]
     if changes:
         raise UserError(
             f"holds something other than this run ({'; '.join(changes)}); restore the settings of the run "
