@@ -18,7 +18,7 @@ from nmt.system.pool import Executor, Work, use_processes
 from nmt.system.progress import say, say_once
 
 # Results are taken in order. In a simulation of 1,000 workers of which 1 % are ten times slower than the others, a
-# window of 8 keeps 37 % of them busy, one of 32 97 % (scripts/bench/workers.py).
+# window of 8 keeps 37 % of them busy, one of 32 97 % (docs/clusters.md).
 WINDOW_ELSEWHERE = 32
 HEAD_LOOK_S = 10.0  # between two looks at Ray's head
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 import nmt.api
-from nmt.commands.cli import run_command
+from nmt.commands.cli import parse_positive, run_command
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.system.errors import UserError
 
@@ -115,8 +115,10 @@ def main() -> int:
     parser.add_argument("settings", nargs="*", help="such as decoding.max_extra=2")
     parser.add_argument("--src", type=Path, required=True)
     parser.add_argument("--tgt", type=Path, required=True)
-    parser.add_argument("--words", type=int, default=200, metavar="N")
-    parser.add_argument("--least", type=int, default=20, metavar="N", help="lines with the word")
+    parser.add_argument("--words", type=parse_positive, default=200, metavar="N")
+    parser.add_argument(
+        "--least", type=parse_positive, default=20, metavar="N", help="lines with the word"
+    )
     args = parser.parse_intermixed_args()
     return run_command(lambda: work(args), "single_words")
 
