@@ -257,15 +257,16 @@ class Trainer:
             self.world.on_main(lambda: self.writer.finish())
 
     def refuse_idle_weights(self) -> None:
-        """After the first update of a run, Adam's moments show whether a weight had no gradient."""
+        """After the first update of a run, Adam's first moments show whether a weight had no gradient.
+        The squares in its second may all be too small for a float.
+        """
         moments = self.take_snapshot(has_moments=True).moments
 
         def refuse() -> None:
             for name, moment in moments.items():
-                if not (moment.any() or self.config.training.freeze):
-                    _refuse_zero(
-                        f"the gradients of {name.removeprefix('exp_avg.')} are zero, so it learns nothing"
-                    )
+                weight = name.removeprefix("exp_avg.")
+                if weight != name and not (moment.any() or self.config.training.freeze):
+                    _refuse_zero(f"the gradients of {weight} are zero, so it learns nothing")
 
         self.world.on_main(refuse)
 

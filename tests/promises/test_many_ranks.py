@@ -7,6 +7,7 @@ micro-batch left in an update gets a blank one, and nothing of it counts.
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -15,12 +16,47 @@ from safetensors.torch import load_file
 from support.soaking import Ground, Order, counted, make_ground
 
 from nmt.checkpoint import TrainState, find_newest
+from nmt.config import COURSE_KEYS, MACHINE_KEYS, list_setting_keys
 
 BOUND = 1e-5
 RECORDED = Order([], "", is_recorded=True)
 # The toy's own warm-up ends at a rate of 0.06, where the last bit of a sum becomes another model
 # within fifty updates; this one reaches 0.0016, twice the peak of the paper's base model.
 SETTINGS = ("optimizer.warmup_steps=400", "training.validate_every=1000", "evaluation.bleu=false")
+
+# All settings that change what an update computes, in runs of which each takes other values than the
+# toy's. Frozen parts are in the last alone, because with them no weight is asked whether it learns.
+RECIPES = {
+    "averaged": """
+        training.ema=0.9 optimizer.weight_decay=0.1 optimizer.scale=2
+        optimizer.beta1=0.8 optimizer.beta2=0.997 optimizer.eps=1e-8 training.precision=bf16
+        training.src_tokens=250 training.tgt_tokens=350 training.grouping=random data.temperature=2
+    """,
+    "pre-norm": """
+        model.norm=pre model.tied=false model.encoder_layers=2 model.decoder_layers=3
+        model.attention_dropout=0.1 model.ffn_dropout=0.1 model.activation=gelu vocab.bpe_dropout=0.1
+        optimizer.schedule=inverse_sqrt optimizer.peak_lr=5e-4
+    """,
+    "learned": """
+        model.positions=learned model.max_positions=300 model.attention_bias=true
+        model.projection_bias=true model.scale_embeddings=projection
+        model.embedding_norm=after_dropout model.n_heads=1 model.dropout=0 training.label_smoothing=0
+        optimizer.schedule=cosine optimizer.peak_lr=1e-3 optimizer.final_lr=1e-4 optimizer.warmup_steps=2
+    """,
+    "rotary": """
+        model.positions=rotary model.d_model=20 model.d_ff=28 model.n_layers=2 model.d_k=4 model.d_v=6
+        model.window=1 model.tied=embeddings model.activation=swish model.vocab_rows=90
+        model.scale_embeddings=none model.embedding_norm=before_dropout
+    """,
+    "two vocabularies": """
+        vocab.joint=false vocab.tgt_size=70 model.tied=decoder data.store=FOLDER/two-store
+        optimizer.schedule=constant optimizer.peak_lr=1e-3 training.clip_norm=1e-30
+    """,
+    "tuned": """
+        training.init_from=FOLDER/averaged data.store=FOLDER/tuned-store training.freeze=[encoder]
+        training.ema=0.9
+    """,
+}
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +156,13 @@ def test_more_ranks_than_micro_batches(ground: Ground) -> None:
     seen = trained(ground, "many-small", [(4, 4)], *small)
     assert all(update["blanks"] == 4 - len(update["micros"]) for update in seen.values())
     compare(ground, "many-small", seen, "one-small", whole)
+
+
+def test_every_recipe_trains_on_two_ranks(ground: Ground) -> None:
+    words = " ".join((*SETTINGS, *RECIPES.values())).split()
+    keys = {key for key in list_setting_keys() if re.match("(model|optimizer|training)\\.", key)}
+    assert keys - {*COURSE_KEYS, *MACHINE_KEYS} <= {word.partition("=")[0] for word in words}
+    for name, recipe in RECIPES.items():
+        settings = recipe.replace("FOLDER", str(ground.folder)).split()
+        seen = trained(ground, name, [(2, 3)], *settings)
+        assert sum(update["n_tgt"] for update in seen.values()) > 300

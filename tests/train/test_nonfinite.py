@@ -6,7 +6,6 @@ bit.
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from support.two_ranks import run_on_ranks, run_on_two_ranks
 import nmt.train.update
 from nmt.commands.train import main
 from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
-from nmt.model.transformer import Transformer
-from nmt.train.loss import Objective
 from nmt.train.replica import forward_backward
 
 Poison = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
@@ -124,31 +121,6 @@ def test_a_gradient_of_zero_ends_a_new_run_and_is_named(
         out = f"out={tmp_path}/{number}"
         ended = run_on_ranks(size, program, tmp_path / "ends.py", weight, *options, *settings, out)
         assert ended.codes == [0] * size, ended.stderr
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"norm": "pre", "tied": False, "activation": "gelu"},
-        {"window": 0, "activation": "swish", "attention_bias": True, "projection_bias": True},
-        {"positions": "learned", "embedding_norm": "before_dropout", "n_layers": 3},
-        {"positions": "rotary", "d_k": 2, "d_v": 12, "d_ff": 4, "scale_embeddings": "projection"},
-    ],
-)
-def test_a_new_model_has_a_gradient_in_every_weight(change: dict[str, Any]) -> None:
-    """Whatever its options: none has a weight that a sound update of some sentences does not reach."""
-    from test_fast_paths import POST, batch_of, draw
-
-    batch = batch_of(draw(0))
-    for seed in range(3):
-        config = replace(POST, dropout=0.1, **change)
-        torch.manual_seed(seed)
-        model = Transformer(config, 61)
-        forward_backward(Objective(model, 0.1), batch, 1e-3, False)
-        assert not [
-            name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()
-        ]
 
 
 @pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
