@@ -29,11 +29,26 @@ def written_out(
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.1, 0.3])
-@pytest.mark.parametrize("chunk", [V, 5 * V, 10**6])
-def test_equals_the_definition(eps: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk)
+@pytest.mark.parametrize(
+    ("chunk", "block", "rounds"), [(7, 3, (8, 22)), (16, 1, (4, 50)), (T, T, (1, 1))]
+)
+def test_equals_the_definition(
+    eps: float, chunk: int, block: int, rounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In so many rows at a time, and in so many chunks and blocks of all chunks."""
+    monkeypatch.setattr(loss, "MIN_CHUNK_ROWS", 1)
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk * V)
+    monkeypatch.setattr(loss, "BLOCK_LOGITS", block * V)
+    places, softmax = [], loss._softmax_in_place
+
+    def counted(logits: Tensor, label: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
+        places.append(logits.storage_offset())  # of a block in its chunk
+        return softmax(logits, label, exact)
+
+    monkeypatch.setattr(loss, "_softmax_in_place", counted)
     hidden, weight, labels = inputs()
     ours = compute_loss_sums(hidden, weight, labels, eps)
+    assert (places.count(0), len(places)) == rounds
     grads = torch.autograd.grad(3.0 * ours[0], (hidden, weight))
     theirs = written_out(hidden, weight, labels, eps)
     expected = torch.autograd.grad(3.0 * theirs[0], (hidden, weight))
