@@ -5,7 +5,9 @@ set is trained on, and nothing is overwritten.
 import os
 import random
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,10 @@ from nmt.commands.init import main as nmt_init
 from nmt.commands.train import main as nmt_train
 from nmt.config import load_config
 from nmt.corpus.prepare import prepare
+from nmt.corpus.reader import Block, read_blocks
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
+from nmt.extras.init import suggest, survey
 from nmt.extras.init.hours import USED_SHARE
 from nmt.extras.init.recipe import SIZES, choose_size
 from nmt.extras.init.suggest import guess_languages
@@ -70,8 +74,21 @@ def read_training_text(config: Path) -> tuple[set[str], set[str]]:
     return texts[0], texts[1]
 
 
-def test_no_drawn_sentence_is_trained_on(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_drawn_sentence_is_trained_on(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = []
+
+    def read_counted(*given: Any) -> Iterator[Block]:
+        for block in read_blocks(*given):
+            sizes.append(len(block.src))
+            yield block
+
+    for module in (survey, suggest):
+        monkeypatch.setattr(module, "PAIRS_PER_SHARD", 7)
+        monkeypatch.setattr(module, "read_blocks", read_counted)
     assert nmt_init(["--src", "train.de", "--tgt", "train.en", "-o", "my.yaml"]) == 0
+    assert sizes == 3 * [*[7] * 185, 5]  # of the text, for the dev set and for the test set
     config = load_config("my.yaml")
     assert config.model.positions == "rotary"  # which is told before hours are trained
     assert "any form but Hugging Face's: see model.positions\n" in capsys.readouterr().err

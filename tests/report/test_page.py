@@ -73,7 +73,9 @@ def test_every_point_is_in_its_chart(tmp_path: Path) -> None:
 
 def test_the_summary_names_the_best_score_and_its_signature(tmp_path: Path) -> None:
     run = write_run(tmp_path, METRICS, "model.d_model=64")
-    assert Elements(render_page([run], None)).rows.items() >= {
+    page = render_page([run], None)
+    assert '<p class="lead">en to de · 300 updates</p>' in page
+    assert Elements(page).rows.items() >= {
         ("best dev BLEU", "17.50 at update 300"),
         ("signature", SIGNATURE),
         ("lowest dev loss", "4.5000 at update 300, perplexity 90.02"),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.needs import needs_package
 
-from nmt.system.cluster import open_executor, watch_head
+from nmt.system.cluster import open_executor, share_cluster, watch_head
 from nmt.system.errors import UserError
 from nmt.system.pool import map_in_order, map_with_workers, use_processes
 
@@ -32,6 +32,28 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_a_cluster_it_is_this_machine() -> None:
     with open_executor(None, 3, uses_gpu=False) as executor:
         assert executor == use_processes(3)
+
+
+class ThreeNodes:
+    """A Ray whose head computes nothing, and which has lost a machine."""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"Alive": True, "Resources": {}},
+            {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}},
+            {"Alive": False, "Resources": {"CPU": 64.0}},
+        ]
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 4.0}
+
+
+def test_workers_share_the_cores_of_what_lives(capsys: pytest.CaptureFixture[str]) -> None:
+    shares = [share_cluster(ThreeNodes(), n_workers, False) for n_workers in (2, 3, 99)]
+    assert [share["num_cpus"] for share in shares] == [4, 2, 1] and capsys.readouterr().err == ""
+    needs = share_cluster(ThreeNodes(), 2, uses_gpu=True)
+    assert needs == {"num_cpus": 1, "num_gpus": 1}
+    assert f"waiting for Ray to find a place for a worker with {needs}" in capsys.readouterr().err
 
 
 class ThreeLooks(threading.Event):
