@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 
@@ -91,8 +92,10 @@ def test_workers_write_the_same_scores(
     Path("tgt").write_text(Path("tgt").read_text().replace("\n", "\nx\n", 5))
     whole = score(place, "--src", "src", "--tgt", "tgt")
     said = capsys.readouterr().err
+    torch.set_num_threads(8)
     shared = score(place, "--src", "src", "--tgt", "tgt", "--workers", "2")
     assert shared == whole and len(whole) == 45
+    assert torch.get_num_threads() == 4
     assert capsys.readouterr().err == said and said.count("is impossible") == 3
 
 

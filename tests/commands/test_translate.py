@@ -222,6 +222,18 @@ def test_paragraphs_have_their_numbers_in_later_chunks(
     assert f"warning: lines {first} to {last} are mostly <unk>" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("workers", "n_threads"), [(1, 8), (3, 2), (9, 1)])
+def test_workers_share_the_threads(
+    workers: int, n_threads: int, place: Path, tmp_path: Path
+) -> None:
+    """This process is as each of them."""
+    files = ("-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"))
+    (tmp_path / "in").write_text("red dog\n")
+    torch.set_num_threads(8)
+    assert nmt_translate([str(place), *files, "--workers", str(workers)]) == 0
+    assert torch.get_num_threads() == n_threads
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_translations_that_reach_the_length_limit_are_counted_at_the_end(
     workers: int, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

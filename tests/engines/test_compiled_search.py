@@ -74,6 +74,19 @@ def test_long_outputs_large_vocabularies_many_sentences(
     assert max(said) > 2 * compiled_search.PART
 
 
+def test_scores_of_attention_may_be_far_apart() -> None:
+    """As a trained model's: the exponential of their differences, taken the wrong way, overflows."""
+    model = make_model(3)
+    for name, weight in model.named_parameters():
+        if name.endswith(("qkv.weight", "q.weight")):
+            weight.mul_(30)
+    src = pack(make_sources(random.Random(2), 9, 9, N_PIECES))
+    rules = make_rules(DecodingConfig(beam=1))
+    found = search_compiled(make_ready(model), src, rules)
+    for (one,), (expected,) in zip(found, search(model, src, rules), strict=True):
+        assert one.ids == expected.ids and one.score == pytest.approx(expected.score, 1e-5)
+
+
 def test_pieces_beyond_the_vocabulary_are_refused() -> None:
     ready = make_ready(make_model(4))
     for src, prefix in (((N_PIECES, EOS), ()), ((5, EOS), (6, N_PIECES))):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from support.soaking import RANK, free_port
 
 from nmt.system.errors import UserError
@@ -40,6 +41,26 @@ def test_variables_that_torchrun_did_not_set(
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=complaint), join_world("cpu"):
         pass
+
+
+def test_each_rank_computes_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen before anything is started on it."""
+    for name, value in {**ONE_OF_TWO, "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    done: list[object] = []
+
+    def join(backend: str, **_: object) -> None:
+        done.append(backend)
+        raise ConnectionError
+
+    monkeypatch.setattr(
+        "nmt.system.ranks.choose_device", lambda _, number: torch.device("cuda", number)
+    )
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", join)
+    with pytest.raises(ConnectionError), join_world():
+        pass
+    assert done == [torch.device("cuda", 1), "nccl"]
 
 
 PROGRAM = """

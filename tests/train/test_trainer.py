@@ -4,12 +4,14 @@ import errno
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
-from support.soaking import Ground, make_ground
+from support.soaking import Ground, check_same, make_ground
 
 from nmt import checkpoint
 from nmt.checkpoint import list_steps
@@ -21,6 +23,7 @@ from nmt.system.files import read_bytes, read_json, write_json
 from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
 from nmt.train.run_start import check_same_run
+from nmt.train.update import Outcomes, UpdateOutcome
 
 # A line for each update, and no validation in between.
 LOGGED = ("training.log_every=1", "training.validate_every=100", "training.steps=20")
@@ -50,6 +53,29 @@ def test_twenty_updates_are_ten_a_stop_and_ten_more(ground: Ground, whole: RunFo
     assert read_losses(whole.path) == read_losses(two.path)
     other = train(ground, "other", *LOGGED, "seed=4")
     assert list_differing(read_tensors(whole.path, 20), read_tensors(other.path, 20))
+
+
+class Late(Outcomes):
+    """As on a GPU, the newest outcome stays behind unless it is waited for."""
+
+    n_behind = 0
+
+    def __init__(self, _: torch.device) -> None:
+        super().__init__(torch.device("meta"))
+
+    def take_completed(self, wait_for_newest: bool) -> Iterator[UpdateOutcome]:
+        yield from super().take_completed(wait_for_newest)
+        Late.n_behind += len(self.in_flight)
+
+
+def test_outcomes_that_come_late_change_no_figure(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("training.log_every=2", "training.validate_every=5", "training.checkpoint_every=7")
+    at_once = train(ground, "at-once", *settings)
+    monkeypatch.setattr("nmt.train.loop.Outcomes", Late)
+    check_same(train(ground, "late", *settings), at_once)
+    assert Late.n_behind == 4  # after updates 3, 9, 11 and 13; the others log, validate or save
 
 
 def test_two_processes_see_the_same_examples_and_the_same_loss(ground: Ground) -> None:
