@@ -1,5 +1,5 @@
 """Each shipped retelling of the paper is the model that its code describes: built a second time from
-torch's own modules, from facts written down here and not from the config, and trained for a while.
+torch's own modules, from facts written down here and not from the config.
 """
 
 import math
@@ -12,11 +12,9 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from support.soaking import IS_SOAK
 from support.torch_twin import make_torch_twin
 from torch import Tensor, nn
 
-from nmt.commands.train import main
 from nmt.config import ModelConfig, find_shipped_configs, load_config
 from nmt.data.batch import pack
 from nmt.model.positions import sinusoids
@@ -134,37 +132,3 @@ def test_it_equals_a_model_of_torchs_modules_in_float64(name: str) -> None:
     found = torch.autograd.grad((ours * weight).sum(), mine)
     for a, b in zip(found, torch.autograd.grad((theirs * weight).sum(), others), strict=True):
         assert (a - b).abs().max() < 1e-10 * max(1.0, float(b.abs().max()))
-
-
-@pytest.mark.parametrize("name", RETELLINGS if IS_SOAK else ["jadore801120"])
-def test_it_trains_as_a_run(name: str, corpus: Path, tmp_path: Path) -> None:
-    """Three updates; in `make soak` a minute."""
-    config = tmp_path / "mine.yaml"
-    config.write_text(
-        f"""
-extends: {name}.yaml
-name: mine
-out: {tmp_path}/run
-data:
-  root: {corpus}
-  store: {tmp_path}/store
-  workers: 1
-  train: [{{src: train.en, tgt: train.de}}]
-  valid: {{src: valid.en, tgt: valid.de}}
-  test: {{src: test.en, tgt: test.de}}
-  clean: {{preset: none}}
-vocab: {{size: 80}}
-model: {{d_model: 16, d_ff: 32, n_heads: 2, n_layers: 2}}
-training:
-  steps: {100_000 if IS_SOAK else 3}
-  max_hours: {1 / 60}
-  src_tokens: 300
-  tgt_tokens: 300
-  precision: fp32
-  checkpoint_every: null
-evaluation: {{bleu: false}}
-""",
-        encoding="utf-8",
-    )
-    assert main(["--config", str(config)]) == 0
-    assert (tmp_path / "run" / "checkpoints" / "last" / "model.safetensors").exists()

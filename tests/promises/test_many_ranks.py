@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.finished_run import read_lines
 from support.soaking import Ground, Order, counted, make_ground
 
 from nmt.checkpoint import TrainState, find_newest
@@ -22,7 +23,12 @@ BOUND = 1e-5
 RECORDED = Order([], "", is_recorded=True)
 # The toy's own warm-up ends at a rate of 0.06, where the last bit of a sum becomes another model
 # within fifty updates; this one reaches 0.0016, twice the peak of the paper's base model.
-SETTINGS = ("optimizer.warmup_steps=400", "training.validate_every=1000", "evaluation.bleu=false")
+SETTINGS = (
+    "optimizer.warmup_steps=400",
+    "training.log_every=1",
+    "training.validate_every=1000",
+    "evaluation.bleu=false",
+)
 
 # All settings that change what an update computes, in runs of which each takes other values than the
 # toy's. Frozen parts are in the last alone, because with them no weight is asked whether it learns.
@@ -124,6 +130,11 @@ def compare(
         for step in whole
         for which in (0, 1)
     )
+    norms, others = (
+        [line["grad_norm"] for line in read_lines(ground.run(run).path, "train")]
+        for run in (name, whole_name)
+    )
+    assert norms == pytest.approx(others, rel=1e-3) and len(norms) == len(whole)
     found, expected = find_newest(ground.run(name)), find_newest(ground.run(whole_name))
     assert found and expected and found.step == expected.step == max(whole)
     assert isinstance(found.origin, TrainState) and isinstance(expected.origin, TrainState)

@@ -78,30 +78,6 @@ def test_outcomes_that_come_late_change_no_figure(
     assert Late.n_behind == 4  # after updates 3, 9, 11 and 13; the others log, validate or save
 
 
-def test_two_processes_see_the_same_examples_and_the_same_loss(ground: Ground) -> None:
-    settings = (*LOGGED, "model.dropout=0.0", "training.steps=8")
-    one = train(ground, "alone", *settings)
-    both = ground.finish("both", *settings, size=2)
-    assert read_losses(one.path) == pytest.approx(
-        read_losses(both.path), abs=2e-5
-    )  # the log rounds to 1e-5
-    norms = [line["grad_norm"] for line in read_lines(one.path, "train")]
-    other_norms = [line["grad_norm"] for line in read_lines(both.path, "train")]
-    assert norms == pytest.approx(other_norms, rel=2e-3, abs=1e-9)
-    theirs = read_tensors(both.path, 8)
-    for name, value in read_tensors(one.path, 8).items():
-        largest = max(1e-3, float(value.abs().max()))
-        assert (value - theirs[name]).abs().max() <= 2e-4 * largest, name
-
-
-def test_a_run_continues_on_another_number_of_ranks(ground: Ground, whole: RunFolder) -> None:
-    train(ground, "mixed", *LOGGED, "training.steps=3")
-    # Dropout is on: its masks follow the micro-batch, not the rank.
-    mixed = read_losses(ground.finish("mixed", *LOGGED, "training.steps=6", size=2).path)
-    expected = read_losses(whole.path)
-    assert mixed == pytest.approx({step: expected[step] for step in range(1, 7)}, abs=5e-5)
-
-
 @pytest.mark.parametrize(
     "change", ["model.dropout=0.3", "seed=9", "training.tgt_tokens=200", "optimizer.scale=2.0"]
 )
