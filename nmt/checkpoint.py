@@ -59,7 +59,14 @@ from nmt.system.files import (
 from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.progress import say
 from nmt.system.ranks import Share
-from nmt.system.records import COUNT, RecordReader, default, leave_out_none, name_places_in
+from nmt.system.records import (
+    COUNT,
+    OF_ANOTHER_VERSION,
+    RecordReader,
+    default,
+    leave_out_none,
+    name_places_in,
+)
 from nmt.system.run_folder import (
     CONFIG_FILE,
     EXPORT_FILE,
@@ -342,12 +349,8 @@ def read_origin(folder: Path) -> Origin:
     path = folder / STATE_FILE
     values = read_json(path)
     is_average = isinstance(values, dict) and "averaged" in values
-    if isinstance(values, dict):
-        values.pop("engine", None)  # earlier versions recorded what computed attention
     reader = RecordReader(
-        name_places_in(path),
-        needs_all_keys=not is_average,
-        remedy="damaged, or written by another version of nmt",
+        name_places_in(path), needs_all_keys=not is_average, remedy=OF_ANOTHER_VERSION
     )
     kind: type[Origin] = Average if is_average else TrainState
     origin: Origin = reader.read(kind, values)

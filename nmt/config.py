@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import UserError, explain_missing, explain_unreadable
 from nmt.system.files import read_bytes
-from nmt.system.progress import say_once
-from nmt.system.records import RecordReader, Rule, default, join_key
+from nmt.system.records import OF_ANOTHER_VERSION, RecordReader, Rule, default, join_key
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
 from nmt.system.strict_yaml import Values, YamlTree, format_yaml, parse_yaml
 
@@ -810,23 +809,6 @@ COURSE_KEYS = (
     "training.mirror",
     "training.track",
 )
-# Settings of earlier versions by their last name: the value that changed nothing, and a remedy. They are
-# refused where they are given; in a recorded config they are ignored, with a line if they did something.
-REMOVED_SETTINGS: dict[str, tuple[Any, str]] = {
-    "repeat": (1, "give the corpus a weight, or list it twice"),
-    "scores": (None, "drop the pairs with awk before nmt-prepare (docs/scoring.md)"),
-    "min_score": (None, "drop the pairs with awk before nmt-prepare (docs/scoring.md)"),
-    "augment": (
-        {"upper": 0.0, "title": 0.0},
-        "decoding.lower_capitals translates text in capitals",
-    ),
-    "protect": (
-        False,
-        "teach the model what must survive (docs/decoding.md#what-must-survive)",
-    ),
-    "engine": ("keep", "on a CPU training always attends with torch; leave it out"),
-    "shard": (False, "several ranks always share the moments of Adam; leave it out"),
-}
 # Settings that may change when a run is resumed; changing any other would make it a different run.
 CHANGEABLE_KEYS = (
     *MACHINE_KEYS,
@@ -1072,17 +1054,17 @@ def _use_vocab_of(start: str, vocab: VocabConfig) -> VocabConfig:
     return dataclasses.replace(vocab, model=model, tgt_model=tgt_model)
 
 
-def load_recorded_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_recorded_config(path: Path) -> RunConfig:
     """Load a config that nmt wrote into a run, a checkpoint or an export.
 
     It must be a plain file, and complete: an untrusted one could otherwise name any file on this machine.
     """
     with explain_unreadable(path):
         data = read_bytes(path)
-    return parse_recorded_config(data, str(path), overrides)
+    return parse_recorded_config(data, str(path))
 
 
-def parse_recorded_config(data: bytes, name: str, overrides: Sequence[str] = ()) -> RunConfig:
+def parse_recorded_config(data: bytes, name: str) -> RunConfig:
     """Read the content of a config that nmt wrote; error messages call it `name`."""
     source = parse_yaml(_decode(name, data), name)
     if "extends" in source.values:
@@ -1090,33 +1072,7 @@ def parse_recorded_config(data: bytes, name: str, overrides: Sequence[str] = ())
             f"{source.lines['extends']}: extends: a config that nmt recorded must be complete; "
             "use another copy"
         )
-    drop_removed_settings(source.values, name)
-    return _build_config(source, overrides)
-
-
-def drop_removed_settings(values: Any, name: str) -> None:
-    """Take the settings of earlier versions out of what nmt recorded, and say which of them this version
-    cannot honour.
-    """
-    if isinstance(values, list):
-        for item in values:
-            drop_removed_settings(item, name)
-    if not isinstance(values, dict):
-        return
-    for key in REMOVED_SETTINGS.keys() & values.keys():
-        value = values.pop(key)
-        neutral, remedy = REMOVED_SETTINGS[key]
-        if value != neutral:
-            say_once(
-                f"{name}: {key}={value!r:.99} is a setting of an earlier version, and ignored; {remedy}"
-            )
-    drop_removed_settings(list(values.values()), name)
-
-
-def _explain_unknown_key(name: str) -> str | None:
-    if name in REMOVED_SETTINGS:
-        return REMOVED_SETTINGS[name][1]
-    return explain_foreign_name(name)
+    return _build_config(source, remedy=OF_ANOTHER_VERSION)
 
 
 def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -1135,7 +1091,10 @@ def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
 
 
 def _build_config(
-    source: YamlTree, overrides: Sequence[str], settings: Sequence[PlacedSetting] = ()
+    source: YamlTree,
+    overrides: Sequence[str] = (),
+    settings: Sequence[PlacedSetting] = (),
+    remedy: str = "",
 ) -> RunConfig:
     given: dict[str, str] = {}  # where, by key
     for setting in [*settings, *map(parse_override, overrides)]:
@@ -1143,7 +1102,7 @@ def _build_config(
         given |= setting.lines
     values = copy.deepcopy(source.values)
     _fill_in_presets(values)
-    reader = RecordReader(source.name_place, explain_key=_explain_unknown_key)
+    reader = RecordReader(source.name_place, remedy=remedy, explain_key=explain_foreign_name)
     config = reader.read(RunConfig, values)
     if not config.decoding.sample:
         _refuse_unsampled(config.decoding, given)

@@ -17,13 +17,6 @@ TOOLKITS = {
     "joeynmt": "JoeyNMT",
 }
 
-# Options of earlier versions, and what to use instead.
-REMOVED_OPTIONS = dict.fromkeys(
-    ("--html", "--srt"),
-    "LibreTranslate translates documents and subtitles with this model, from the package that "
-    "nmt-export --to argos writes",
-)
-
 
 @dataclass(frozen=True)
 class Counterpart:

@@ -36,6 +36,7 @@ from nmt.config import (
     override_config,
 )
 from nmt.system.errors import UserError
+from nmt.system.records import OF_ANOTHER_VERSION
 
 RETELLINGS = sorted(path.name for path in find_shipped_configs().glob("retellings/*.yaml"))
 SHIPPED = [name for name in list_config_names() if "/" not in name and name not in RETELLINGS]
@@ -211,10 +212,6 @@ BAD = [
     ("data: {valid: {src: x}}", "data.valid: needs both src and tgt"),
     ("data: {valid: {demo: valid, file: x}}", "data.valid: needs exactly one of"),
     ("data: {valid: {}}", "data.valid: needs exactly one of"),
-    (
-        "data: {train: [{file: x, repeat: 2}]}",
-        "data.train[0].repeat: unknown setting; give the corpus a weight",
-    ),
     # YAML that is none, or more than plain values
     ("name: [", "c.yaml:1: is not valid YAML"),
     ("name: x\nout: a: b", "c.yaml:2: is not valid YAML: mapping values are not allowed here"),
@@ -480,15 +477,15 @@ def test_a_dump_reads_back_to_an_equal_config(
     assert override_config(config, []) == config
 
 
-def test_a_setting_that_is_gone_counts_no_more_where_it_was_recorded(tmp_path: Path) -> None:
+def test_a_recorded_setting_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    text = format_config(RunConfig())
-    for value in ("keep", "any"):
-        path.write_text(text.replace("\ntraining:\n", f"\ntraining:\n  engine: {value}\n"))
-        assert path.read_text() != text
-        assert load_recorded_config(path) == RunConfig()
-        with pytest.raises(UserError, match="training.engine: unknown setting; on a CPU"):
-            load_config(str(path))
+    text = format_config(RunConfig()).replace("\ntraining:\n", "\ntraining:\n  engine: keep\n")
+    path.write_text(text)
+    line = text.splitlines().index("  engine: keep") + 1
+    with pytest.raises(UserError) as caught:
+        load_recorded_config(path)
+    expected = f"{path}:{line}: training.engine: unknown key; {OF_ANOTHER_VERSION}"
+    assert str(caught.value) == expected
 
 
 def test_changed_applies_overrides_to_a_config() -> None:

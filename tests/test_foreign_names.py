@@ -54,7 +54,6 @@ def test_what_people_remember_is_known(name: str) -> None:
         ("training.max-epoch=3", "training.max-epoch: unknown setting; it is training.max_epochs"),
         ("training.max_epoch=3", "training.max_epoch: unknown setting; it is training.max_epochs"),
         ("training.seed=3", "training.seed: unknown setting; it is seed here"),
-        ("training.engine=any", "training.engine: unknown setting; on a CPU training always"),
         ("model.nonsense=3", "model.nonsense: unknown key; known: "),
     ],
 )

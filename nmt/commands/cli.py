@@ -26,7 +26,7 @@ from contextlib import ExitStack, closing
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import nmt
-from nmt.foreign_names import REMOVED_OPTIONS, explain_foreign_name
+from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
 from nmt.system.extras import check_extra
@@ -201,9 +201,7 @@ class CommandParser(ArgumentParser):
         namespace, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             option = word.partition("=")[0]
-            explanation = REMOVED_OPTIONS.get(option)
-            if explanation is None and option.startswith("-"):
-                explanation = explain_foreign_name(option, "=...")
+            explanation = option.startswith("-") and explain_foreign_name(option, "=...")
             if explanation:
                 self.error(f"{option}: unknown option; {explanation}")
         return namespace, unknown

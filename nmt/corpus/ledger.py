@@ -10,14 +10,14 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from typing import Any
 
 import nmt
-from nmt.config import DataConfig, VocabConfig, drop_removed_settings, to_plain_values
+from nmt.config import DataConfig, VocabConfig, to_plain_values
 from nmt.corpus.hub import HUB_ADDRESS, name_hub_file
 from nmt.corpus.learn_bpe import list_bpe_parts
 from nmt.corpus.reader import describe_corpus
@@ -28,7 +28,7 @@ from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.extras import is_installed
 from nmt.system.files import has_plain_file, read_file_stamp, read_json
-from nmt.system.records import RecordReader, join_key, leave_out_none, name_places_in
+from nmt.system.records import join_key, leave_out_none, read_record
 from nmt.system.run_folder import LEDGER_FILE
 from nmt.system.tables import Table
 
@@ -57,7 +57,7 @@ class CorpusAccount:
     kept: int
     tokens: list[int]  # of the source, of the target
     dropped: dict[str, int]
-    samples: dict[str, list[list[str]]] = field(default_factory=dict)
+    samples: dict[str, list[list[str]]]
     duplicates: int | None = None  # of training corpora, as is the next
     held_out: dict[str, list[int]] | None = None  # shared pairs, sources and targets by set
     tag: str | None = None
@@ -160,11 +160,7 @@ def read_ledger(store: Path) -> Ledger:
         "damaged, or written by another version of nmt-prepare; "
         f"remove {store} and prepare it again"
     )
-    path = store / LEDGER_FILE
-    values = read_json(path)
-    drop_removed_settings(values, str(path))
-    reader = RecordReader(name_places_in(path), remedy=remedy, takes_any_text=True)
-    return reader.read(Ledger, values)
+    return read_record(store / LEDGER_FILE, Ledger, remedy)
 
 
 # ---- what it records --------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ are the keys of the line; docs/tracking.md says what each means.
 
 A line may be damaged. If it is no event at all, it is counted and left out. A value that it lacks,
 or that has another type, reads as NaN, 0, "" or None, so a reader needs no second check: `figures`
-has only the numbers that are there and finite. Keys that an earlier version wrote besides are
-ignored.
+has only the numbers that are there and finite.
 """
 
 import math

@@ -742,8 +742,6 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         ("--interactive -i x", "-i"),
         ("--interactive --workers 2", "--workers"),
         ("--interactive --on ray", "--on"),
-        ("--html", "LibreTranslate translates documents and subtitles with this model"),
-        ("--srt -i x", "nmt-export --to argos"),
         ("--text --scores", "as JSON only; give --json too"),
         ("--text --long-lines refuse", "--text does not support --long-lines"),
         ("--attention x.svg", "name it .html or .json"),

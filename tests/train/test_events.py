@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.small_disk import SmallDisk
 
-from nmt.train.events import SkippedEvent, ValidEvent, parse_event, read_events
+from nmt.train.events import SkippedEvent, parse_event, read_events
 from nmt.train.run_log import MetricsLog
 
 # One line of each kind, as the first version with all of them wrote it.
@@ -46,20 +46,6 @@ def test_values_that_are_missing_or_damaged_are_not_among_the_figures(
     event = parse_event(row.encode())
     assert event is not None and event.step == step
     assert event.figures == figures
-
-
-def test_a_validation_of_an_earlier_version_is_read_without_its_figures_by_length_and_layer(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        '{"kind": "valid", "step": 8, "nll": 3.0, "ppl": 20.086, "bleu": 1.5, "signature": "nrefs:1", '
-        '"chrf": null, "nll/1-10": 2.9, "nll/61+": 3.1, "entropy/encoder.0": 0.5, "elapsed_s": 16.2}\n'
-    )
-    (event,), n_damaged = read_events(path)
-    assert n_damaged == 0
-    assert isinstance(event, ValidEvent) and event.step == 8 and event.signature == "nrefs:1"
-    assert event.figures == {"nll": 3.0, "ppl": 20.086, "bleu": 1.5, "elapsed_s": 16.2}
 
 
 def test_lines_that_are_no_events_are_counted(tmp_path: Path) -> None:

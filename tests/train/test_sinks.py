@@ -130,9 +130,8 @@ def make_lines(step: int) -> list[dict[str, Any]]:
     return [
         {"kind": "train", "step": step, "nll": 4.0 - step, "lr": 0.5, "elapsed_s": 10.0 * step},
         {"kind": "sample", "step": step, "line": 7, **texts},
-        # these two have keys of an earlier version
-        {"kind": "sample", "step": step, "line": 9, **texts, "attention": "?"},
-        {"kind": "valid", "step": step, "nll": 2.0, "nll/1-10": 3.5, "bleu": None},
+        {"kind": "sample", "step": step, "line": 9, **texts},
+        {"kind": "valid", "step": step, "nll": 2.0, "bleu": None},
         {"kind": "warning", "step": step, "problem": "stalled", "message": "?"},
     ]
 

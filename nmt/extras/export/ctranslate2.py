@@ -21,6 +21,7 @@ from nmt.config import (
     DecodingConfig,
     ModelConfig,
     load_recorded_config,
+    override_config,
     parse_device,
 )
 from nmt.data.vocab import BOS, EOS, UNK, Vocab, Vocabulary, load_vocab, write_vocab
@@ -377,7 +378,7 @@ def open_ctranslate2(
     exported = CTranslate2Engine(folder, n_threads, device.type, n_batches)
     if is_served:
         torch.set_num_threads(n_threads * n_batches)  # which loading has changed
-    config = load_recorded_config(folder / CONFIG_FILE, overrides)
+    config = override_config(load_recorded_config(folder / CONFIG_FILE), overrides)
     translator = CTranslate2Translator(
         exported, config.data, config.model, config.decoding, quantization
     )
