@@ -188,9 +188,6 @@ def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
         pieces = {key: pieces[key] for key in ("joint", "model", "tgt_model")}
         if symbols is not None:
             pieces["user_symbols"] = symbols
-    if vocab.joint:  # as stores had it before there was a choice
-        for name in ("joint", "tgt_size", "tgt_model"):
-            pieces.pop(name, None)
     return {"data": values, "vocab": pieces}
 
 
