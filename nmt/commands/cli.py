@@ -161,6 +161,8 @@ class StoreOnce(Action):
     silently drops the first value.
     """
 
+    is_given = False
+
     def __call__(
         self,
         parser: ArgumentParser,
@@ -168,16 +170,15 @@ class StoreOnce(Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        assert isinstance(parser, CommandParser)
-        if self.option_strings and self.dest in parser.given:
+        if option_string and self.is_given:
             raise ArgumentError(self, "given twice; leave one of them out")
-        parser.given.add(self.dest)
+        self.is_given = True
         setattr(namespace, self.dest, values)
 
 
 class CommandParser(ArgumentParser):
     """The argument parser of a command, which reports errors in one line, because the usage of our commands takes
-    ten, and refuses an option given twice and a word that is empty.
+    ten, and refuses an option given twice. It parses one command line.
     """
 
     def __init__(self, program: str, description: str, examples: str) -> None:
@@ -188,16 +189,9 @@ class CommandParser(ArgumentParser):
             formatter_class=RawDescriptionHelpFormatter,
         )
         self.register("action", None, StoreOnce)  # what add_argument() takes by default
-        self.given: set[str] = set()  # options seen so far
         self.add_argument("--version", action="version", version=f"nmt {nmt.__version__}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self.given.clear()
-        words = sys.argv[1:] if args is None else args
-        for word in words:
-            if not word or re.fullmatch(r"--[\w-]+=", word):
-                name = word.removesuffix("=") or "an argument"
-                self.error(f"{name}: is empty; is it a shell variable that has no value?")
         namespace, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             option = word.partition("=")[0]

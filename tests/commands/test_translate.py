@@ -736,8 +736,6 @@ def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
         ("--n-best 0", "--n-best: 0"),
         ("--beam x", "--beam: 'x' is not a whole number"),
         ("training.steps=5", "training.steps=5: was fixed by training"),
-        ("-o ", "an argument: is empty"),
-        ("--prefix=", "--prefix: is empty"),
         ("--preset moses", "moses"),
         ("--interactive -i x", "-i"),
         ("--interactive --workers 2", "--workers"),

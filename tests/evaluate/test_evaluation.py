@@ -551,7 +551,6 @@ MISUSED: dict[str, str] = {
     f"--compare {__file__} {__file__} decoding.beam=9": "decoding.beam=9: has no effect on a file",
     "a b --ladder": "--ladder accepts only one system",
     "--compare a b --ladder": "--ladder accepts only one system",
-    "--hypotheses a --test-set=": "--test-set: is empty",
     "a --engine other": "invalid choice: 'other'",
     "--compare a": "expected 2 arguments",
 }
