@@ -97,7 +97,7 @@ def write_config(args: Namespace) -> int:
         raise UserError(f"--seed {args.seed}: must {RANDOM_SEED.words}")
     if args.hours is not None and not 1 / 60 <= args.hours <= 1_000:
         raise UserError(f"--hours {args.hours}: must be between a minute and 1000")
-    if args.file is None and (args.src is None or args.tgt is None):
+    if not args.file and not (args.src and args.tgt):
         raise UserError("give your text as --src FILE --tgt FILE, or as --file FILE")
     tune_process()  # before torch is imported
     from nmt.extras.init.suggest import suggest_config

@@ -183,6 +183,7 @@ def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -
         "do not show the languages": ["--src", "train.en", "--tgt", "x.txt"],
         "not a pair of languages": [*TWO_FILES, "--languages", "en"],
         "as --src FILE --tgt FILE": ["--src", "train.en"],
+        "give your text": ["--src", "train.en", "--tgt", ""],
         "needs exactly one": [*TWO_FILES, "--file", "pairs.en-de.tsv"],
         "1,300 of 1,300 training pairs": [*TWO_FILES, "--valid-src", "train.en", "--valid-tgt", "train.de"],
         "'by\\udcff.en': has U+DCFF in its name": ["--src", "by\udcff.en", *TWO_FILES[2:]],
