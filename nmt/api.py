@@ -105,8 +105,13 @@ def open_model(
     paths: Sequence[str | Path], settings: Sequence[str] = (), engine: EngineName = "nmt"
 ) -> "LoadedModel":
     """Load a translator with its config and the checkpoints that it came from."""
-    checkpoints = find_checkpoints(paths, engine)
+    return open_checkpoints(find_checkpoints(paths, engine), settings, engine)
 
+
+def open_checkpoints(
+    checkpoints: Sequence[str], settings: Sequence[str], engine: EngineName
+) -> "LoadedModel":
+    """Load a translator from what `find_checkpoints` returns."""
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
@@ -262,7 +267,7 @@ def evaluate(
     request = EvaluationRequest(
         TestSetChoice(test_set, src, refs),
         tuple(_list_settings(settings)),
-        open_translator=partial(open_model, engine=engine),
+        open_translator=partial(open_checkpoints, engine=engine),
     )
     names = find_checkpoints(paths, engine)
     if verdict and len(names) > 1:

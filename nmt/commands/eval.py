@@ -186,7 +186,7 @@ def evaluate(args: Namespace) -> int:
 
     tune_process()  # before torch is imported
 
-    from nmt.api import find_checkpoints, open_model
+    from nmt.api import find_checkpoints, open_checkpoints
     from nmt.evaluate.evaluation import (
         EvaluationRequest,
         evaluate_difference,
@@ -199,27 +199,26 @@ def evaluate(args: Namespace) -> int:
     from nmt.system.files import write_json, write_text
 
     outputs = check_files(args)
-    if args.checkpoints:
-        args.checkpoints = find_checkpoints(args.checkpoints, args.engine)
-    if args.compare:
-        args.compare = find_checkpoints(args.compare)
+    names = [args.hypotheses]
+    if args.hypotheses is None:
+        names = find_checkpoints(args.compare or [*args.checkpoints, *args.ensemble], args.engine)
     request = EvaluationRequest(
         TestSetChoice(args.test_set, args.src, tuple(args.ref)),
         tuple(args.overrides),
         args.force,
         outputs,
-        partial(open_model, engine=args.engine),
+        partial(open_checkpoints, engine=args.engine),
     )
     if args.compare:
-        evaluation = evaluate_difference(request, args.compare)
+        evaluation = evaluate_difference(request, names)
     elif len(args.checkpoints) > 1 and args.verdict:
-        evaluation = evaluate_runs(request, args.checkpoints)
+        evaluation = evaluate_runs(request, names)
     elif len(args.checkpoints) > 1:
-        evaluation = evaluate_spread(request, args.checkpoints)
+        evaluation = evaluate_spread(request, names)
     else:
         evaluation = evaluate_system(
             request,
-            [*(args.checkpoints or [args.hypotheses]), *args.ensemble],
+            names,
             is_text=args.hypotheses is not None,
             with_all_metrics=args.ladder,
             with_verdict=args.verdict,

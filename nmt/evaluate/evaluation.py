@@ -90,7 +90,7 @@ def evaluate_system(
     """Score a file of translations, a checkpoint, or an ensemble of checkpoints."""
     # choose the system and translate
     if not is_text:
-        _check_folders(names[:1])  # those of an ensemble may have names of the hub
+        _check_folders(names)
     if with_verdict:
         names = [_choose_average(names[0]), *names[1:]]
     system = make_system(request, names, is_text)

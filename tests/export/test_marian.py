@@ -378,7 +378,8 @@ def test_commands_convert_it_and_opening_a_checkpoint_does_not(
     assert "converting" in capsys.readouterr().err
     assert nmt_score([str(folder), *files, "device=cpu"]) == 0
     files[2] = "--ref"
-    assert nmt_eval([str(folder), *files, "--force", *settings]) == 0
+    for more in ([], ["--ensemble", str(folder)]):
+        assert nmt_eval([str(folder), *more, *files, "--force", *settings]) == 0
     exported, average = str(tmp_path / "exported"), str(tmp_path / "average")
     assert nmt_export([str(folder), "--to", "safetensors", "-o", exported]) == 0
     assert nmt_average([str(folder), "-o", average]) == 0
