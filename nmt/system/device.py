@@ -24,6 +24,9 @@ from nmt.system.runtime import choose_matmul_library, read_cpu_info
 
 DEVICES = Path("/dev")  # NVIDIA's are nvidia0, nvidia1, ...
 DRIVER = Path("/proc/driver/nvidia/version")
+WSL_DRIVER = Path(
+    "/usr/lib/wsl/lib/libcuda.so.1"
+)  # of Windows: Linux shows neither of the others there
 NO_DEVICES = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that also ask for the CPU
 
 # What the kernel calls the instructions for products, the fastest first, and what people call them.
@@ -36,7 +39,9 @@ INSTRUCTIONS = {
 # Those that multiply bf16; the last is what the kernel calls ARM's.
 AVX512_BF16 = "AVX512-BF16"
 BF16_INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": AVX512_BF16, "bf16": "ARM's BF16"}
-BF16_CAPABILITY = (8, 0)  # of GPUs: older ones compute bf16 by way of fp32
+BF16_CAPABILITY = (8, 0)  # of NVIDIA's GPUs: older ones compute bf16 by way of fp32
+# AMD's that multiply bf16; their numbers cannot be compared with NVIDIA's capability
+BF16_ARCHITECTURES = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
 Precision = Literal["bf16", "fp32"]
 
@@ -106,6 +111,11 @@ def choose_precision(device: torch.device) -> tuple[Precision, str]:
     It depends on the kind of device, never on a trial, whose result would depend on what else the
     machine was doing: the same command on the same machine must train the same model.
     """
+    if device.type == "cuda" and torch.version.hip:
+        architecture = torch.cuda.get_device_properties(device).gcnArchName
+        if architecture.startswith(BF16_ARCHITECTURES):
+            return "bf16", f"the GPU is an AMD {architecture}"
+        return "fp32", f"an AMD {architecture} does not multiply bf16"
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         shown = ".".join(str(number) for number in capability)
@@ -146,8 +156,8 @@ def is_fast_in_bf16() -> bool:
 
 
 def has_nvidia() -> bool:
-    """Whether the kernel knows of an NVIDIA GPU."""
-    return DRIVER.exists() or any(DEVICES.glob("nvidia[0-9]*"))
+    """Whether the kernel, or Windows below it, knows of an NVIDIA GPU."""
+    return DRIVER.exists() or WSL_DRIVER.exists() or any(DEVICES.glob("nvidia[0-9]*"))
 
 
 def read_driver_version() -> str:

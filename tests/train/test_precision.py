@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,6 +60,30 @@ def test_a_gpu_computes_in_bf16_from_ampere_on(
     gpu = World(0, 1, torch.device("cuda"))
     run = RunFolder(config.folder)
     assert resolve_precision(config.training, run, gpu).precision == chosen
+
+
+@pytest.mark.parametrize(
+    ("architecture", "chosen"),
+    [
+        ("gfx906:sramecc+:xnack-", "fp32"),
+        ("gfx90a:sramecc+:xnack-", "bf16"),
+        ("gfx942:sramecc+:xnack-", "bf16"),
+        ("gfx950", "bf16"),
+        ("gfx1030", "fp32"),
+        ("gfx1100", "bf16"),
+        ("gfx1201", "bf16"),
+    ],
+)
+def test_a_gpu_of_amd_computes_in_bf16_if_its_architecture_does(
+    architecture: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # ROCm's torch reads a capability from the same name, such as 9.0 of gfx906
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    properties = SimpleNamespace(gcnArchName=architecture)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    precision, reason = choose_precision(torch.device("cuda"))
+    assert precision == chosen and architecture in reason
 
 
 def test_bf16_is_refused_where_a_gpu_would_emulate_it(
