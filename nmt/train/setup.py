@@ -208,8 +208,11 @@ def check_initial_model(config: RunConfig) -> None:
         initial = checkpoint.open_checkpoint(Path(path))
     except UserError as error:
         raise UserError(f"training.init_from: {error}") from None
-    # dropout has no weights
-    shape = replace(initial.config.model, dropout=config.model.dropout)
+    without_weights = ["dropout", "attention_dropout", "ffn_dropout"]
+    if config.model.positions != "learned":
+        without_weights.append("max_positions")
+    free = {name: vars(config.model)[name] for name in without_weights}
+    shape = replace(initial.config.model, **free)
     changes = list_differences(replace(config, model=shape), config)
     if changes:
         raise UserError(

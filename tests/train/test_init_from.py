@@ -83,12 +83,25 @@ def test_frozen_parts_keep_their_weights(ground: Path, tmp_path: Path) -> None:
         assert changed == [name for name in given if not name.startswith(prefix)]
 
 
+def test_what_has_no_weights_may_differ(ground: Path, tmp_path: Path) -> None:
+    settings = [f"training.init_from={ground}/run", "training.steps=1", "optimizer.scale=1e-30"]
+    settings += ["model.dropout=0.3", "model.attention_dropout=0.1", "model.ffn_dropout=0.1"]
+    out = tmp_path / "tuned"
+    assert start(ground, out, *settings, "model.max_positions=300") == 0
+    given = read_tensors(ground / "run", 20, "model")
+    assert list_differing(read_tensors(out, 1, "model"), given) == []
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
         (["training.init_from=nowhere"], "training.init_from: nowhere: not found"),
         (["training.init_from=RUN", "model.n_layers=2"], "model.n_layers: 1 -> 2"),
         (["training.init_from=RUN", "model.norm=pre"], "model.norm: post -> pre"),
+        (
+            ["training.init_from=RUN", "model.positions=learned", "model.max_positions=300"],
+            "model.max_positions: 1024 -> 300",
+        ),
         (["training.freeze=[encoder,decoder,embeddings]"], "nothing would be trained"),
         (["training.freeze=[head]"], "training.freeze"),
     ],
