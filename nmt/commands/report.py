@@ -39,13 +39,13 @@ def report(args: Namespace) -> int:
 
     from nmt.extras.report.facts import read_run
     from nmt.extras.report.page import check_report_output, write_page
-    from nmt.system.errors import UserError
+    from nmt.system.errors import UserError, explain_missing
     from nmt.system.progress import say
     from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 
     for name in args.runs:
         if not Path(name).is_dir():
-            raise UserError(f"{name}: not found; give a run folder")
+            raise explain_missing(name, "give a run folder")
         if Path(name, MANIFEST_FILE).exists():
             raise UserError(f"{name}: is a checkpoint, a store or an export; give the run folder")
     own = [RunFolder(Path(name)).report for name in args.runs]

@@ -3,8 +3,8 @@
 A scorer accepts whatever it is given, be it BPE pieces, `&quot;` or half a test set, and calls the
 result BLEU. A problem is fatal if the score would certainly be wrong; the others are warnings,
 because such text may be genuine. Both sides are compared line by line: real text contains entities
-and code too, but then so does its reference. These functions read no files, change nothing and
-print nothing.
+and code too, but then so does its reference. These functions open no text, change nothing
+and print nothing but what `warn_of_unrelated` and `warn_of_traces` warn of.
 """
 
 import re
