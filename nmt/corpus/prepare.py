@@ -18,7 +18,6 @@ import numpy as np
 
 from nmt.agreement import check_corpus
 from nmt.config import DataConfig, VocabConfig
-from nmt.corpus.downloads import list_hub_files
 from nmt.corpus.learn_bpe import list_bpe_parts
 from nmt.corpus.ledger import (
     SOURCES_FILE,
@@ -32,7 +31,7 @@ from nmt.corpus.ledger import (
     list_versions,
     stamp_sources,
 )
-from nmt.corpus.reader import describe_corpus, find_local_files
+from nmt.corpus.reader import describe_corpus, fetch_files
 from nmt.corpus.shards import SIDES
 from nmt.corpus.stages import (
     DONE_FILE,
@@ -168,18 +167,13 @@ def list_parts(data: DataConfig) -> list[Part]:
 
 
 def estimate_text(parts: list[Part], data: DataConfig) -> int:
-    """Estimate the bytes of all text, unpacked."""
+    """Estimate the bytes of all text, unpacked, after fetching what is on the hub."""
     n_bytes = 0
     for part in parts:
-        for path in find_local_files(part.corpus, data):
-            n_bytes += _estimate_unpacked(path.name, path.stat().st_size)
-        for name, size in list_hub_files(part.corpus, data).items():
-            n_bytes += _estimate_unpacked(name, size)
+        for path in fetch_files(part.corpus, data):
+            factor = 3 if path.name.endswith(COMPRESSED_SUFFIXES) else 1
+            n_bytes += factor * path.stat().st_size
     return n_bytes
-
-
-def _estimate_unpacked(name: str, size: int) -> int:
-    return 3 * size if name.endswith(COMPRESSED_SUFFIXES) else size
 
 
 def _describe_full_disk(store: Path, n_bytes: int) -> str:

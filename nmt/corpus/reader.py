@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus.downloads import (
-    describe_dataset,
-    fetch_hub_files,
-    find_dataset_files,
-    find_files_beside,
-    find_test_set_files,
-    read_dataset_tables,
-)
+from nmt.corpus.downloads import find_files_beside, find_test_set_files
 from nmt.corpus.file_formats import (
     ParsedSides,
     count_rows,
@@ -32,6 +25,12 @@ from nmt.corpus.file_formats import (
     parse_tsv,
     read_parquet_tables,
     rebatch_tables,
+)
+from nmt.corpus.hub import (
+    describe_dataset,
+    fetch_dataset_files,
+    find_dataset_files,
+    read_dataset_tables,
 )
 from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks
 from nmt.corpus.tmx import read_tmx_pairs
@@ -143,7 +142,9 @@ def refuse_corpus_files(
 
 def fetch_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
     """List the files that `corpus` reads, after fetching what is on the hub."""
-    return [*fetch_hub_files(corpus, data), *find_local_files(corpus, data)]
+    if corpus.dataset is not None:
+        return fetch_dataset_files(corpus, data)
+    return find_local_files(corpus, data)
 
 
 # ---- sources ----------------------------------------------------------------------------------------------------

@@ -6,21 +6,21 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub.constants
 import pyarrow as pa
 import pytest
+from huggingface_hub import constants
 from pyarrow import parquet
-from support.fake_hub import COMMIT, FakeHub, run_hub
+from support.fake_hub import COMMIT, FakeHub, run_hub, use_hub
 from support.toy_corpus import write_toy_corpus
 
 from nmt.config import CorpusConfig, DataConfig, VocabConfig, load_config
-from nmt.corpus.downloads import list_hub_files
-from nmt.corpus.hub import find_on_hub
+from nmt.corpus.hub import fetch_snapshot
 from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import fetch_files, read_pairs
 from nmt.system.errors import UserError
@@ -70,20 +70,15 @@ def hub(
     dataset: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FakeHub]:
     with run_hub("wmt/wmt14", dict(dataset)) as server:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.endpoint)
-        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        use_hub(monkeypatch, server.endpoint, tmp_path / "hub")
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
-        find_on_hub.cache_clear()
+        fetch_snapshot.cache_clear()
         yield server
-        find_on_hub.cache_clear()
+        fetch_snapshot.cache_clear()
 
 
 def fetch(tmp_path: Path, corpus: CorpusConfig = TRAIN) -> list[Path]:
-    find_on_hub.cache_clear()  # as a new process has none
+    fetch_snapshot.cache_clear()  # as a new process has none
     return fetch_files(corpus, DataConfig(root=str(tmp_path)))
 
 
@@ -103,8 +98,6 @@ def test_the_files_of_a_split_are_fetched_once_and_read_in_order(
 ) -> None:
     data = DataConfig(root=str(tmp_path))
     size = sum(len(hub.files[name]) for name in SHARDS)
-    assert list_hub_files(TRAIN, data) == {name: len(hub.files[name]) for name in SHARDS}
-    assert not hub.served  # nothing is fetched to know its size
     assert [pair.tgt for pair in read_pairs(TRAIN, data)] == [
         f"Satz {i} {i * i}" for i in range(12000)
     ]
@@ -160,7 +153,7 @@ def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(
     assert fetch(tmp_path)[1].read_bytes() == content
 
 
-def test_a_store_that_would_not_fit_is_refused_before_the_download(
+def test_a_store_that_would_not_fit_is_refused_before_the_work(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(len(hub.files[name]) for name in SHARDS)
@@ -170,7 +163,6 @@ def test_a_store_that_would_not_fit_is_refused_before_the_download(
         UserError, match=rf"store: not enough disk space: about {6 * size:,} bytes are"
     ):
         prepare(data, VocabConfig(), 1)
-    assert not hub.served
     assert not (tmp_path / "store").exists()
 
 
@@ -187,11 +179,11 @@ def test_a_store_that_would_not_fit_is_refused_before_the_download(
         ),
         (
             {"subset": "fr-en"},
-            "Available: ['cs-en', 'de-en']; check its id, subset, split and revision",
+            "dataset wmt/wmt14 fr-en train: has no such subset; give subset: cs-en or de-en",
         ),
         (
             {"split": "dev"},
-            "dataset wmt/wmt14: has no split 'dev'; give one of 'train', 'validation'",
+            "dataset wmt/wmt14 de-en dev: has no such split; give split: train or validation",
         ),
     ],
 )
@@ -209,16 +201,41 @@ def test_without_the_hub_the_cache_is_read(
 ) -> None:
     corpus = CorpusConfig(dataset="wmt/wmt14", subset="de-en", revision=revision)
     paths = fetch(tmp_path, corpus)
-    for is_offline in (False, True):
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-        monkeypatch.setenv("HF_HUB_OFFLINE", str(int(is_offline)))
-        hub.asked.clear()
-        assert fetch(tmp_path, corpus) == paths
-        dev = CorpusConfig(
-            dataset="wmt/wmt14", subset="de-en", revision=revision, split="validation"
-        )
-        assert "; only the local cache was searched" in complaint(tmp_path, dev)
-        assert not hub.asked
+    dev = CorpusConfig(dataset="wmt/wmt14", subset="de-en", revision=revision, split="validation")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    hub.asked.clear()
+    assert fetch(tmp_path, corpus) == paths
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert fetch(tmp_path, corpus) == paths
+    assert "HF_HUB_OFFLINE is set, and not all of it is in" in complaint(tmp_path, dev)
+    assert not hub.asked
+
+
+def test_what_another_program_left_in_the_cache_is_read_without_the_hub(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`datasets` keeps no list of all files, and `hf download --include` may leave the card out."""
+    names = [path.name for path in fetch(tmp_path)]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for left_out in ("trees", "README.md"):
+        cache = tmp_path / f"without {left_out}"
+        ignored = shutil.ignore_patterns("trees", left_out)
+        shutil.copytree(tmp_path / "hub", cache, symlinks=True, ignore=ignored)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        paths = fetch(tmp_path)
+        assert [path.name for path in paths] == names
+        assert all(path.is_relative_to(cache) for path in paths)
+
+
+def test_without_a_card_a_subset_is_a_folder(hub: FakeHub, tmp_path: Path) -> None:
+    del hub.files["README.md"]
+    assert [path.parent.name for path in fetch(tmp_path)] == ["de-en"] * 3
+    assert not any(name.startswith("cs-en") for name in hub.served)
+
+
+def test_a_dataset_that_lacks_a_file_is_refused(hub: FakeHub, tmp_path: Path) -> None:
+    del hub.files[SHARDS[1]]
+    assert "/de-en/train-*-of-00003.parquet: 1 of 3 files are missing" in complaint(tmp_path)
 
 
 PREPARE = """
@@ -234,18 +251,33 @@ vocab: {{size: 200}}
 def test_a_store_from_the_hub_records_the_sha256_that_the_hub_names(
     dataset: dict[str, bytes], tmp_path: Path
 ) -> None:
+    """Also if the first command was killed in the middle of a file, of which nothing is taken for whole."""
     (tmp_path / "c.yaml").write_text(PREPARE.format(root=tmp_path, commit=COMMIT))
     command = [sys.executable, "-m", "nmt.commands.prepare", "--config", str(tmp_path / "c.yaml")]
     with run_hub("wmt/wmt14", dataset) as server:
         hub = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-        first = subprocess.run(command, env=os.environ | hub, capture_output=True, text=True)
+        environment = os.environ | hub
+        server.stalling.add(SHARDS[1])
+        with subprocess.Popen(
+            command, env=environment, stderr=subprocess.PIPE, text=True
+        ) as killed:
+            has_stalled = server.has_stalled.wait(60)
+            killed.kill()
+            assert has_stalled, killed.communicate()[1]
+        assert server.digest(SHARDS[0]) in blobs(tmp_path)
+        assert server.digest(SHARDS[1]) not in blobs(tmp_path)
+        server.stalling.clear()
+        server.served.clear()
+
+        first = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert first.returncode == 0, first.stderr
+        assert server.served == {name: len(dataset[name]) for name in SHARDS[1:]}
         ledger = json.loads((tmp_path / "store" / "ledger.json").read_text())
         found = {file["name"]: file["sha256"] for file in ledger["corpora"][0]["files"]}
         address = f"hf://datasets/wmt/wmt14@{COMMIT}"
         assert found == {f"{address}/{name}": server.digest(name) for name in SHARDS}
         assert [file["lines"] for file in ledger["corpora"][0]["files"]] == [4000, 4000, 4000]
-    again = subprocess.run(command, env=os.environ | hub, capture_output=True, text=True)
+    again = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr  # the store is there, so the hub need not be
 
 

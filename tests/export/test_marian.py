@@ -4,19 +4,17 @@ No published weights are needed: the folders have the files that OPUS-MT has, wi
 SentencePiece models of the kind that it was trained with.
 """
 
-import hashlib
 import json
 import shutil
-import threading
 from collections.abc import Callable
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
 import torch
+from support.fake_hub import run_hub, use_hub
 from support.finished_run import read_lines
 from support.needs import needs_package
 from support.once import make_once
@@ -289,60 +287,15 @@ def test_a_model_of_the_hub_is_fetched_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, publish: Callable[[str], Path]
 ) -> None:
     """By the hub's own library, from a server that answers as the hub does."""
-    import huggingface_hub.constants
-
     folder = publish("one table")
-    asked: list[str] = []
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            name = self.path.rpartition("/")[2]
-            files = [
-                {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": "2" * 40}
-                for path in folder.iterdir()
-            ]
-            if "/tree/" in self.path:
-                content = json.dumps(files).encode()
-            elif self.path.startswith("/api/"):
-                content = json.dumps({"id": "some/model", "sha": "1" * 40}).encode()
-            else:
-                content = (folder / name).read_bytes()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("ETag", hashlib.sha256(content).hexdigest())
-            self.send_header("X-Repo-Commit", "1" * 40)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        for module in (
-            huggingface_hub.constants,
-            huggingface_hub.file_download,
-            huggingface_hub.hf_api,
-        ):
-            monkeypatch.setattr(module, "ENDPOINT", endpoint, raising=False)
-        monkeypatch.setattr(
-            huggingface_hub.constants,
-            "HUGGINGFACE_CO_URL_TEMPLATE",
-            endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-        )
-        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", endpoint)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with run_hub("some/model", files, "models") as hub:
+        use_hub(monkeypatch, hub.endpoint, tmp_path / "cache")
         fetched, own = open_converted("hf:some/model"), open_converted(folder)
         for name in ("model.safetensors", "vocab.src.model", "vocab.tgt.model"):
             assert fetched.sha256[name] == own.sha256[name]
-        server.shutdown()
-    n_requests = len(asked)
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")
     assert open_converted("hf:some/model").sha256 == fetched.sha256  # without a network
-    assert len(asked) == n_requests
     with pytest.raises(UserError, match="hf:some/other: cannot be fetched from the hub"):
         open_converted("hf:some/other")
 
