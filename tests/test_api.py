@@ -4,6 +4,7 @@ import pydoc
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,21 +231,22 @@ def test_settings_are_texts_or_a_dictionary(toy: Path, corpus: Path) -> None:
 def test_own_files_are_scored_and_runs_are_judged_by_their_mean(
     model: Path, translator: TextToText, tmp_path: Path
 ) -> None:
-    files = {"src": str(tmp_path / "src"), "ref": str(tmp_path / "ref")}
-    Path(files["src"]).write_text("red dog\nthe house\n")
-    Path(files["ref"]).write_text("roter Hund\ndas Haus\n")
-    (alone,) = nmt.api.evaluate(model, **files, settings=TORCH).systems
+    src, ref = tmp_path / "src", tmp_path / "ref"
+    src.write_text("red dog\nthe house\n")
+    ref.write_text("roter Hund\ndas Haus\n")
+    evaluate = partial(nmt.api.evaluate, src=str(src), ref=str(ref), settings=TORCH)
+    (alone,) = evaluate(model).systems
     assert alone.texts == [one.text for one in translator.translate(["red dog", "the house"])]
 
     other = make_checkpoint(tmp_path / "other", make_vocab(tmp_path), seed=3)
     config = (other / "config.yaml").read_text()
     (other / "config.yaml").write_text(config.replace("\nseed: 1", "\nseed: 2"))
     seal(other)
-    verdict = nmt.api.evaluate(model, other, **files, settings=TORCH, verdict=True).findings.verdict
+    verdict = evaluate(model, other, verdict=True).findings.verdict
     assert verdict and [run.seed for run in verdict.runs] == [1, 2]
     assert verdict.score.value == pytest.approx(sum(run.value for run in verdict.runs) / 2)
     with pytest.raises(UserError, match="all_metrics and verdict together accept only one run"):
-        nmt.api.evaluate(model, other, verdict=True, all_metrics=True)
+        evaluate(model, other, verdict=True, all_metrics=True)
 
 
 @pytest.mark.parametrize(
