@@ -111,7 +111,6 @@ gpu-dry: $(INSTALLED) $(TORCHES:%=build/%/.installed)  ## all that can be checke
 			tests/train/test_shares.py tests/train/test_fast_paths.py tests/train/test_update_gpu.py; \
 	done
 	$(BIN)/python scripts/bench/roofline.py
-	$(BIN)/python scripts/bench/count_decoding.py
 
 $(TORCHES:%=build/%/.installed): build/%/.installed:
 	@echo "making build/$* with its CUDA build: some gigabytes" >&2

@@ -1,7 +1,8 @@
 """Which engines train and search with a model on a device. The one place where engines are chosen.
 
 With `decoding.compile=auto`, the search on a CPU is compiled in bf16, and in fp32 for models of base's
-size or larger. Otherwise torch searches with packed matrices.
+size or larger. Otherwise torch searches with packed matrices. On a GPU torch searches in large batches,
+because the host launches as many kernels for a few sentences as for many.
 """
 
 import functools
@@ -27,6 +28,11 @@ from nmt.translate.search_rules import make_rules
 # In fp32 the search of smaller models is not compiled: loading it takes a second, which is more than it
 # saves on a test set. Base has 4M weights in a layer of the decoder, for which it is twice as fast.
 MIN_FP32_WEIGHTS = 2 << 20
+# Of a batch on a GPU: a test set in two, of which more would not be faster.
+MOST_TOKENS = 131_072
+# Numbers in the keys of a batch's sources: 65,536 pieces of base. In bf16 such a batch fits into 12 GB;
+# with twice as many a test set would take a tenth less time (docs/benchmarks.md).
+SOURCE_KEYS = 201_326_592
 
 
 @functools.cache
@@ -49,13 +55,20 @@ def choose_for_search(
     models: Sequence[Transformer], config: DecodingConfig, device: torch.device
 ) -> SearchEngine:
     if device.type == "cuda":
-        from nmt.engines.cuda.recorded_search import RecordedEngine
-
-        engine: SearchEngine = RecordedEngine(models)
+        engine = SearchEngine()
+        engine.batch_tokens = choose_batch_tokens(models)
     else:
         engine = choose_cpu_engine(models, config)
     engine.backend = choose_backend(device.type)
     return engine
+
+
+def choose_batch_tokens(models: Sequence[Transformer]) -> int:
+    """Choose the size of a batch on a GPU: by the models alone, whatever memory is free, so that
+    results repeat on any GPU where it fits.
+    """
+    piece = sum(model.config.decoder_depth * model.config.d_model for model in models)
+    return min(MOST_TOKENS, SOURCE_KEYS // piece)
 
 
 def choose_cpu_engine(models: Sequence[Transformer], config: DecodingConfig) -> SearchEngine:

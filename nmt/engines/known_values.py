@@ -10,19 +10,6 @@ from typing import Any
 
 ANY_VALUE = None  # the engine computes this field as torch does, whatever its value
 KnownValues = Mapping[str, tuple[Any, ...] | None]
-# Of the rules of a search, the numbers that every engine computes with.
-NUMBERS_OF_RULES = (
-    "n_best",
-    "beam",
-    "length_penalty",
-    "max_ratio",
-    "max_extra",
-    "min_length",
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-)
 
 
 def find_unknown_value(values: Any, known: KnownValues) -> str | None:

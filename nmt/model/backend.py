@@ -27,6 +27,9 @@ class Backend:
 
     # The loss, fused with the output projection; None is that of nmt/train/loss.py.
     compute_loss: ComputeLoss | None = None
+    # Multiplications of a product in a step of decoding: waking other threads takes longer than computing
+    # a smaller one.
+    small_product = 1 << 16
 
     def make_mask(
         self,

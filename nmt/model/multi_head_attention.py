@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig
 from nmt.model.attention_mask import AttentionMask
 from nmt.model.backend import BackendModule
-from nmt.model.cache import AnyCache, attend_memory, attend_past, pad_memory
+from nmt.model.cache import Cache, attend_memory, attend_past, pad_memory
 from nmt.model.packed_attention import rotate
 
 # Pass a list to collect attention weights in; with None they are not kept.
@@ -61,7 +61,7 @@ class SelfAttention(Attention):
         q, k, v = self.project_qkv(x)
         return self.attend(q, k, v, mask, weights, rotation)
 
-    def step(self, x: Tensor, cache: AnyCache, layer: int, rotation: Tensor | None) -> Tensor:
+    def step(self, x: Tensor, cache: Cache, layer: int, rotation: Tensor | None) -> Tensor:
         q, k, v = self.project_qkv(x)
         q, k = rotate(q, rotation), rotate(k, rotation)
         return self.output(attend_past(cache, q, k, v, layer, self.window))
@@ -89,5 +89,5 @@ class MemoryAttention(Attention):
         k, v = self.keys_values(memory)
         return self.attend(self.split_heads(self.q(x)), k, v, mask, weights)
 
-    def step(self, x: Tensor, cache: AnyCache, layer: int) -> Tensor:
+    def step(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
         return self.output(attend_memory(cache, self.split_heads(self.q(x)), layer))

@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig
 from nmt.data.batch import Packed
 from nmt.model.attention_mask import AttentionMask
 from nmt.model.backend import BackendModule
-from nmt.model.cache import AnyCache, Cache, StaticCache
+from nmt.model.cache import Cache
 from nmt.model.dropout import Dropout
 from nmt.model.feed_forward import FeedForward
 from nmt.model.multi_head_attention import AttentionWeights, MemoryAttention, SelfAttention
@@ -95,7 +96,7 @@ class DecoderLayer(nn.Module):
         )
         return self.feed_forward_residual(x, self.feed_forward)
 
-    def step(self, x: Tensor, cache: AnyCache, layer: int, rotation: Tensor | None) -> Tensor:
+    def step(self, x: Tensor, cache: Cache, layer: int, rotation: Tensor | None) -> Tensor:
         x = self.attention_residual(x, lambda y: self.attention.step(y, cache, layer, rotation))
         x = self.memory_residual(x, lambda y: self.memory_attention.step(y, cache, layer))
         return self.feed_forward_residual(x, self.feed_forward)
@@ -249,36 +250,18 @@ class Transformer(BackendModule):
             keys=[memory.new_empty(n_rows, 0, config.key_size) for _ in projected],
             values=[memory.new_empty(n_rows, 0, config.value_size) for _ in projected],
             mask=memory_mask.new_empty(n, 1, beam, 0),
+            small_product=self.backend.small_product,
         )
 
-    def make_static_cache(self, beam: int) -> StaticCache:
-        """Make an empty cache for steps that are recorded as CUDA graphs."""
-        return StaticCache(beam, self.config.n_heads)
-
-    def refill_cache(
-        self, cache: StaticCache, src: Packed, n: int, capacity: int, max_capacity: int
-    ) -> None:
-        """Load new sentences into the first of the cache's `n` rows, with room for `capacity`
-        steps, and later for up to `max_capacity`.
-        """
-        # A learned table cannot grow; it limits the steps of the search instead.
-        if not self.tgt_positions.is_learned:
-            self.tgt_positions.reserve(max_capacity)
-        cache.load(
-            self.make_cache(src, cache.beam), n, capacity, max_capacity, self.tgt_positions.table
-        )
-
-    def step(self, tokens: Tensor, cache: AnyCache) -> Tensor:
+    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Advance by one piece; return hidden states, from which `projection` computes logits: (S *
         B,) -> (S * B, d_model).
         """
         cache.advance()
         x = self.tgt_embedding(tokens) * self.embedding_scale
-        # 0 for a static cache: `refill_cache` made the table long enough.
-        longest = cache.length if isinstance(cache, Cache) else 0
-        positions = cache.positions(tokens)
-        x = self.tgt_embedding_norm(self.tgt_positions(x, positions, longest))
-        rotation = self.tgt_positions.find_rotation(positions, longest)
+        positions = torch.full_like(tokens, cache.length - 1)
+        x = self.tgt_embedding_norm(self.tgt_positions(x, positions, cache.length))
+        rotation = self.tgt_positions.find_rotation(positions, cache.length)
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, cache, index, rotation)
         return self.finish_decoder(x)

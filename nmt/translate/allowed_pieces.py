@@ -1,7 +1,6 @@
 """Which pieces may follow a hypothesis: the prefix's, eos at the length limit, and no n-gram a second time.
 
-Beam search and sampling get their logits here, block by block. In a step recorded as a CUDA graph the length is a
-tensor, so the functions take both.
+Beam search and sampling get their logits here, block by block.
 """
 
 from collections.abc import Iterator
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nmt.data.vocab import BOS, EOS, PAD, UNK
-from nmt.translate.search_rules import Length, SearchRules
-from nmt.translate.search_state import NEG_INF, Beams, Decodable, find_step_column
+from nmt.translate.search_rules import SearchRules
+from nmt.translate.search_state import NEG_INF, Beams, Decodable
 
 MAX_BLOCK_LOGITS = 1 << 22  # on a CPU: as many as its cache holds
 
@@ -27,7 +26,7 @@ class LogitBlock(NamedTuple):
 
 
 def compute_logit_blocks(
-    beams: Beams, model: Decodable, hidden: Tensor, length: Length, rules: SearchRules
+    beams: Beams, model: Decodable, hidden: Tensor, length: int, rules: SearchRules
 ) -> Iterator[LogitBlock]:
     """Yield one block of sentences after another; on a CPU, blocks that fit into its cache."""
     n_sentences, beam = beams.scores.shape
@@ -38,25 +37,22 @@ def compute_logit_blocks(
     for first in range(0, n_sentences, size):
         here = slice(first, min(first + size, n_sentences))
         logits = model.projection(hidden[here.start * beam : here.stop * beam]).float()
-        repeats = find_repeats(beams.ids[here].flatten(0, 1), length, rules)
+        repeats = find_repeats(beams.ids[here].flatten(0, 1), rules)
         yield LogitBlock(here, logits, required[here].reshape(-1, 1), repeats)
 
 
-def find_required_pieces(beams: Beams, length: Length) -> Tensor:
+def find_required_pieces(beams: Beams, length: int) -> Tensor:
     """Return the piece each sentence must take in this step, (S,): its prefix's, eos at the limit,
     or -1 for any piece.
     """
     required = torch.where(beams.limits < length, EOS, -1)
-    if isinstance(length, Tensor):
-        forced = beams.forced.index_select(1, find_step_column(beams.forced, length)).squeeze(1)
-    elif length <= beams.forced.shape[1]:
-        forced = beams.forced[:, length - 1]
-    else:
+    if length > beams.forced.shape[1]:
         return required
+    forced = beams.forced[:, length - 1]
     return torch.where(forced >= 0, forced, required)
 
 
-def find_repeats(ids: Tensor, length: Length, rules: SearchRules) -> Tensor | None:
+def find_repeats(ids: Tensor, rules: SearchRules) -> Tensor | None:
     """Return the pieces that would complete an n-gram a second time, (R, k), given the pieces (R, t) said before.
 
     Where there are fewer, pad fills the rest. None if `decoding.no_repeat_ngram` is not set or nothing can repeat yet.
@@ -64,22 +60,15 @@ def find_repeats(ids: Tensor, length: Length, rules: SearchRules) -> Tensor | No
     if rules.no_repeat_ngram is None or ids.shape[1] < rules.no_repeat_ngram:
         return None
     n_before = rules.no_repeat_ngram - 1  # pieces of an n-gram before its last
-    n_said = length - 1
     followers = ids[:, n_before:]  # the last piece of each n-gram, (R, k)
-    k = followers.shape[1]
-    starts = ids.unfold(1, n_before, 1)[:, :k]  # (R, k, n - 1)
-    newest = torch.arange(-n_before, 0, device=ids.device) + n_said
-    # Steps that only warm up a recording may be later than the last column; their results are not used.
-    newest = ids.index_select(
-        1, newest.clamp(0, ids.shape[1] - 1)
-    )  # the pieces just said, (R, n - 1)
-    is_said = torch.arange(n_before, n_before + k, device=ids.device) < n_said
-    is_repeat = (starts == newest[:, None]).all(2) & is_said
+    # its others, and at the end the pieces just said, (R, k + 1, n - 1)
+    starts = ids.unfold(1, n_before, 1)
+    is_repeat = (starts[:, :-1] == starts[:, -1:]).all(2)
     return torch.where(is_repeat, followers, PAD)
 
 
 def forbid_pieces(
-    logits: Tensor, model: Decodable, is_eos_forbidden: bool | Tensor, repeats: Tensor | None
+    logits: Tensor, model: Decodable, is_eos_forbidden: bool, repeats: Tensor | None
 ) -> None:
     """Set the logits (R, V) of what may not be chosen freely to -inf: pad, bos, unused rows, the unknown piece if the
     vocabulary can spell everything, repeats and, if forbidden, eos. A hypothesis that every other piece would repeat
@@ -93,9 +82,7 @@ def forbid_pieces(
         logits[:, UNK] = NEG_INF
     logits[:, PAD] = NEG_INF
     logits[:, BOS] = NEG_INF
-    if isinstance(is_eos_forbidden, Tensor):
-        logits[:, EOS].masked_fill_(is_eos_forbidden, NEG_INF)
-    elif is_eos_forbidden:
+    if is_eos_forbidden:
         logits[:, EOS] = NEG_INF
     if repeats is not None:
         logits.scatter_(1, repeats, NEG_INF)

@@ -17,6 +17,7 @@ from nmt.translate.batching import (
     DEFAULT_BATCH_TOKENS,
     Requests,
     SearchedBatch,
+    halve_until_it_fits,
     search_with_threads,
     split_by_budget,
 )
@@ -26,7 +27,7 @@ from nmt.translate.search_state import Decodable, Hypothesis
 
 
 class SearchEngine:
-    """torch, with nothing compiled, repacked or recorded. Engines override what they do better."""
+    """torch, with nothing compiled or repacked. Engines override what they do better."""
 
     backend: Backend = PLAIN
     batch_tokens = DEFAULT_BATCH_TOKENS  # source pieces of a batch, unless the config sets them
@@ -52,17 +53,22 @@ class SearchEngine:
         device: torch.device,
         n_best: int = 1,
     ) -> Iterator[SearchedBatch]:
-        """Search any number of sentences, batch by batch."""
+        """Search any number of sentences, batch by batch. A batch that a GPU has no room for is halved."""
         rules = make_rules(config, n_best)
 
         def search_one(batch: list[int]) -> SearchedBatch:
             return batch, self.search_batch(model, requests.choose(batch), rules, device)
 
-        batches = list(self.split_into_batches(requests, config, rules))
+        batches = self.split_into_batches(requests, config, rules)
         if device.type == "cpu":
-            yield from search_with_threads(search_one, batches)
+            yield from search_with_threads(search_one, list(batches))
         else:
-            yield from map(search_one, batches)
+            yield from halve_until_it_fits(batches, search_one, self.make_room)
+
+    def make_room(self) -> None:
+        """After a batch that was too large: give back memory, and halve the batches of later searches."""
+        torch.cuda.empty_cache()
+        self.batch_tokens = max(1, self.batch_tokens // 2)
 
     def split_into_batches(
         self, requests: Requests, config: DecodingConfig, rules: SearchRules

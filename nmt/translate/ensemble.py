@@ -20,7 +20,7 @@ from nmt.translate.search_state import NEG_INF, Decodable
 
 @dataclass
 class EnsembleCache:
-    """The caches of the models, growing or static."""
+    """The caches of the models."""
 
     each: list[Any]
 
@@ -31,19 +31,6 @@ class EnsembleCache:
     def keep(self, n: int, free_rows: Tensor, moved_rows: Tensor) -> None:
         for cache in self.each:
             cache.keep(n, free_rows, moved_rows)
-
-    # ---- of static caches ----
-
-    @property
-    def n_moves(self) -> int:
-        return sum(cache.n_moves for cache in self.each)
-
-    def resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
-        for cache in self.each:
-            cache.resize(rows, n, capacity)
-
-    def list_state(self) -> list[Tensor]:
-        return [tensor for cache in self.each for tensor in cache.list_state()]
 
 
 class Ensemble:
@@ -62,15 +49,6 @@ class Ensemble:
 
     def make_cache(self, src: Packed, beam: int) -> EnsembleCache:
         return EnsembleCache([model.make_cache(src, beam) for model in self.models])
-
-    def make_static_cache(self, beam: int) -> EnsembleCache:
-        return EnsembleCache([model.make_static_cache(beam) for model in self.models])
-
-    def refill_cache(
-        self, cache: EnsembleCache, src: Packed, n: int, capacity: int, max_capacity: int
-    ) -> None:
-        for model, each in zip(self.models, cache.each, strict=True):
-            model.refill_cache(each, src, n, capacity, max_capacity)
 
     def step(self, tokens: Tensor, cache: EnsembleCache) -> Tensor:
         """The models' hidden states side by side, (S * B, sum of D)."""

@@ -7,10 +7,10 @@ eos. Without it, the shortest translations would win.
 import torch
 from torch import Tensor
 
-from nmt.translate.search_rules import Length, SearchRules
+from nmt.translate.search_rules import SearchRules
 
 
-def compute_penalty(length: Length, rules: SearchRules) -> Tensor:
+def compute_penalty(length: int | Tensor, rules: SearchRules) -> Tensor:
     """Return what a log-probability is divided by. `length` counts eos."""
     size = torch.as_tensor(length, dtype=torch.float32)
     if rules.penalty == "none":

@@ -15,15 +15,15 @@ from torch import Tensor
 from nmt.data.batch import Packed
 from nmt.translate.allowed_pieces import LogitBlock, compute_logit_blocks, forbid_pieces
 from nmt.translate.length_penalty import compute_penalty
-from nmt.translate.search_rules import Length, SearchRules
+from nmt.translate.search_rules import SearchRules
 from nmt.translate.search_state import (
     NEG_INF,
     Beams,
     Decodable,
+    append_eos,
     append_pieces,
     find_ended,
     mark_overflow,
-    pad_width,
 )
 
 
@@ -46,7 +46,7 @@ def sample_step(
     model: Decodable,
     hidden: Tensor,
     uniforms: Tensor,
-    length: Length,
+    length: int,
     rules: SearchRules,
 ) -> None:
     """Give each hypothesis one piece more, drawn with its number of `uniforms` (S, n)."""
@@ -62,15 +62,15 @@ def sample_step(
     ending = scores / compute_penalty(length, rules).to(scores.device)
 
     beams.tokens = pieces
-    beams.ids = append_pieces(beams.ids, pieces, length)
+    beams.ids = append_pieces(beams.ids, pieces)
     beams.finished_scores = torch.where(ended, ending, beams.finished_scores)
-    finished_ids = pad_width(beams.finished_ids, beams.ids)
+    finished_ids = append_eos(beams.finished_ids)
     beams.finished_ids = torch.where(ended[:, :, None], beams.ids, finished_ids)
     beams.scores = scores.masked_fill(ended, NEG_INF)
 
 
 def _draw_pieces(
-    block: LogitBlock, uniforms: Tensor, model: Decodable, length: Length, rules: SearchRules
+    block: LogitBlock, uniforms: Tensor, model: Decodable, length: int, rules: SearchRules
 ) -> tuple[Tensor, Tensor]:
     """A piece for each row and its log-probability, each (R, 1)."""
     _, logits, required, repeats = block

@@ -20,19 +20,19 @@ from nmt.data.vocab import EOS
 from nmt.translate.allowed_pieces import LogitBlock, compute_logit_blocks, forbid_pieces
 from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.sampling import draw_uniforms, sample_step
-from nmt.translate.search_rules import Length, SearchRules
+from nmt.translate.search_rules import SearchRules
 from nmt.translate.search_state import (
     NEG_INF,
     Beams,
     Decodable,
     Hypothesis,
+    append_eos,
     append_pieces,
     find_done,
     find_ended,
     gather_rows,
     make_hypotheses,
     mark_overflow,
-    pad_width,
     start_beams,
 )
 
@@ -89,7 +89,7 @@ def search(
 
 
 def beam_step(
-    beams: Beams, model: Decodable, hidden: Tensor, length: Length, rules: SearchRules
+    beams: Beams, model: Decodable, hidden: Tensor, length: int, rules: SearchRules
 ) -> Tensor:
     """Extend the hypotheses by one piece; return the index of each new hypothesis's parent, (S, B)."""
     beam = rules.beam
@@ -104,7 +104,7 @@ def beam_step(
         is_beyond = rank >= beam - beams.n_finished[:, None]
         scores = scores.masked_fill(is_beyond & ~scores.isnan(), NEG_INF)
     has_ended = find_ended(pieces, scores)
-    ids = append_pieces(gather_rows(beams.ids, parents), pieces, length)  # (S, 2B, t + 1)
+    ids = append_pieces(gather_rows(beams.ids, parents), pieces)  # (S, 2B, t + 1)
 
     # Finished hypotheses: keep the best of the earlier ones and of those that end in this step.
     is_counted = has_ended if rules.finishing == "any" else has_ended & (rank < beam)
@@ -116,7 +116,7 @@ def beam_step(
     all_scores = torch.cat((beams.finished_scores, new_scores), 1)
     beams.n_finished = beams.n_finished + is_counted.sum(1)
     beams.finished_scores, order = all_scores.topk(n_kept, 1)
-    all_ids = torch.cat((pad_width(beams.finished_ids, ids), ids), 1)
+    all_ids = torch.cat((append_eos(beams.finished_ids), ids), 1)
     beams.finished_ids = gather_rows(all_ids, order)
 
     # Active hypotheses: keep the `beam` best continuations that have not ended.
@@ -128,7 +128,7 @@ def beam_step(
 
 
 def _best_continuations(
-    block: LogitBlock, scores: Tensor, model: Decodable, length: Length, rules: SearchRules
+    block: LogitBlock, scores: Tensor, model: Decodable, length: int, rules: SearchRules
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the n best continuations of each sentence of a block: parents, pieces and log-probabilities,
     each (s, n).

@@ -7,16 +7,8 @@ rule that an engine does not know makes it step aside (nmt/translate/engine.py).
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from nmt.config import DecodingConfig
 from nmt.system.errors import UserError
-
-# The length of the hypotheses after the current step, which is also the step's number, counted from
-# 1. Usually an int, and tensors grow by one column per step. In a step recorded as a CUDA graph it
-# is a tensor (1,), and tensors have columns for later steps from the start, so that their shapes
-# never change.
-Length = int | Tensor
 
 
 @dataclass(frozen=True)

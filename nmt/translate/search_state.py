@@ -25,7 +25,7 @@ from nmt.data.batch import Packed
 from nmt.data.vocab import BOS, EOS
 from nmt.system.errors import Failure, UserError
 from nmt.translate.length_penalty import compute_penalty
-from nmt.translate.search_rules import Length, SearchRules
+from nmt.translate.search_rules import SearchRules
 
 NEG_INF = float("-inf")
 NAN = float("nan")  # the score of a hypothesis whose logits were NaN or infinite
@@ -40,8 +40,7 @@ class Hypothesis:
 class Decodable(Protocol):
     """A model that can be decoded with: a Transformer, an ensemble, or a test double.
 
-    Each model defines its own caches. The one that `make_cache` returns has `reorder` and `keep`, like `Cache` in
-    nmt/model/cache.py; the one that `make_static_cache` returns has the methods of `StaticCache`.
+    Each model defines its own caches, which have `reorder` and `keep`, like `Cache` in nmt/model/cache.py.
     """
 
     config: ModelConfig
@@ -52,10 +51,6 @@ class Decodable(Protocol):
     def make_cache(self, src: Packed, beam: int, /) -> Any: ...
     def step(self, tokens: Tensor, cache: Any, /) -> Tensor: ...
     def projection(self, hidden: Tensor, /) -> Tensor: ...
-    def make_static_cache(self, beam: int, /) -> Any: ...
-    def refill_cache(
-        self, cache: Any, src: Packed, n: int, capacity: int, max_capacity: int, /
-    ) -> None: ...
 
 
 @dataclass
@@ -126,7 +121,7 @@ def start_beams(
     )
 
 
-def find_done(beams: Beams, length: Length, rules: SearchRules) -> Tensor:
+def find_done(beams: Beams, length: int, rules: SearchRules) -> Tensor:
     """Return a mask of the sentences that are done after this step, (S,)."""
     best = beams.scores.amax(1)
     done = (best == NEG_INF) | (beams.limits < length)
@@ -161,13 +156,6 @@ def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothes
 # ---- parts of a step ----------------------------------------------------------------------------------------------
 
 
-def find_step_column(rows: Tensor, length: Tensor) -> Tensor:
-    """Return the column (1,) of a recorded step. Steps beyond capacity, whose results are
-    discarded, use the last one.
-    """
-    return (length - 1).clamp(max=rows.shape[-1] - 1)
-
-
 def mark_overflow(values: Tensor, scores: Tensor, earlier_scores: Tensor) -> Tensor:
     """Return `values`, but NaN for each hypothesis whose score has overflowed. One that was none before stays none."""
     marked = values.masked_fill(scores == NEG_INF, NAN)
@@ -179,17 +167,14 @@ def find_ended(pieces: Tensor, scores: Tensor) -> Tensor:
     return (scores > NEG_INF) & (pieces == EOS) | scores.isnan()
 
 
-def append_pieces(ids: Tensor, pieces: Tensor, length: Length) -> Tensor:
-    """Append a piece to each row: (S, N, t), (S, N) -> (S, N, t + 1). A recorded step writes its own column instead."""
-    if isinstance(length, Tensor):
-        return ids.index_copy(2, find_step_column(ids, length), pieces.unsqueeze(2))
+def append_pieces(ids: Tensor, pieces: Tensor) -> Tensor:
+    """Append a piece to each row: (S, N, t), (S, N) -> (S, N, t + 1)."""
     return torch.cat((ids, pieces.unsqueeze(2)), 2)
 
 
-def pad_width(ids: Tensor, like: Tensor) -> Tensor:
-    """Pad rows of pieces with eos to the width of `like`."""
-    n_missing = like.shape[2] - ids.shape[2]
-    return F.pad(ids, (0, n_missing), value=EOS) if n_missing else ids
+def append_eos(ids: Tensor) -> Tensor:
+    """Pad each row with eos to the width of this step: (S, N, t) -> (S, N, t + 1)."""
+    return F.pad(ids, (0, 1), value=EOS)
 
 
 def gather_rows(tensor: Tensor, index: Tensor) -> Tensor:

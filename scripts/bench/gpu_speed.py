@@ -410,7 +410,9 @@ def check_decoding(bench: Bench, sheet: Sheet) -> None:
             ]
         ],
     )
-    sheet.note(f"Beam {config.beam}, bf16, batches as large as memory holds, ids to ids.")
+    sheet.note(
+        f"Beam {config.beam}, bf16, batches of up to {engine.batch_tokens:,} source pieces, ids to ids."
+    )
 
 
 def news_sources(n: int, recipe: Recipe) -> list[list[int]]:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
-from nmt.model.cache import Buffers
 from nmt.model.transformer import Transformer
 from nmt.translate.search_state import Hypothesis
 
@@ -54,29 +53,6 @@ class ToyCache:
     def keep(self, n: int, free_rows: Tensor, moved_rows: Tensor) -> None:
         self.rows[free_rows] = self.rows[moved_rows]
         self.rows = self.rows[:n]
-
-
-class StaticToyCache:
-    """The same for recorded steps: the rows stay where they are, whatever a step makes of them."""
-
-    def __init__(self, beam: int) -> None:
-        self.beam, self.buffers = beam, Buffers()
-
-    @property
-    def n_moves(self) -> int:
-        return self.buffers.n_moves
-
-    def place(self, rows: Tensor, n: int) -> None:
-        self.rows = self.buffers.store("rows", rows, n, 0)
-
-    def resize(self, rows: Tensor | None, n: int, capacity: int) -> None:
-        self.place(self.rows.clone() if rows is None else self.rows.index_select(0, rows), n)
-
-    def list_state(self) -> list[Tensor]:
-        return [self.rows]
-
-    def reorder(self, parents: Tensor) -> None:
-        self.rows.copy_(self.rows.gather(1, parents))
 
 
 class Toy:
@@ -120,21 +96,9 @@ class Toy:
             rows.append([row] * beam)
         return ToyCache(torch.tensor(rows))
 
-    def make_static_cache(self, beam: int) -> StaticToyCache:
-        return StaticToyCache(beam)
-
-    def refill_cache(
-        self, cache: StaticToyCache, src: Packed, n: int, capacity: int, max_capacity: int
-    ) -> None:
-        cache.place(self.make_cache(src, cache.beam).rows, n)
-
-    def step(self, tokens: Tensor, cache: ToyCache | StaticToyCache) -> Tensor:
+    def step(self, tokens: Tensor, cache: ToyCache) -> Tensor:
         self.n_steps += len(cache.rows)
-        rows = (cache.rows * 31 + tokens.view_as(cache.rows) * 7 + 1) % len(self.table)
-        if isinstance(cache, StaticToyCache):
-            cache.rows.copy_(rows)
-        else:
-            cache.rows = rows
+        cache.rows = (cache.rows * 31 + tokens.view_as(cache.rows) * 7 + 1) % len(self.table)
         return cache.rows.view(-1, 1)
 
     def projection(self, hidden: Tensor) -> Tensor:

@@ -409,9 +409,6 @@ def pretend_device(event_lag: int = 0, budget: int | None = None) -> Iterator[Pr
         "current_stream": _Stream,
         "graph_pool_handle": lambda: (0, 0),
         "synchronize": lambda *_: device.wait("the device"),
-        "mem_get_info": lambda *_: (1 << 33, 1 << 34),
-        "memory_reserved": lambda *_: 0,
-        "memory_allocated": lambda *_: 0,
         "_lazy_init": lambda *_: None,
     }
     with (

@@ -1,5 +1,5 @@
-"""What every search is asked, and every search: torch's, on plain and on packed matrices, the
-compiled one and the recorded one.
+"""What every search is asked, and every search: torch's, on plain and on packed matrices, and the
+compiled one.
 
 The rules that they share are told by `support/plain_search.py`.
 """
@@ -8,7 +8,7 @@ import functools
 import importlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +16,10 @@ import pytest
 import torch
 
 from nmt.config import DecodingConfig, ModelConfig
-from nmt.data.batch import Packed
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.transformer import Transformer
 from nmt.translate.search import search
-from nmt.translate.search_rules import SearchRules
-from nmt.translate.search_state import Decodable, Hypothesis
+from nmt.translate.search_state import Hypothesis
 from support.plain_search import EOS, Full, Ids, Ranked, recursion
 from support.prepared_models import prepare_for_torch
 from support.soaking import counted
@@ -82,21 +80,6 @@ def make_compiled_search(model: Transformer, is_bf16: bool = False) -> Search:
     return functools.partial(compiled.search_compiled, weights)
 
 
-def make_recorded_search(model: Transformer) -> Search:
-    return functools.partial(search_recorded, model)
-
-
-def search_recorded(
-    model: Decodable,
-    src: Packed,
-    rules: SearchRules,
-    prefixes: Sequence[Ids] | None = None,
-) -> list[list[Hypothesis]]:
-    recorded = import_engine("nmt.engines.cuda.graph_search")
-    found: list[list[Hypothesis]] = recorded.GraphSearch(model, rules, CPU).search(src, prefixes)
-    return found
-
-
 def import_engine(name: str) -> Any:
     """Import a file of an engine; skip the test where numba or all engines are missing."""
     try:
@@ -109,17 +92,7 @@ SEARCHES: dict[str, MakeSearch] = {
     "torch": make_plain_search,
     "packed": make_packed_search,
     "compiled": make_compiled_search,
-    "recorded": make_recorded_search,
 }
-
-
-def make_steps_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorded search begins with little room, and moves the living together however few they
-    are, so its shapes change often.
-    """
-    recorded = import_engine("nmt.engines.cuda.graph_search")
-    monkeypatch.setattr(recorded, "FIRST_CAPACITY", 2)
-    monkeypatch.setattr(recorded, "FEWEST_ROWS", 0)
 
 
 # ---- cases of the rules -------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from support.searches import (
     MakeSearch,
     make_rule_case,
     make_sources,
-    make_steps_small,
 )
 from support.soaking import IS_SOAK, counted
 from support.untrained import list_shapes, make_random_model
@@ -40,9 +39,7 @@ with_each_search = pytest.mark.parametrize("make_search", SEARCHES, indirect=Tru
 
 
 @pytest.fixture
-def make_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MakeSearch:
-    if request.param == "recorded":
-        make_steps_small(monkeypatch)
+def make_search(request: pytest.FixtureRequest) -> MakeSearch:
     return SEARCHES[request.param]
 
 
@@ -115,7 +112,7 @@ def test_a_hypothesis_without_a_score_is_told_even_if_others_have_ended(
     assert count_refusals(make_search, config, value) > 5
 
 
-@pytest.mark.parametrize("make_search", ["torch", "packed", "recorded"], indirect=True)
+@pytest.mark.parametrize("make_search", ["torch", "packed"], indirect=True)
 def test_a_sample_without_a_score_is_told_even_if_others_have_ended(
     make_search: MakeSearch,
 ) -> None:

@@ -1,9 +1,8 @@
 """Search against brute force where a beam can hold everything, and against the plain recursion
 where it cannot.
 
-Both searches that can look through a random table in place of a model are held: that of the CPU, and
-that of a GPU, whose steps run here without being recorded (test_every_search.py has the others, and
-real models). Then the engines whose rules they are: Hugging Face and CTranslate2, asked themselves.
+Only torch's can look through a random table in place of a model (test_every_search.py has the others,
+and real models). Then the engines whose rules they are: Hugging Face and CTranslate2, asked themselves.
 """
 
 import itertools
@@ -28,7 +27,7 @@ from support.plain_search import (
     recursion,
     repeats,
 )
-from support.searches import RULES, SMALL, make_sources, make_steps_small, search_recorded
+from support.searches import RULES, SMALL, make_sources
 from support.soaking import IS_SOAK, counted
 from support.untrained import make_random_model, make_vocab
 
@@ -45,26 +44,6 @@ PRESETS = {
     name: replace(DecodingConfig(preset=name), **values)  # type: ignore[arg-type]
     for name, values in DecodingConfig.PRESETS.items()
 }
-
-
-# What `make test` asks of one search alone: both have the same rules, which all other tests hold.
-LONG = {
-    "test_it_is_the_search_of_hugging_face",
-    "test_it_is_the_search_of_ctranslate2",
-}
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    is_short = metafunc.function.__name__ in LONG and not IS_SOAK
-    ways = ["step by step"] if is_short else ["step by step", "recorded"]
-    metafunc.parametrize("way", ways, indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "recorded":
-        make_steps_small(monkeypatch)
-        monkeypatch.setitem(globals(), "search", search_recorded)
 
 
 def model(seed: int, size: int, shape: ModelConfig) -> Transformer:

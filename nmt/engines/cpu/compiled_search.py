@@ -39,7 +39,7 @@ from nmt.engines.cpu.compiled_layers import (
 )
 from nmt.engines.cpu.compiled_products import Floats, Products, exp, multiply
 from nmt.engines.cpu.packed_linear import count_layer_weights
-from nmt.engines.known_values import ANY_VALUE, NUMBERS_OF_RULES, KnownValues, find_unknown_value
+from nmt.engines.known_values import ANY_VALUE, KnownValues, find_unknown_value
 from nmt.model.transformer import Transformer
 from nmt.system.caches import retry_without_cache
 from nmt.system.device import AVX512_BF16, find_bf16_instructions
@@ -105,7 +105,21 @@ COMPILED_MODELS: KnownValues = {
     "projection_bias": (True, False),
 }
 COMPILED_RULES: KnownValues = {
-    **dict.fromkeys(NUMBERS_OF_RULES, ANY_VALUE),
+    **dict.fromkeys(
+        (
+            "n_best",
+            "beam",
+            "length_penalty",
+            "max_ratio",
+            "max_extra",
+            "min_length",
+            "temperature",
+            "top_k",
+            "top_p",
+            "seed",
+        ),
+        ANY_VALUE,
+    ),
     "is_sampling": (False,),
     "penalty": ("gnmt", "length", "none"),
     "no_repeat_ngram": (None,),

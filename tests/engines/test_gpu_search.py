@@ -1,0 +1,187 @@
+"""Decoding on a GPU, without one: torch's search finds there what it finds on a CPU, and a pretend
+device tells what a step costs.
+
+On the pretend device mixing host and device raises, and each wait and each operation is counted. How
+large a batch is there, and what becomes of one that is too large, is asked of the engine itself.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.plain_search import Ids
+from support.pretend_device import GPU, DeviceTensor, pretend_device
+from support.searches import (
+    PLAIN,
+    WAYS,
+    assert_alike,
+    make_prefixes,
+    make_sources,
+    make_speaker,
+    put_in_order,
+)
+from support.soaking import IS_SOAK, counted
+from support.untrained import TINY, list_shapes
+
+import nmt.translate.engine
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.data.batch import Packed, pack
+from nmt.model.transformer import Transformer
+from nmt.translate.batching import Requests
+from nmt.translate.engine import SearchEngine, choose_engine
+from nmt.translate.ensemble import Ensemble
+from nmt.translate.search import search
+from nmt.translate.search_rules import make_rules
+from nmt.translate.search_state import Hypothesis
+
+V = 40
+SHORT = replace(TINY, n_layers=1)
+SHAPES = list_shapes(21, SHORT) | {"post": TINY}
+DEEP = replace(SHAPES["pre"], n_layers=2)
+ENSEMBLE = list(SHAPES.values()) if IS_SOAK else [DEEP, SHAPES["released"]]
+
+
+def model(shape: ModelConfig, seed: int = 1) -> Transformer:
+    return make_speaker(shape, V, seed)
+
+
+def sources(n: int, seed: int, longest: int = 20) -> list[Ids]:
+    return make_sources(random.Random(seed), n, longest, V)
+
+
+def prefixes_of(given: Sequence[Ids]) -> list[Ids]:
+    return make_prefixes(random.Random(0), len(given), V)
+
+
+# ---- on the pretend device ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_search_finds_the_same(way: str) -> None:
+    given = sources(counted(5, 9), 5, 9)
+    rules, forced = make_rules(WAYS[way], 1 if way == "greedy" else 2), prefixes_of(given)
+    expected = search(model(SHORT), pack(given), rules, forced)
+    with pretend_device() as device:
+        found = search(device.to_device(model(SHORT)), pack(given).to(GPU), rules, forced)
+    assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("name", [*SHAPES, "ensemble"])
+def test_models_of_all_kinds_find_the_same(name: str) -> None:
+    given, rules = sources(counted(5, 9), 6, 9), make_rules(PLAIN, 2)
+    shapes = ENSEMBLE if name == "ensemble" else [SHAPES[name]]
+    models = [model(shape, seed) for seed, shape in enumerate(shapes)]
+    expected = search(Ensemble(models), pack(given), rules)
+    with pretend_device() as device:
+        there = [device.to_device(each) for each in models]
+        ours = Ensemble(there) if len(there) > 1 else there[0]
+        found = search(ours, pack(given).to(GPU), rules)
+    assert_alike(found, expected)
+
+
+# ---- the pretend device itself ------------------------------------------------------------------------------------
+
+
+def test_the_pretend_device_counts_waits_and_refuses_mixtures() -> None:
+    with pretend_device() as device:
+        x = torch.arange(4.0, device=GPU)
+        assert isinstance(x, DeviceTensor) and x.device == GPU and x.is_cuda
+        with pytest.raises(RuntimeError, match="mixes a host tensor"):
+            x + torch.ones(4)
+        assert device.n_waits == 0
+        for wait in (
+            lambda: float(x.sum()),
+            lambda: x.nonzero(),
+            lambda: x[x > 1],
+            lambda: x.cpu(),
+            lambda: x.tolist(),
+            lambda: bool((x > 1).any()),
+            lambda: torch.ones(2).to(GPU),
+            lambda: x.max().item(),
+        ):
+            before = device.n_waits
+            wait()
+            assert device.n_waits > before
+        before = device.n_waits
+        torch.ones(2).pin_memory().to(GPU, non_blocking=True)
+        torch.empty(4, pin_memory=True).copy_(x, non_blocking=True)
+        torch.where(x > 1, x, 0.0).topk(2)
+        assert device.n_waits == before and device.n_operations > 10
+    with pytest.raises(AssertionError, match="outside"):
+        x + 1
+
+
+def test_graphs_of_the_pretend_device_repeat_only_what_was_recorded() -> None:
+    with pretend_device() as device:
+        x, total, n = torch.ones(3, device=GPU), torch.zeros((), device=GPU), 0
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            n += 1
+            total.add_((x * n).sum())
+        assert float(total.on_host) == 0.0  # type: ignore[attr-defined]  # to record is not to do
+        for _ in range(3):
+            graph.replay()
+            x.add_(1)
+        assert float(total.on_host) == 3 + 6 + 9  # type: ignore[attr-defined]
+        assert (n, device.replays) == (1, 3)
+        with pytest.raises(RuntimeError, match="waits while a graph is being recorded"):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                float(total)
+
+
+# ---- batches -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_models", "tokens"),
+    [
+        (ModelConfig(), 1, 65_536),
+        (ModelConfig(decoder_layers=3), 1, 131_072),
+        (ModelConfig(d_model=1024, d_ff=4096, n_heads=16), 1, 32_768),
+        (ModelConfig(), 4, 16_384),
+        (SHORT, 1, 131_072),
+    ],
+)
+def test_models_decide_how_large_a_batch_is(shape: ModelConfig, n_models: int, tokens: int) -> None:
+    """Whatever the beam and the free memory; unless the config says it."""
+    with torch.device("meta"):
+        models = [Transformer(shape, 8) for _ in range(n_models)]
+    engine = choose_engine(models, DecodingConfig(), GPU)
+    assert type(engine) is SearchEngine and engine.batch_tokens == tokens
+
+    def list_sizes(config: DecodingConfig) -> list[int]:
+        requests = Requests([[5] * 31 + [3]] * 5_000)
+        batches = engine.split_into_batches(requests, config, make_rules(config))
+        return [len(batch) for batch in batches]
+
+    assert list_sizes(DecodingConfig())[0] == min(5_000, tokens // 32)
+    given = DecodingConfig(batch_tokens=640)
+    assert list_sizes(given)[0] == 20
+    engine.make_room()
+    assert engine.batch_tokens == tokens // 2 and list_sizes(given)[0] == 20
+
+
+def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, given = model(SHORT), sources(30, 9)
+    forced, most = prefixes_of(given), 5
+
+    def cramped(there: Transformer, src: Packed, *args: Any) -> list[list[Hypothesis]]:
+        if src.n_sentences > most:
+            raise torch.OutOfMemoryError("out of memory")
+        return search(there, src, *args)
+
+    expected = search(ours, pack(given), make_rules(PLAIN, 2), forced)
+    monkeypatch.setattr(nmt.translate.engine, "search", cramped)
+    with pretend_device() as device:
+        there = device.to_device(model(SHORT))
+        engine = choose_engine([there], PLAIN, GPU)
+        tokens = engine.batch_tokens
+        batches = engine.search_batches(there, Requests(given, forced), PLAIN, GPU, 2)
+        assert_alike(put_in_order(batches), expected)
+        assert engine.batch_tokens < tokens
+        most = 0
+        with pytest.raises(torch.OutOfMemoryError):
+            list(engine.search_batches(there, Requests(given), PLAIN, GPU, 2))
