@@ -82,6 +82,15 @@ def test_models_of_all_kinds_find_the_same(name: str) -> None:
     assert_alike(found, expected)
 
 
+def test_a_biased_product_is_one_launch() -> None:
+    with pretend_device() as device, torch.no_grad():
+        layer = device.to_device(model(SHORT)).decoder[0].feed_forward.outer
+        x = torch.ones(3, layer.in_features, device=GPU)
+        device.forget()
+        layer(x)
+        assert device.n_launches == 1
+
+
 # ---- the pretend device itself ------------------------------------------------------------------------------------
 
 

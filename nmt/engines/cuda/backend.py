@@ -1,5 +1,5 @@
-"""Parts of a model on a GPU: attention by a kernel of ours, torch's own dropout, and gradients of
-embeddings that repeat bit by bit. Nothing waits for the device.
+"""Parts of a model on a GPU: attention by a kernel of ours, torch's own dropout and products with a
+bias, and gradients of embeddings that repeat bit by bit. Nothing waits for the device.
 """
 
 import torch
@@ -54,6 +54,13 @@ class CudaBackend(Backend):
 
     def drop(self, x: Tensor, rate: float) -> Tensor:
         return F.dropout(x, rate, True)
+
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if (
+            torch.is_grad_enabled()
+        ):  # the compiler adds the bias in a kernel that is launched anyway
+            return super().multiply(x, weight, bias)
+        return F.linear(x, weight, bias)  # one launch
 
     def look_up(self, table: Tensor, numbers: Tensor) -> Tensor:
         rows: Tensor = LookUp.apply(table, numbers)
