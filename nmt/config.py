@@ -507,9 +507,8 @@ class TrainingConfig:
     # on: all micro-batches have one shape and run through torch.compile, on a GPU as one CUDA graph.
     # auto: on for GPUs only, because on a CPU compiling takes a minute and gains nothing. Compiled
     # code is kept in ~/.cache/nmt, so a second start is quick; if that cannot be written, it is kept in
-    # a private temporary folder until the process ends. sums_apart: as auto, but several GPUs exchange
-    # gradients and weights outside the CUDA graph, for sites where they hang within it.
-    compile: Literal["auto", "on", "off", "sums_apart"] = "auto"
+    # a private temporary folder until the process ends.
+    compile: Literal["auto", "on", "off"] = "auto"
     # What to do when a loss or gradient is NaN or infinite. The update is never applied, on any rank,
     # and nonfinite-STEP.json in the run folder lists its sentences. stop ends the run with exit code 1;
     # skip continues, but the fourth in a row ends the run.

@@ -62,19 +62,22 @@ class World:
         """Return this rank's part of a flat tensor that the ranks divide among them."""
         return tensor.chunk(self.size)[self.rank]
 
-    def start_sum(self, tensor: Tensor) -> torch.distributed.Work:
-        """Begin to sum a flat tensor over ranks, in place. Each rank gets its own part of the sum;
-        what the rest of the tensor holds then is undefined.
+    def sum_parts(self, tensor: Tensor) -> None:
+        """Sum a flat tensor over ranks, in place. Each rank gets its own part of the sum; what the rest
+        of the tensor holds then is undefined.
         """
+        if self.size == 1:
+            return
         if tensor.device.type == "cpu":  # gloo's reduce-scatter takes eight times as long as this
-            return torch.distributed.all_reduce(tensor, async_op=True)
-        own = self.own_part(tensor)
-        return _call("reduce_scatter_single", "reduce_scatter_tensor", own, tensor)
+            torch.distributed.all_reduce(tensor)
+        else:
+            _call("reduce_scatter_single", "reduce_scatter_tensor", self.own_part(tensor), tensor)
 
-    def start_gathering(self, tensor: Tensor) -> torch.distributed.Work:
-        """Begin to copy each rank's own part of a flat tensor to all ranks, in place."""
-        own = self.own_part(tensor)
-        return _call("all_gather_single", "all_gather_into_tensor", tensor, own)
+    def gather_parts(self, tensor: Tensor) -> None:
+        """Copy each rank's own part of a flat tensor to all ranks, in place."""
+        if self.size > 1:
+            own = self.own_part(tensor)
+            _call("all_gather_single", "all_gather_into_tensor", tensor, own)
 
     def broadcast(self, value: float) -> float:
         """Return the number that rank 0 holds, on every rank, however long rank 0 takes to find it."""
@@ -141,11 +144,10 @@ class World:
                 return sums
 
 
-def _call(name: str, old_name: str, output: Tensor, given: Tensor) -> torch.distributed.Work:
+def _call(name: str, old_name: str, output: Tensor, given: Tensor) -> None:
     """Call a function of torch.distributed that torch 2.13 has renamed."""
     function = getattr(torch.distributed, name, None) or getattr(torch.distributed, old_name)
-    work: torch.distributed.Work = function(output, given, async_op=True)
-    return work
+    function(output, given)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,15 @@ class TrainingEngine:
     ) -> Replica:
         return Replica(objective, world, training.precision == "bf16")
 
-    def choose_micro_tokens(self, training: TrainingConfig, world: World, try_size: TrySize) -> int:
+    def find_least_memory(self, world: World) -> int:
+        """Return the bytes of the smallest device of all ranks, on the main rank, as far as
+        `choose_micro_tokens` asks for it. All ranks must call this.
+        """
+        return 0
+
+    def choose_micro_tokens(
+        self, training: TrainingConfig, world: World, least_memory: int, try_size: TrySize
+    ) -> int:
         """Return an equal share of an update for each rank, divided until it is small."""
         update_tokens = max(training.src_tokens, training.tgt_tokens)
         for n_rounds in range(1, MAX_ROUNDS + 1):

@@ -156,8 +156,6 @@ class Trainer:
         """Before the first update of this process, probe peak memory, finish an interrupted validation,
         and score the model that a new run begins with.
         """
-        # CUDA graphs must be freed in the reverse order of their recording. Those of validation's
-        # search are freed before training's, so training's is recorded first, by this probe.
         if self.world.device.type == "cuda":
             probe_peak_memory(self.setup)
         self.validate()
@@ -453,7 +451,6 @@ class Trainer:
 
     def close(self) -> None:
         """Let the listener and the writer finish, whatever ended the training."""
-        self.setup.replica.close()
         if self.world.is_main:
             self.log.listener.finish()
             self.writer.close()

@@ -81,8 +81,7 @@ def probe_peak_memory(setup: Setup) -> None:
     for order in order_by_memory(store):
         batch = make_full_batch(store, order, setup.micro_tokens, setup.shape)
         batch = batch.to(setup.world.device)
-        for phase in replica.phases:
-            replica.run(batch, 0.0, 0, phase)
+        replica.run(batch, 0.0, 0)
         if setup.shape is not None:  # all micro-batches are alike
             break
     replica.clear_gradients()
@@ -121,6 +120,9 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
     if isinstance(training.micro_tokens, int):
         return training.micro_tokens
 
+    engine = choose_training_engine(world.device)
+    least_memory = engine.find_least_memory(world)
+
     def try_size(micro_tokens: int, alone: World) -> None:
         try_update(open_setup(config, micro_tokens, alone))
 
@@ -128,8 +130,7 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
         recorded = _read_micro_tokens(RunFolder(config.folder), training, world.size)
         if recorded is not None:
             return recorded
-        engine = choose_training_engine(world.device)
-        micro_tokens = engine.choose_micro_tokens(training, world, try_size)
+        micro_tokens = engine.choose_micro_tokens(training, world, least_memory, try_size)
         say(f"training.micro_tokens: auto has chosen {micro_tokens}")
         return micro_tokens
 

@@ -1,11 +1,10 @@
 """A model on one rank while it trains: micro-batches add to its gradients, which are summed over ranks.
 
-This is plain torch. On GPUs, and wherever several ranks share gradients and moments, an engine offers a
-replica that does the same faster (nmt/engines/cuda/recorded_replica.py).
+This is plain torch. On GPUs an engine offers a replica that does the same faster
+(nmt/engines/cuda/recorded_replica.py), where ranks divide gradients and moments among them.
 """
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +13,6 @@ from nmt.data.batch import Batch
 from nmt.system.ranks import Share, World, share_nothing
 from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
-
-
-class Phase(NamedTuple):
-    """Which micro-batch of an update it is: with the first, ranks may collect new weights; with the
-    last, they sum gradients.
-    """
-
-    is_first: bool = True
-    is_last: bool = True
-
-
-ALONE = Phase()  # the only micro-batch of an update
 
 
 def forward_backward(
@@ -43,9 +30,6 @@ def forward_backward(
 class Replica:
     """An objective on this rank."""
 
-    # the phases in which micro-batches of a run need different memory
-    phases: Sequence[Phase] = (ALONE,)
-
     def __init__(self, objective: Objective, world: World, is_bf16: bool) -> None:
         self.objective, self.world, self.is_bf16 = objective, world, is_bf16
         self.frozen: list[nn.Parameter] = []
@@ -61,19 +45,20 @@ class Replica:
         n_bytes = sum(parameter.nbytes for parameter in self.objective.parameters())
         return 2 * n_bytes * (self.world.size - 1) // self.world.size
 
-    def run(self, batch: Batch, scale: float, seed: int, phase: Phase = ALONE) -> Tensor:
+    def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
         """Add the gradient of scale * the smoothed loss of `batch`, with dropout drawn from `seed`.
         Return the sums of the smoothed and the plain loss, on the device; the next call may
         overwrite them.
         """
         torch.manual_seed(seed)
-        sums = forward_backward(self.objective, batch, scale, self.is_bf16)
-        if phase.is_last and self.world.size > 1:
-            self.sum_gradients()
-        return sums
+        return forward_backward(self.objective, batch, scale, self.is_bf16)
 
     def sum_gradients(self) -> None:
-        """Give all ranks the sums of their gradients, by one collective over all of them end to end."""
+        """Give all ranks the sums of their gradients, by one collective over all of them end to end.
+        After the last micro-batch of an update all ranks must call this.
+        """
+        if self.world.size == 1:
+            return
         parameters = list(self.objective.parameters())
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         total = self.world.sum(torch.cat([gradient.flatten() for gradient in gradients]))
@@ -113,9 +98,6 @@ class Replica:
         such as moments. All ranks must call this.
         """
         return own
-
-    def close(self) -> None:
-        """Free what must not outlive the connections between ranks."""
 
     def gradient_norm(self) -> Tensor:
         """Compute the Euclidean norm of this rank's share of the gradients; it is NaN or infinite if

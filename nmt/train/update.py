@@ -1,6 +1,6 @@
 """Runs one optimizer update, identical on any number of ranks, and reads back its outcome.
 
-With the last micro-batch, gradients are summed over all ranks (shares.py). Another, small sum has
+After the last micro-batch, gradients are summed over all ranks (replica.py). Another, small sum has
 the loss and the ranks' votes to stop or save, so all ranks stop or save after the same update.
 If the loss or a gradient is NaN or infinite, the optimizer skips the step. That is decided on the
 device, so the host does not wait: on a GPU it reads each outcome one update later.
@@ -22,7 +22,7 @@ from nmt.config import RunConfig
 from nmt.data.loader import Update
 from nmt.system.ranks import World
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
-from nmt.train.replica import Phase, Replica
+from nmt.train.replica import Replica
 
 
 class UpdateStats(NamedTuple):
@@ -103,10 +103,10 @@ def run_update(
     scale = 1.0 / update.n_tgt
     for index, micro in enumerate(update.micros):
         seed = dropout_seed(config.seed, step, micro.number)
-        phase = Phase(is_first=index == 0, is_last=index == len(update.micros) - 1)
-        micro_sums[index] = replica.run(micro.batch, scale, seed, phase)
+        micro_sums[index] = replica.run(micro.batch, scale, seed)
 
     # combine the results of all ranks
+    replica.sum_gradients()
     replica.drop_frozen_gradients()
     square = replica.gradient_norm().double().square()
     own_votes = torch.tensor(votes(), dtype=torch.float64).to(world.device, non_blocking=True)

@@ -46,9 +46,8 @@ class Counts:
     d_model: int
     n_layers: int
     n_parameters: int
-    n_tensors: int  # of parameters, those of layers aside
+    n_matrix_weights: int  # of them those that products read in bf16
     kernels: list[Kernel]
-    layer_sizes: tuple[int, ...]  # the parameters that the matrices of each layer have
 
     def launches(self) -> int:
         return sum(kernel.count for kernel in self.kernels)
@@ -90,19 +89,19 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     batch = Batch(side, side, rows, tokens)
 
     objective = Objective(model, config.training.label_smoothing)
-    shares = Shares(objective, World(0, n_ranks, torch.device("cpu")), is_bf16=True)
+    shares = Shares(model, World(0, n_ranks, torch.device("cpu")), is_bf16=True)
+    used = {f"model.{name}": tensor for name, tensor in shares.used.items()}
     found: Counter[Kernel] = Counter()
     with _as_on_gpu(), _counting(found), torch.autocast("cpu", torch.bfloat16):
-        compiled = CompiledObjective(shares.objective, shape, is_one_graph=True)
+        compiled = CompiledObjective(objective, shape, is_one_graph=True)
         try:
-            compiled(batch)
+            compiled(batch, used)
         except Exception as error:
             if "_CountedError" not in f"{type(error).__name__} {error}":
                 raise
     torch._dynamo.reset()
     kernels = [Kernel(one.kind, n, one.n_bytes, one.product) for one, n in found.items()]
-    parameters = dict(model.named_parameters())
-    n_parameters = sum(p.numel() for p in parameters.values())
+    n_parameters = sum(p.numel() for p in model.parameters())
     return Counts(
         config.name,
         n_ranks,
@@ -111,9 +110,8 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
         config.model.d_model,
         config.model.n_layers,
         n_parameters,
-        len([name for name in parameters if not name.startswith(("encoder.", "decoder."))]),
+        sum(p.numel() for p in shares.buckets[1].parameters.values()),
         sorted(kernels, key=lambda one: (one.kind, one.n_bytes)),
-        tuple(sum(p.numel() for p in layer.parameters.values()) for layer in shares.layers),
     )
 
 
@@ -244,7 +242,6 @@ def load(path: Path) -> list[Counts]:
             )
             for one in entry.pop("kernels")
         ]
-        entry["layer_sizes"] = tuple(entry["layer_sizes"])
         found.append(Counts(**entry, kernels=kernels))
     return found
 

@@ -43,8 +43,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer, set_learning_rate
-from nmt.train.replica import ALONE as ONLY
-from nmt.train.replica import Phase, forward_backward
+from nmt.train.replica import forward_backward
 from nmt.train.update import dropout_seed, run_update
 
 Precision = Literal["fp32", "bf16"]
@@ -311,8 +310,8 @@ def has_graph(replica: RecordedReplica) -> bool:
     """Whether a CUDA graph was recorded. Where that fails, training goes on without and only says
     so.
     """
-    replays = replica.replays.values()
-    return any(replay.__module__ == "nmt.engines.cuda.cuda_graph" for replay in replays)
+    replay = replica.replay
+    return replay is not None and replay.__module__ == "nmt.engines.cuda.cuda_graph"
 
 
 @dataclass
@@ -608,8 +607,8 @@ def check_graph(bench: Bench, sheet: Sheet) -> None:
     sheet.require("gradients that are zero", len(zeros), 0)  # which would equal whatever is below
     compare_runs(sheet, "no dropout, a replay and a call", replayed, called_pass(replica, batch, 0))
     replica.clear_gradients()
-    for is_first in (True, False):
-        replica.run(batch.to(bench.device), 1.0 / batch.n_tokens, 0, Phase(is_first))
+    for _ in range(2):
+        replica.run(batch.to(bench.device), 1.0 / batch.n_tokens, 0)
     halves = {name: gradient / 2 for name, gradient in gradients_of(replica).items()}
     sheet.bound(
         "two replays add up: error of half of it",
@@ -657,7 +656,8 @@ def called_pass(replica: RecordedReplica, batch: Batch, seed: int) -> Pass:
     replica.clear_gradients()
     scale = torch.full((), 1.0 / batch.n_tokens, device=next(replica.objective.parameters()).device)
     torch.manual_seed(seed)
-    sums = replica.compute(replica.compiled, batch.to(scale.device), scale, ONLY)
+    sums, gradients = replica.compute(replica.compiled, batch.to(scale.device), scale)
+    replica.shares.add_gradients(gradients, is_first=True)
     return Pass(sums.double().cpu(), gradients_of(replica))
 
 
@@ -755,7 +755,7 @@ def check_ranks(bench: Bench, sheet: Sheet) -> None:
     sheet.require("models that the ranks then have", n_models, 1)
     if bench.is_cuda:
         recorded = all(fact["is_recorded"] for fact in facts)
-        sheet.require("micro-batches with their sums over ranks are one CUDA graph", recorded, True)
+        sheet.require("micro-batches are one CUDA graph", recorded, True)
     sheet.note(
         f"{bench.n_ranks} ranks; the losses of micro-batches have "
         f"{'the same bits' if torch.equal(ours, theirs) else 'other bits'} as in one process."
@@ -792,15 +792,12 @@ def run_one_update(bench: Bench, world: World) -> OneUpdate:
     micros = make_micro_batches(store, plan.micros(0), world, shape)
     for _ in range(2):
         replica.clear_gradients()
-        for index, micro in enumerate(micros):
-            seed, phase = (
-                dropout_seed(1, 1, micro.number),
-                Phase(index == 0, index == len(micros) - 1),
-            )
+        for micro in micros:
             scale = 1.0 / plan.n_tokens(0)[1]
-            found = replica.run(micro.batch, scale, seed, phase)
+            found = replica.run(micro.batch, scale, dropout_seed(1, 1, micro.number))
             if micro.batch.n_tokens:
                 sums[str(micro.number)] = found.tolist()
+        replica.sum_gradients()
         found_gradients.append(collect_gradients(replica))
     first, gradients = found_gradients
     model = objective.model
@@ -814,13 +811,11 @@ def run_one_update(bench: Bench, world: World) -> OneUpdate:
 
 def collect_gradients(replica: RecordedReplica) -> Tensor:
     """All gradients, of which each rank may have summed a share; empty except on the main rank."""
-    found = gradients_of(replica)
-    if replica.shares is not None:
-        parts = {name: share.weight.grad for name, share in replica.own.items()}
-        whole = replica.shares.gather({n: grad for n, grad in parts.items() if grad is not None})
-        names = [name for name, _ in replica.objective.model.named_parameters() if name in whole]
-        found = {name: whole[name].double().cpu() for name in names}
-    return torch.cat([torch.empty(0, dtype=torch.float64), *(g.flatten() for g in found.values())])
+    parts = {name: share.weight.grad for name, share in replica.own.items()}
+    whole = replica.gather({n: grad for n, grad in parts.items() if grad is not None})
+    names = [name for name, _ in replica.objective.model.named_parameters() if name in whole]
+    found = [whole[name].double().cpu().flatten() for name in names]
+    return torch.cat([torch.empty(0, dtype=torch.float64), *found])
 
 
 def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:

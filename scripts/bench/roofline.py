@@ -5,10 +5,10 @@ measurements with.
 
 A model, not a measurement: each matrix product takes its time in whole waves of tiles at the best
 rate that such GPUs reach, each fused kernel takes the time of its bytes, a launch within a CUDA
-graph takes 1.5 microseconds. What ranks exchange costs what the computation of other layers does not
-hide, and a tenth of what it hides. Attention and that tenth are the least certain. Counts are those of
-`count_kernels.py`, kept in kernels.json beside this file. An earlier version of the model was held
-against a published figure for an A100 and was 25 % too optimistic.
+graph takes 1.5 microseconds. Ranks exchange gradients and weights between micro-batches, so nothing
+hides what that takes. Attention is the least certain. Counts are those of `count_kernels.py`, kept in
+kernels.json beside this file. An earlier version of the model was held against a published figure for
+an A100 and was 25 % too optimistic.
 """
 
 import argparse
@@ -26,7 +26,7 @@ UPDATE_TOKENS = 25_000  # target tokens
 USEFUL = {1: 0.998, 8: 0.976}  # of them, by the number of ranks (docs/benchmarks.md)
 LAUNCH_S = 1.5e-6  # of a kernel within a CUDA graph
 COLLECTIVE_S = 2.0e-5  # what a sum or a gathering takes besides the time of its bytes
-SLOWED = 0.1  # of the computation beside them, whose processors and memory they use: a guess
+N_COPIES = 6  # kernels, each of a hundred gradients or so
 SMALLEST_S = 2.0e-6  # what a kernel takes at least
 FITS_L2 = 40e6  # bytes
 COLUMNS = 37_056  # of the logits: the vocabulary, padded
@@ -127,15 +127,10 @@ def attention_s(counts: Counts, is_backward: bool, gpu: Gpu) -> float:
 def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
     """Milliseconds of the parts of an update, one micro-batch on each rank."""
     parts = dict.fromkeys(PARTS, 0.0)
-    loss_s = 0.0  # within "products": nothing is exchanged meanwhile
-    n_matrix_weights = sum(counts.layer_sizes)
+    n_matrix_weights = counts.n_matrix_weights
     for kernel in counts.kernels:
         if kernel.product is not None:
-            seconds = kernel.count * product_s(*kernel.product, gpu)
-            parts["products"] += seconds
-            loss_s += seconds if max(kernel.product) >= COLUMNS - 64 else 0.0
-        elif "use_weights" in kernel.kind or "add_gradients" in kernel.kind:  # below
-            continue
+            parts["products"] += kernel.count * product_s(*kernel.product, gpu)
         elif kernel.kind == "fused":
             parts["fused"] += kernel.count * traffic_s(kernel.n_bytes, gpu)
         elif "packed_attention" in kernel.kind:
@@ -144,60 +139,24 @@ def update_ms(counts: Counts, gpu: Gpu) -> dict[str, float]:
             parts["fused"] += kernel.count * traffic_s(kernel.n_bytes, gpu)
     # Read once, written once
     parts["loss rows"] = 2 * 2 * counts.tokens * COLUMNS / gpu.bytes_per_s * 1.15
-    # Copied into the flat buffer: those of a layer's matrices from bf16, embeddings in fp32
-    n_small = len(counts.layer_sizes) + counts.n_tensors
+    # Copied into the flat buffer: those of layers' matrices from bf16, the others in fp32
     copied = 8 * counts.n_parameters - 2 * n_matrix_weights
-    parts["gradients"] = copied / gpu.bytes_per_s + n_small * SMALLEST_S
-    parts["launches"] = n_launches(counts) * LAUNCH_S
-    # The matrices that products read, in bf16: one rank rounds them, several have them rounded.
-    read = 6 if counts.n_ranks == 1 else 4
-    parts["fused"] += read * n_matrix_weights / gpu.bytes_per_s
-    # Adam and the norm of a share, which several ranks then round
-    moved = 32 * counts.n_parameters / counts.n_ranks
+    parts["gradients"] = copied / gpu.bytes_per_s + N_COPIES * SMALLEST_S
+    parts["launches"] = counts.launches() * LAUNCH_S
+    # Adam and the norm of a share, whose matrices are then rounded to bf16
+    moved = (32 * counts.n_parameters + 6 * n_matrix_weights) / counts.n_ranks
     if counts.n_ranks > 1:
-        moved += 6 * n_matrix_weights / counts.n_ranks
-        layers_s = sum(parts[name] for name in ("products", "fused", "attention", "launches"))
-        gathering, summing = exchange_s(counts, layers_s - loss_s, gpu)
-        parts["weights from ranks"], parts["sum over ranks"] = gathering, summing
+        n_rest = counts.n_parameters - n_matrix_weights
+        parts["weights from ranks"] = exchange_s(4 * n_rest + 2 * n_matrix_weights, counts, gpu)
+        parts["sum over ranks"] = exchange_s(4 * counts.n_parameters, counts, gpu)
     parts["optimizer"] = moved / gpu.bytes_per_s + 1e-4
     return {part: 1000 * seconds for part, seconds in parts.items()}
 
 
-def n_launches(counts: Counts) -> int:
-    """Kernels of the compiled code; two copy a layer's gradients, those of its matrices and those of
-    its vectors; one copies each other gradient.
-    """
-    return counts.launches() + len(counts.layer_sizes) + counts.n_tensors
-
-
-def exchange_s(counts: Counts, layers_s: float, gpu: Gpu) -> tuple[float, float]:
-    """Seconds that an update takes longer because ranks collect weights and sum gradients, while
-    layers compute for so many seconds, a third of them forward.
-    """
-    sizes = counts.layer_sizes
-    rest = counts.n_parameters - sum(sizes)
-
-    def link_s(n_bytes: float) -> float:
-        moved = n_bytes * (counts.n_ranks - 1) / counts.n_ranks
-        return moved / gpu.link_bytes_per_s + COLLECTIVE_S
-
-    computed = [layers_s * size / sum(sizes) for size in sizes]
-    # Embeddings are needed at once, in fp32; then layer by layer, in bf16.
-    now = link_free = link_s(4 * rest)
-    for size, seconds in zip(sizes, computed, strict=True):
-        link_free += link_s(2 * size)
-        now = max(now, link_free) + seconds / 3
-    gathering = now - layers_s / 3
-    gathering += SLOWED * max(0.0, link_free - gathering)
-    # From the last layer to the first, in fp32; embeddings when all is computed.
-    now = link_free = link_busy = 0.0
-    for size, seconds in zip(reversed(sizes), reversed(computed), strict=True):
-        now += seconds * 2 / 3
-        link_free = max(now, link_free) + link_s(4 * size)
-        link_busy += link_s(4 * size)
-    exposed = max(now, link_free) - now
-    summing = exposed + link_s(4 * rest) + SLOWED * (link_busy - exposed)
-    return gathering, summing
+def exchange_s(n_bytes: int, counts: Counts, gpu: Gpu) -> float:
+    """Seconds in which ranks collect or sum so many bytes, in two collectives, while nothing else runs."""
+    moved = n_bytes * (counts.n_ranks - 1) / counts.n_ranks
+    return moved / gpu.link_bytes_per_s + 2 * COLLECTIVE_S
 
 
 def target_tokens_per_s(counts: Counts, gpu: Gpu) -> float:
@@ -224,7 +183,7 @@ def make_table(all_counts: list[Counts]) -> Table:
             rows.append(
                 [
                     f"{counts.size}, {counts.n_ranks} x {name}",
-                    f"{n_launches(counts):,}",
+                    f"{counts.launches():,}",
                     *(f"{ms:.1f}" for ms in took.values()),
                     f"{sum(took.values()):.1f}",
                     f"{target_tokens_per_s(counts, GPUS[name]) / 1e6:.2f}M",

@@ -8,6 +8,7 @@ import torch
 from support.prepared_toy import prepare_toy
 
 from nmt.config import RunConfig
+from nmt.engines.cuda.shares import Shares
 from nmt.extras.profile import dry_run, estimate
 from nmt.extras.profile.dry_run import DryRun, open_dry_run
 from nmt.extras.profile.estimate import describe_network, estimate_run
@@ -76,14 +77,15 @@ def test_a_micro_batch_that_does_not_fit(
 
 def test_what_an_update_costs_the_network(config: RunConfig) -> None:
     """Of two ranks in bf16: half of all gradients in fp32, of matrices of layers in bf16, of the rest
-    in fp32.
+    in fp32. On CPUs: half of all gradients, twice.
     """
-    config = replace(config, training=replace(config.training, precision="bf16"))
-    setup = open_setup(config, 150, World(1, 2, torch.device("cpu")))
+    world = World(1, 2, torch.device("cpu"))
+    setup = open_setup(config, 150, world)
     matrices = sum(p.numel() for name, p in setup.model.named_parameters() if is_of_layer(name, p))
     n = sum(p.numel() for p in setup.model.parameters())
     expected = (8 * n - 2 * matrices) / 2
-    found = setup.replica.network_bytes
+    assert setup.replica.network_bytes == 4 * n
+    found = Shares(setup.model, world, is_bf16=True).network_bytes
     assert expected <= found < 1.2 * expected  # some room lies between tensors
     assert "sends and receives 1.10 GB in an update: 3.0 ms over NVLink" in describe_network(1.1e9)
     assert "100.0 ms over 100 Gb/s Ethernet" in describe_network(1.1e9)

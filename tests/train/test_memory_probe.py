@@ -19,9 +19,8 @@ from nmt.commands.train import main
 from nmt.config import RunConfig, TrainingConfig, format_config
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.store import Side, TokenStore, open_store
-from nmt.engines.cuda import memory_trial
+from nmt.engines.cuda import memory_trial, training
 from nmt.engines.cuda.memory_trial import choose_micro_tokens, fits
-from nmt.engines.cuda.recorded_replica import RecordedReplica
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
@@ -37,8 +36,7 @@ from nmt.train.memory_probe import (
     useful_share,
 )
 from nmt.train.optimizer import make_optimizer
-from nmt.train.replica import ALONE as ONLY
-from nmt.train.replica import Phase, Replica
+from nmt.train.replica import Replica
 from nmt.train.setup import Setup, open_setup
 from nmt.train.shutdown import StopRequest
 from nmt.train.validate import compute_dev_nll
@@ -46,6 +44,7 @@ from nmt.train.validate import compute_dev_nll
 CPU = torch.device("cpu")
 ALONE = World(0, 1, GPU)
 PAPER = RunConfig()
+CARD = 80 << 30  # bytes of a pretended GPU
 
 
 def not_tried(*_: object) -> None:
@@ -60,6 +59,10 @@ class Unconnected(World):
 
     def on_main(self, work: Callable[[], Found]) -> Found:
         return work()
+
+    def collect(self, data: bytes) -> list[bytes]:
+        """The other ranks have cards of half the size."""
+        return [data, *[str(int(data) // 2).encode()] * (self.size - 1)]
 
     def broadcast(self, value: float) -> float:
         return value
@@ -80,12 +83,13 @@ def test_on_a_gpu_an_equal_share_is_halved_until_it_fits(
 ) -> None:
     seen: list[int] = []
 
-    def fits_below(_: TrySize, micro_tokens: int, world: World) -> bool:
+    def fits_below(_: TrySize, micro_tokens: int, world: World, least_memory: int) -> bool:
         seen.append(micro_tokens)
         return micro_tokens <= limit
 
     monkeypatch.setattr(memory_trial, "fits", fits_below)
-    assert choose_micro_tokens(PAPER.training, World(0, n_ranks, GPU), not_tried) == tried[-1]
+    world = World(0, n_ranks, GPU)
+    assert choose_micro_tokens(PAPER.training, world, CARD, not_tried) == tried[-1]
     assert seen == tried
 
 
@@ -94,13 +98,13 @@ def test_where_nothing_fits_it_is_said_what_to_lower(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         UserError, match=r"training.micro_tokens: auto tried down to .* none fit into memory; lower"
     ):
-        choose_micro_tokens(PAPER.training, World(0, 1, GPU), not_tried)
+        choose_micro_tokens(PAPER.training, World(0, 1, GPU), CARD, not_tried)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
 def test_on_a_cpu_shares_are_what_caches_like_and_all_ranks_work(n_ranks: int) -> None:
     world = World(0, n_ranks, CPU)
-    size = engine.TrainingEngine().choose_micro_tokens(PAPER.training, world, not_tried)
+    size = engine.TrainingEngine().choose_micro_tokens(PAPER.training, world, 0, not_tried)
     assert 2_000 < size <= engine.CPU_MICRO_TOKENS
     assert useful_share(PAPER.training, size, n_ranks) == 1.0
 
@@ -134,10 +138,28 @@ def test_a_run_goes_on_with_its_size_unless_ranks_would_idle(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(memory_trial, "fits", lambda *_: True)
+    monkeypatch.setattr(training, "measure_memory", lambda device: CARD)
     config = begun_run(tmp_path / "run", began_with)
     assert resolve_micro_tokens(config, Unconnected(0, n_ranks, GPU)) == goes_on_with
     told = capsys.readouterr().err
     assert (f"micro-batches of {began_with} tokens" in told) == (began_with != goes_on_with)
+
+
+@pytest.mark.parametrize(("n_ranks", "share"), [(1, 0.92), (4, 0.46)])
+def test_the_smallest_card_limits_the_trial(
+    n_ranks: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(training, "measure_memory", lambda device: CARD)
+    monkeypatch.setattr(memory_trial, "measure_memory", lambda device: CARD)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share)
+    )
+    monkeypatch.setattr(memory_probe, "try_update", lambda setup: None)
+    monkeypatch.setattr(memory_probe, "open_setup", lambda *_: None)
+    config = replace(PAPER, training=replace(PAPER.training, micro_tokens="auto"))
+    assert resolve_micro_tokens(config, Unconnected(0, n_ranks, GPU)) > 0
+    assert shares == [pytest.approx(share), 1.0]
 
 
 def test_a_number_that_is_given_stays(tmp_path: Path) -> None:
@@ -155,6 +177,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial sets a limit on the GPU's memory, and there is none."""
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *_: None)
+    monkeypatch.setattr(memory_trial, "measure_memory", lambda device: CARD)
 
 
 @pytest.mark.usefixtures("without_limit")
@@ -178,11 +201,11 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
         context.setattr(memory_probe, "probe_peak_memory", full)
         gc.disable()  # what is left to chance otherwise
         try:
-            assert not fits(noted, 300, world)
-            assert not fits(noted, 150, world)
+            assert not fits(noted, 300, world, CARD)
+            assert not fits(noted, 150, world, CARD)
         finally:
             gc.enable()
-    assert fits(noted, 75, world)
+    assert fits(noted, 75, world, CARD)
     assert len(made) == 3
 
 
@@ -192,7 +215,7 @@ def test_another_error_is_not_taken_for_want_of_memory() -> None:
         raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        fits(broken, 300, World(0, 1, CPU))
+        fits(broken, 300, World(0, 1, CPU), CARD)
 
 
 def test_trying_the_worst_first_changes_nothing(
@@ -200,13 +223,13 @@ def test_trying_the_worst_first_changes_nothing(
 ) -> None:
     """A GPU tries the longest sentences and then the most before its first update; here a CPU does."""
     tried: list[tuple[int, int]] = []
-    run = RecordedReplica.run
+    run = Replica.run
 
-    def note(replica: RecordedReplica, batch: Batch, *rest: Any) -> torch.Tensor:
+    def note(replica: Replica, batch: Batch, *rest: Any) -> torch.Tensor:
         tried.append((batch.src.longest, batch.src.n_sentences))
         return run(replica, batch, *rest)
 
-    monkeypatch.setattr(RecordedReplica, "run", note)
+    monkeypatch.setattr(Replica, "run", note)
     setup = open_setup(prepared, 150, World(0, 1, CPU))
     before = {name: p.detach().clone() for name, p in setup.model.named_parameters()}
     probe_peak_memory(setup)
@@ -277,7 +300,7 @@ def test_an_out_of_memory_error_names_the_setting_to_lower(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(RecordedReplica, "run", full)
+    monkeypatch.setattr(Replica, "run", full)
     assert main(["--config", str(toy)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "training.micro_tokens 150" in error and "training.micro_tokens=75" in error
@@ -332,7 +355,7 @@ class Graph(Replica):
 
     held = torch.empty(0)
 
-    def run(self, batch: Batch, scale: float, seed: int, phase: Phase = ONLY) -> torch.Tensor:
+    def run(self, batch: Batch, scale: float, seed: int) -> torch.Tensor:
         if not len(self.held):
             self.held = torch.zeros(4_000 * batch.n_tokens, device=GPU)
         for p in self.objective.parameters():
@@ -362,8 +385,8 @@ def test_a_size_that_leaves_no_room_to_validate_is_not_chosen(
             context.setattr(memory_probe, "compute_dev_nll", lambda *_: None)
             try_size(300, ALONE)  # the whole update, as before a trial validated
             device.budget = device.peak + 1_000
-            assert choose_micro_tokens(prepared.training, ALONE, try_size) == 300
+            assert choose_micro_tokens(prepared.training, ALONE, CARD, try_size) == 300
             with pytest.raises(torch.OutOfMemoryError):
                 score_dev(made[0], ALONE)  # the first validation ends the run
-        assert choose_micro_tokens(prepared.training, ALONE, try_size) == 182
+        assert choose_micro_tokens(prepared.training, ALONE, CARD, try_size) == 182
         score_dev(made[0], ALONE)

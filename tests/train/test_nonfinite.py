@@ -16,8 +16,7 @@ from support.two_ranks import run_on_ranks, run_on_two_ranks
 
 import nmt.train.update
 from nmt.commands.train import main
-from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
-from nmt.train.replica import forward_backward
+from nmt.train.replica import Replica, forward_backward
 
 Poison = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
@@ -99,7 +98,7 @@ def test_a_gradient_of_zero_ends_a_new_run_and_is_named(
         import sys
         import torch
         from nmt.commands.train import main
-        from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
+        from nmt.train.replica import Replica
         run = Replica.run
         def poisoned(self, *args):
             sums = run(self, *args)
@@ -163,7 +162,7 @@ def test_gradients_of_zero_end_the_run(
 ) -> None:
     """As code did that torch 2.11 compiled, while its losses were right."""
     monkeypatch.setattr(
-        "nmt.engines.cuda.recorded_replica.forward_backward",
+        "nmt.train.replica.forward_backward",
         lambda objective, batch, _, is_bf16: forward_backward(objective, batch, 0.0, is_bf16),
     )
     assert main(["--config", str(toy)]) == 1
@@ -227,9 +226,9 @@ def test_a_nan_weight_never_reaches_a_checkpoint(
 SCRIPT = """
     import math, os, sys
     from nmt.commands.train import main
-    from nmt.engines.cuda.recorded_replica import RecordedReplica as Replica
+    from nmt.train.replica import Replica
 
-    run, drop_frozen, rank, updates = Replica.run, Replica.drop_frozen_gradients, int(os.environ["RANK"]), [0]
+    run, sum_gradients, rank, updates = Replica.run, Replica.sum_gradients, int(os.environ["RANK"]), [0]
 
     def poisoned_run(replica, *args):
         sums = run(replica, *args)
@@ -237,12 +236,12 @@ SCRIPT = """
         return sums * math.inf if is_poisoned else sums
 
     def poisoned_sum(replica):
-        drop_frozen(replica)
         updates[0] += 1
         if rank == 1 and updates[0] == 4 and sys.argv[1] == "gradient":
-            list(replica.shares.own.values())[0].weight.grad[3] = math.nan
+            list(replica.own.values())[0].weight.grad.view(-1)[3] = math.nan
+        sum_gradients(replica)
 
-    Replica.run, Replica.drop_frozen_gradients = poisoned_run, poisoned_sum
+    Replica.run, Replica.sum_gradients = poisoned_run, poisoned_sum
     sys.exit(main(sys.argv[2:]))
 """
 

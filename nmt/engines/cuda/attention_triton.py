@@ -346,7 +346,9 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, dropped: int, is_backward: bool) -> L
         shape.block,
         dropped,
     ]
-    return Launch(scalars, shape.tile, {"num_warps": shape.warps, "num_stages": 2})
+    # named, because later versions of Triton do not fuse multiply-adds by default
+    options = {"num_warps": shape.warps, "num_stages": 2, "enable_fp_fusion": True}
+    return Launch(scalars, shape.tile, options)
 
 
 @torch.library.custom_op("nmt::packed_attention", mutates_args=())

@@ -9,7 +9,7 @@ time. On any other device the work simply runs, so that tests need no GPU.
 import gc
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -17,33 +17,37 @@ Output = TypeVar("Output")
 WARM_UPS = 2  # runs that compile, tune, and allocate what stays
 
 
-def capture(
-    work: Callable[[], Output], device: torch.device, pool: Any = None
-) -> Callable[[], Output]:
-    """Return a function that repeats `work` as one launch. `work` runs `WARM_UPS` times before: the
-    caller undoes its effects.
-
-    Graphs with one `pool` (`torch.cuda.graph_pool_handle()`) share memory and must not run at the
-    same time.
+def warm_up(work: Callable[[], Output], device: torch.device) -> None:
+    """Run `work` as often as it takes before it can be recorded, as torch.cuda.graph requires it: on the
+    stream that records.
     """
     if device.type != "cuda":
-        return work
-    # warm up on another stream, as torch.cuda.graph requires
-    stream = torch.cuda.current_stream(device)
-    side_stream = get_side_stream(device)
+        work()
+        return
+    stream, side_stream = torch.cuda.current_stream(device), get_side_stream(device)
     side_stream.wait_stream(stream)
     with torch.cuda.stream(side_stream):
         for _ in range(WARM_UPS):
             work()
     stream.wait_stream(side_stream)
-    # record; the loader's thread may pin memory meanwhile, which a recording in mode "global" would
-    # not survive
+
+
+def capture(work: Callable[[], Output], device: torch.device) -> Callable[[], Output]:
+    """Return a function that repeats `work`, which has been warmed up, as one launch. Recording first
+    frees the memory that the warm-up has used, so that there is room for the graph's own.
+    """
+    if device.type != "cuda":
+        return work
+    # The stream of the warm-up: cuBLAS keeps a workspace, and hipBLASLt a handle, for each. The loader's
+    # thread may pin memory meanwhile, which a recording in mode "global" would not survive.
     graph = torch.cuda.CUDAGraph()
-    recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    recording = torch.cuda.graph(
+        graph, stream=get_side_stream(device), capture_error_mode="thread_local"
+    )
     gc.disable()  # it may free another graph or an event, which would end the recording
     try:
         # The outer context restores the stream, which torch 2.13 does not do where a recording fails.
-        with torch.cuda.stream(stream), recording:
+        with torch.cuda.stream(torch.cuda.current_stream(device)), recording:
             output = work()
     finally:
         gc.enable()
@@ -57,7 +61,5 @@ def capture(
 
 @cache
 def get_side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all warm-ups: cuBLAS keeps a workspace of many megabytes for each stream that
-    it has seen.
-    """
+    """One stream for all warm-ups and recordings."""
     return torch.cuda.Stream(device)

@@ -211,10 +211,13 @@ def rows_in_place(
     given = logits, labels, smoothed, nll, logits.stride(0), gold, others, n_vocab, n_columns
     if reads_once(logits):
         pairs, n_parts, full_parts, warps = choose_parts(n_vocab, n_columns)
-        loss_rows_once[n_rows,](*given, pairs, n_parts, full_parts, needs_grad, num_warps=warps)
+        loss_rows_once[n_rows,](
+            *given, pairs, n_parts, full_parts, needs_grad, num_warps=warps, enable_fp_fusion=True
+        )
     else:
         block = min(4096, triton.next_power_of_2(n_vocab))
-        loss_rows_twice[n_rows,](*given, block, needs_grad, num_warps=8 if block == 4096 else 4)
+        warps = 8 if block == 4096 else 4
+        loss_rows_twice[n_rows,](*given, block, needs_grad, num_warps=warps, enable_fp_fusion=True)
     return smoothed, nll
 
 

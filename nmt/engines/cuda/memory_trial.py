@@ -15,13 +15,17 @@ from nmt.train.engine import MAX_ROUNDS, TrySize
 TRIAL_MEMORY = 0.92  # the share of a GPU's memory that a trial may take
 
 
-def choose_micro_tokens(training: TrainingConfig, world: World, try_size: TrySize) -> int:
-    """Return an equal share of an update for each rank, halved until it fits into memory."""
+def choose_micro_tokens(
+    training: TrainingConfig, world: World, least_memory: int, try_size: TrySize
+) -> int:
+    """Return an equal share of an update for each rank, halved until it fits into `least_memory`, the
+    bytes of the smallest GPU of all ranks.
+    """
     update_tokens = max(training.src_tokens, training.tgt_tokens)
     n_rounds = 1
     while n_rounds <= MAX_ROUNDS:
         micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
-        if fits(try_size, micro_tokens, world):
+        if fits(try_size, micro_tokens, world, least_memory):
             return micro_tokens
         n_rounds *= 2
     raise UserError(
@@ -30,12 +34,17 @@ def choose_micro_tokens(training: TrainingConfig, world: World, try_size: TrySiz
     )
 
 
-def fits(try_size: TrySize, micro_tokens: int, world: World) -> bool:
+def measure_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def fits(try_size: TrySize, micro_tokens: int, world: World, least_memory: int) -> bool:
     """Whether model, optimizer and the worst micro-batches of this size fit into memory. All of it
     is freed again.
     """
     # NCCL and others use memory that torch does not count
-    torch.cuda.set_per_process_memory_fraction(TRIAL_MEMORY, world.device)
+    share = TRIAL_MEMORY * least_memory / measure_memory(world.device)
+    torch.cuda.set_per_process_memory_fraction(share, world.device)
     try:
         try_size(micro_tokens, replace(world, rank=0, size=1))
     except (RuntimeError, MemoryError) as error:

@@ -1,34 +1,40 @@
-"""Makes a model train fast without changing it: compiled code, a CUDA graph, gradients summed over
+"""Makes a model train fast without changing it: compiled code, a CUDA graph, an update divided among
 ranks.
 
 The model knows nothing about it. Every micro-batch of a run has one shape, so its forward and
 backward pass is compiled once, recorded as one CUDA graph, and replayed: the same graph on every
-rank, with dropout drawn from the micro-batch's own seed. Gradients accumulate in flat fp32 buffers;
-those of several ranks are summed within the last micro-batch of an update (shares.py), or after it.
+rank and for every micro-batch, with dropout drawn from the micro-batch's own seed. The graph ends with
+its gradients. What follows happens between graphs: gradients add up in flat fp32 buffers, and ranks sum
+them and collect new weights (shares.py).
+
+FSDP2 can be recorded, too, since torch 2.11. It divides each tensor, so that a model may be larger than a
+GPU; here each layer would be a collective of its own, for models that fit many times.
 """
 
 from collections.abc import Callable
 from copy import deepcopy
-from weakref import proxy
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.engines.cuda.attention_triton import WIDEST_HEAD, can_attend
-from nmt.engines.cuda.cuda_graph import capture
+from nmt.engines.cuda.cuda_graph import capture, warm_up
 from nmt.engines.cuda.loss_triton import can_compute_loss
-from nmt.engines.cuda.shares import ALIGNMENT, Bucket, Shares
+from nmt.engines.cuda.shares import Shares
 from nmt.system.kernels import COMPILER_REMEDY, summarize_error, triton
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import Share, World
 from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
-from nmt.train.replica import ALONE, Phase, Replica, forward_backward
+from nmt.train.replica import Replica
 
 BACKEND = "inductor"
+# (batch, what it reads in place of the parameters) -> the sums of the smoothed and the plain loss
+RunObjective = Callable[[Batch, dict[str, Tensor]], tuple[Tensor, Tensor]]
 
 
 def is_compiled(training: TrainingConfig, device: str) -> bool:
@@ -59,7 +65,7 @@ def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) 
 
 
 class CompiledObjective(nn.Module):
-    """An objective (Batch -> sums) as compiled code for batches of one shape."""
+    """An objective (Batch, used weights -> sums) as compiled code for batches of one shape."""
 
     def __init__(self, objective: Objective, shape: BatchShape, is_one_graph: bool) -> None:
         super().__init__()
@@ -75,12 +81,13 @@ class CompiledObjective(nn.Module):
             _compute_sums, fullgraph=is_one_graph, dynamic=False, backend=BACKEND
         )
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.compiled_sums(self.objective, self.shape, *batch.tensors)
+    def forward(self, batch: Batch, used: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.compiled_sums(self.objective, used, self.shape, *batch.tensors)
 
 
 def _compute_sums(
     objective: nn.Module,
+    used: dict[str, Tensor],
     shape: BatchShape,
     src_tokens: Tensor,
     src_offsets: Tensor,
@@ -93,7 +100,7 @@ def _compute_sums(
     """
     src = Packed(src_tokens, src_offsets, shape.longest, shape.src_tokens)
     tgt = Packed(tgt_tokens, tgt_offsets, shape.longest, shape.tgt_tokens)
-    return objective(Batch(src, tgt, labels, 0))
+    return functional_call(objective, used, (Batch(src, tgt, labels, 0),))
 
 
 class RecordedReplica(Replica):
@@ -107,111 +114,94 @@ class RecordedReplica(Replica):
         world: World,
         is_bf16: bool,
         shape: BatchShape | None = None,
-        has_sums_apart: bool = False,
     ) -> None:
         super().__init__(objective, world, is_bf16)
         self.shape = shape
+        self.shares = Shares(objective.model, world, is_bf16)
+        # what the objective reads in place of its parameters
+        self.used = {f"model.{name}": used for name, used in self.shares.used.items()}
+        self.is_first = True  # of an update, the next micro-batch
         self.compiled: CompiledObjective | None = None
-        self.shares: Shares | None = None
-        self.buckets: list[Bucket] = []
-        self.replays: dict[Phase, Callable[[], Tensor]] = {}
-        is_cuda = world.device.type == "cuda"
-        # One memory for all recorded graphs, of which only one runs at a time.
-        self.pool = torch.cuda.graph_pool_handle() if is_cuda else None
-        self.plain = objective  # what runs where nothing is compiled
-        if world.size > 1 or is_cuda:  # a single CPU rank is faster without buffers
-            self.shares = Shares(objective, world, is_bf16, has_sums_apart)
-            self.buckets, self.plain = self.shares.buckets, self.shares.objective
-            self.phases = [Phase(a, b) for b in (True, False) for a in (True, False)]
-        # What ranks exchange before and after micro-batches instead of within them.
-        self.apart = self.shares if world.size > 1 and has_sums_apart else None
+        self.replay: Callable[[], tuple[Tensor, tuple[Tensor, ...]]] | None = None
         if shape is not None:
             # The table must have its final address before a graph records it.
             objective.model.reserve_positions(shape.longest)
-            self.compiled = CompiledObjective(self.plain, shape, is_one_graph=is_cuda)
+            is_cuda = world.device.type == "cuda"
+            self.compiled = CompiledObjective(objective, shape, is_one_graph=is_cuda)
 
     @property
     def own(self) -> dict[str, Share]:
-        return super().own if self.shares is None else self.shares.own
+        return self.shares.own
 
     @property
     def network_bytes(self) -> int:
-        return 0 if self.shares is None else self.shares.network_bytes
+        return self.shares.network_bytes
 
-    def run(self, batch: Batch, scale: float, seed: int, phase: Phase = ALONE) -> Tensor:
-        if self.apart is not None and phase.is_first:
-            self.apart.collect_weights()
-        kind = self.unify(phase)
+    def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
+        if self.is_first:
+            self.shares.collect_weights()
         has_shape = self.shape is not None and batch.has_shape(self.shape)
-        if has_shape and self.compiled is not None and kind not in self.replays:
-            self.record(batch, kind)
+        if has_shape and self.compiled is not None and self.replay is None:
+            self.record(self.compiled, batch)
         torch.manual_seed(seed)
-        if has_shape and kind in self.replays:
+        if has_shape and self.replay is not None:
             for recorded, new in zip(self.inputs.tensors, batch.tensors, strict=True):
                 recorded.copy_(new)
             self.scale.fill_(scale)
-            sums = self.replays[kind]()
+            sums, gradients = self.replay()
         else:
-            sums = self.compute(self.plain, batch, scale, kind)
-        if self.apart is not None and phase.is_last:
-            self.apart.sum_gradients()
+            sums, gradients = self.compute(self.run_eagerly, batch, scale)
+        self.shares.add_gradients(gradients, self.is_first)
+        self.is_first = False
         return sums
 
-    def unify(self, phase: Phase) -> Phase:
-        """Return the phase that is recorded for this one: without sums within it a last micro-batch is
-        like any other, and without buffers so is a first one.
-        """
-        is_first = phase.is_first or self.shares is None
-        return Phase(is_first, phase.is_last and self.world.size > 1 and self.apart is None)
+    def run_eagerly(self, batch: Batch, used: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return functional_call(self.objective, used, (batch,))
 
     def compute(
-        self, objective: nn.Module, batch: Batch, scale: Tensor | float, phase: Phase
-    ) -> Tensor:
-        """Run forward and backward, and what ranks do for each other meanwhile."""
-        if self.shares is not None:
-            self.shares.start(*phase)
-        sums = forward_backward(objective, batch, scale, self.is_bf16)
-        if self.shares is not None:
-            self.shares.finish()
-        return sums
+        self, objective: RunObjective, batch: Batch, scale: Tensor | float
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Run forward and backward. Return the sums of the smoothed and the plain loss, and the
+        gradients in the order of `used`.
+        """
+        with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=self.is_bf16):
+            loss, nll = objective(batch, self.used)
+        gradients = torch.autograd.grad(
+            loss * scale, list(self.used.values()), materialize_grads=True
+        )
+        return torch.stack((loss.detach(), nll)), gradients
 
-    def record(self, batch: Batch, phase: Phase) -> None:
+    def record(self, compiled: CompiledObjective, batch: Batch) -> None:
         """Compile and record the forward and backward pass over batches of this shape. If
         compiling fails, batches run eagerly; if recording fails, the compiled code runs without a
         graph. Either gives a warning, and on one rank makes all go the same way.
         """
-        compiled, device = self.compiled, batch.labels.device
-        assert compiled is not None
-        if not self.replays:
-            self.inputs = deepcopy(batch)
-            self.scale = torch.zeros((), device=device)
-            model = self.objective.model
-            # The graph reads these tables. Decoding may replace them with longer ones, so the old
-            # ones are kept alive here.
-            self.tables = model.src_positions.table, model.tgt_positions.table
-        own = proxy(self)  # what is recorded must not keep this alive, and so itself
+        device = batch.labels.device
+        self.inputs = deepcopy(batch)
+        self.scale = torch.zeros((), device=device)
+        model = self.objective.model
+        # The graph reads these tables. Decoding may replace them with longer ones, so the old
+        # ones are kept alive here.
+        self.tables = model.src_positions.table, model.tgt_positions.table
 
-        def work(phase: Phase = phase) -> Tensor:
-            return own.compute(compiled, own.inputs, own.scale, phase)
+        def work() -> tuple[Tensor, tuple[Tensor, ...]]:
+            return self.compute(compiled, self.inputs, self.scale)
 
         def record_graph() -> None:
-            self.replays[phase] = capture(work, device, self.pool)
+            self.replay = capture(work, device)
 
-        before = [bucket.gradients.clone() for bucket in self.buckets]
-        fault = self.find_fault(lambda: work(Phase(False, False)))  # waits for no other rank
+        fault = self.find_fault(lambda: warm_up(work, device))
         if fault is not None:
             say(
                 "warning: the model cannot be compiled, so training is much slower: "
                 f"{fault}; {COMPILER_REMEDY}"
             )
             self.compiled = None
-        else:
-            fault = self.find_fault(record_graph)
-            if fault is not None:
-                say(f"warning: the CUDA graph cannot be recorded, so training is slower: {fault}")
-                self.replays[phase] = work
-        for bucket, gradients in zip(self.buckets, before, strict=True):
-            bucket.gradients.copy_(gradients)  # recording ran the work, which added to them
+            return
+        fault = self.find_fault(record_graph)
+        if fault is not None:
+            say(f"warning: the CUDA graph cannot be recorded, so training is slower: {fault}")
+            self.replay = work
 
     def find_fault(self, work: Callable[[], object]) -> str | None:
         """Do this on every rank; return why it fails, on all ranks if on one."""
@@ -227,27 +217,17 @@ class RecordedReplica(Replica):
             return fault or "it fails on another rank"
         return None
 
-    def close(self) -> None:
-        self.replays.clear()
+    def sum_gradients(self) -> None:
+        self.shares.sum_gradients()
 
     def clear_gradients(self) -> None:
-        if self.shares is None:  # with shares, the next update replaces them
-            super().clear_gradients()
+        self.is_first = True  # the next update replaces them
 
     def gather_weights(self) -> None:
-        if self.shares is not None:
-            self.shares.gather_weights()
+        self.shares.gather_weights()
 
     def gather(self, own: Tensors) -> Tensors:
-        return own if self.shares is None else self.shares.gather(own)
+        return self.shares.gather(own)
 
     def gradient_norm(self) -> Tensor:
-        if not self.buckets:
-            return super().gradient_norm()
-        norms = []
-        for bucket in self.buckets:
-            # A sum of millions of squares loses digits in fp32, so only short rows are summed in it;
-            # in fp64 throughout, torch would first make a copy of all gradients.
-            rows = bucket.world.own_part(bucket.gradients).view(-1, ALIGNMENT)
-            norms.append(torch.linalg.vector_norm(rows, dim=1))
-        return torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64)
+        return self.shares.gradient_norm()

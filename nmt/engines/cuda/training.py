@@ -1,8 +1,8 @@
-"""What makes updates where several ranks share the work, code is compiled, or there is a GPU."""
+"""What makes updates on a GPU, and on a CPU where training.compile=on asks for compiled code."""
 
 from nmt.config import TrainingConfig
 from nmt.data.batch import BatchShape
-from nmt.engines.cuda.memory_trial import choose_micro_tokens
+from nmt.engines.cuda.memory_trial import choose_micro_tokens, measure_memory
 from nmt.engines.cuda.recorded_replica import RecordedReplica, has_fixed_shape
 from nmt.model.backend import Backend
 from nmt.system.ranks import World
@@ -24,10 +24,19 @@ class RecordedTraining(TrainingEngine):
         training: TrainingConfig,
         shape: BatchShape | None,
     ) -> Replica:
-        is_bf16, has_sums_apart = training.precision == "bf16", training.compile == "sums_apart"
-        return RecordedReplica(objective, world, is_bf16, shape, has_sums_apart)
+        if world.device.type == "cpu" and shape is None:
+            return super().make_replica(objective, world, training, shape)
+        return RecordedReplica(objective, world, training.precision == "bf16", shape)
 
-    def choose_micro_tokens(self, training: TrainingConfig, world: World, try_size: TrySize) -> int:
+    def find_least_memory(self, world: World) -> int:
         if world.device.type == "cpu":
-            return super().choose_micro_tokens(training, world, try_size)
-        return choose_micro_tokens(training, world, try_size)
+            return super().find_least_memory(world)
+        memory = world.collect(str(measure_memory(world.device)).encode())
+        return min(map(int, memory), default=0)
+
+    def choose_micro_tokens(
+        self, training: TrainingConfig, world: World, least_memory: int, try_size: TrySize
+    ) -> int:
+        if world.device.type == "cpu":
+            return super().choose_micro_tokens(training, world, least_memory, try_size)
+        return choose_micro_tokens(training, world, least_memory, try_size)
