@@ -504,11 +504,11 @@ class TrainingConfig:
     # on a GPU below compute capability 8.0. auto: bf16 if the machine that the run begins on is fast in it,
     # otherwise fp32; the run keeps the choice.
     precision: Literal["bf16", "fp32", "auto"] = "bf16"
-    # on: all micro-batches have one shape and run through torch.compile, on a GPU as one CUDA graph.
-    # auto: on for GPUs only, because on a CPU compiling takes a minute and gains nothing. Compiled
-    # code is kept in ~/.cache/nmt, so a second start is quick; if that cannot be written, it is kept in
-    # a private temporary folder until the process ends.
-    compile: Literal["auto", "on", "off"] = "auto"
+    # auto: on a GPU all micro-batches have one shape and run through torch.compile as one CUDA graph; on a
+    # CPU compiling takes a minute and gains nothing. Compiled code is kept in ~/.cache/nmt, so a second
+    # start is quick; if that cannot be written, it is kept in a private temporary folder until the process
+    # ends. off: uncompiled on a GPU as well.
+    compile: Literal["auto", "off"] = "auto"
     # What to do when a loss or gradient is NaN or infinite. The update is never applied, on any rank,
     # and nonfinite-STEP.json in the run folder lists its sentences. stop ends the run with exit code 1;
     # skip continues, but the fourth in a row ends the run.

@@ -46,9 +46,12 @@ def choose_backend(kind: str) -> Backend:
 
 
 def choose_for_training(device: torch.device) -> TrainingEngine:
+    backend = choose_backend(device.type)
+    if device.type == "cpu":
+        return TrainingEngine(backend)
     from nmt.engines.cuda.training import RecordedTraining
 
-    return RecordedTraining(choose_backend(device.type))
+    return RecordedTraining(backend)
 
 
 def choose_for_search(

@@ -108,7 +108,7 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
         lengths = store.src.lengths, store.tgt.lengths
         shape = choose_shape(*lengths, micro_tokens, max_pieces, training.grouping)
         # With BPE-dropout each epoch has other lengths.
-        if world.device.type == "cuda" and not config.vocab.bpe_dropout:
+        if not config.vocab.bpe_dropout:
             plan = plan_epoch(*lengths, config.seed, 0, training, micro_tokens, shape, mixture)
             shape = fit_rows(shape, plan)
 

@@ -34,7 +34,7 @@ from nmt.data.plan import Cursor, divide_tokens, fit_rows, plan_epoch
 from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
 from nmt.engines.choice import choose_backend
-from nmt.engines.cuda.recorded_replica import RecordedReplica, is_compiled
+from nmt.engines.cuda.recorded_replica import RecordedReplica
 from nmt.extras.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
 from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
@@ -133,11 +133,9 @@ def prepare_trial(recipe: Recipe, store: TokenStore, world: World) -> Trial:
 def shape_of(
     recipe: Recipe, micro_tokens: int, store: TokenStore, world: World
 ) -> BatchShape | None:
-    """The shape of all micro-batches, as nmt-train chooses it, if the recipe is compiled on this
-    device.
-    """
+    """The shape of all micro-batches, as nmt-train chooses it; none on a CPU."""
     training = recipe.config.training
-    if not is_compiled(training, world.device.type):
+    if world.device.type == "cpu":
         return None
     lengths = store.src.lengths, store.tgt.lengths
     shape = shape_for(store, micro_tokens, training.grouping)

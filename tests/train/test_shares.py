@@ -36,13 +36,15 @@ EXTRAS = (
 ENGINE = """
 import sys
 from nmt.commands.train import main
+from nmt.engines import choice
 from nmt.engines.cuda.recorded_replica import RecordedReplica
-from nmt.engines.cuda.training import RecordedTraining
+from nmt.train.engine import TrainingEngine
 
-def make_replica(engine, objective, world, training, shape):
-    return RecordedReplica(objective, world, training.precision == "bf16", shape)
+class OnCpus(TrainingEngine):
+    def make_replica(self, objective, world, training, shape):
+        return RecordedReplica(objective, world, training.precision == "bf16", shape)
 
-RecordedTraining.make_replica = make_replica
+choice.choose_for_training = lambda device: OnCpus(choice.choose_backend(device.type))
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -213,29 +213,6 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
     assert len(said) == 1 and told in said[0] and type(error).__name__ in said[0]
 
 
-def test_without_a_compiler_a_cpu_trains_uncompiled(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is inductor itself that misses one."""
-    import torch._inductor.config
-    from torch._inductor import cpp_builder
-
-    cpp_builder.cpp_compiler_search.cache_clear()
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/bin/false"))
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
-    store, world = make_store(), World(0, 1, torch.device("cpu"))
-    shape = choose_shape(store.src.lengths, store.tgt.lengths, 150)
-    batch = updates(store, world)[0].micros[0].batch
-    plain, fixed = (
-        RecordedReplica(Objective(make_model(), 0.1), world, False, given)
-        for given in (None, shape)
-    )
-    assert torch.equal(fixed.run(batch, 1.0, 3), plain.run(batch, 1.0, 3))
-    assert torch.equal(fixed.gradient_norm(), plain.gradient_norm())
-    said = [line for line in capsys.readouterr().err.splitlines() if "torch/_inductor" not in line]
-    assert len(said) == 1 and "No working C++ compiler" in said[0] and "g++" in said[0]
-
-
 @pytest.mark.parametrize("numbers", [[4, 4, 0, 9, 4], [7]])
 def test_a_look_up_has_the_gradient_of_torchs(numbers: list[int]) -> None:
     ids, table = torch.tensor(numbers), torch.randn(10, 3)

@@ -37,17 +37,10 @@ BACKEND = "inductor"
 RunObjective = Callable[[Batch, dict[str, Tensor]], tuple[Tensor, Tensor]]
 
 
-def is_compiled(training: TrainingConfig, device: str) -> bool:
-    """Whether the config asks for compiled code on this type of device."""
-    return training.compile == "on" or (device == "cuda" and training.compile != "off")
-
-
 def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) -> bool:
     """Whether all micro-batches must have one shape, because code is compiled for it."""
-    if not is_compiled(training, world.device.type):
+    if training.compile == "off":
         return False
-    if world.device.type == "cpu":
-        return True
     dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
     heads = model.key_size, model.value_size
     reason = None
