@@ -105,7 +105,8 @@ TORCHES = torch-2.11 torch-2.12 torch
 gpu-dry: $(INSTALLED) $(TORCHES:%=build/%/.installed)  ## all that can be checked of the GPU path without a GPU; 20 minutes, 16 GB
 	NMT_GPU_DRY=1 $(BIN)/pytest -n 2 -rP --timeout 600 tests/scripts/test_gpu_dry.py tests/scripts/test_kernel_counts.py \
 		tests/scripts/test_first_gpu.py tests/train/test_shares.py
-	NMT_GPU_DRY=1 TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/test_fused_kernels.py tests/kernels/test_best_pieces.py
+	$(BIN)/python scripts/bench/first_gpu.py --dry
+	$(BIN)/python scripts/bench/first_gpu.py --dry --only europarl-text europarl peers shared-gpu
 	set -e; for name in $(TORCHES); do \
 		NMT_GPU_DRY=1 PYTHONPATH=$(CURDIR) build/$$name/bin/python -m pytest -p no:cacheprovider tests/scripts/test_fake_cuda.py \
 			tests/train/test_shares.py tests/train/test_fast_paths.py tests/train/test_update_gpu.py; \

@@ -1,13 +1,23 @@
-"""What a first GPU must settle: is its path right, and how fast is it? One command, ten minutes, no data.
+"""What a GPU must settle: is its path right, how fast is it, and what does it do in whole runs?
 
-    python scripts/bench/first_gpu.py                  (or: make gpu)
+    python scripts/bench/first_gpu.py                  (or: make gpu; ten minutes, no data)
     python scripts/bench/first_gpu.py --list
-    python scripts/bench/first_gpu.py --only kernels dtypes --json found.json
-    python scripts/bench/first_gpu.py --rehearse       on any CPU, tiny: proves this script, not a GPU
+    python scripts/bench/first_gpu.py --only kernels dtypes
+    python scripts/bench/first_gpu.py --dry            on any CPU, tiny: proves this script, not a GPU
+
+Four things are asked of the next GPU, in this order, each in at most ten minutes. A wrong gradient must not cost a
+training; what europarl-text prepares in build/first-gpu is there for the command after it:
+
+    python scripts/bench/first_gpu.py --only micro-batch europarl-text --data FOLDER
+    python scripts/bench/first_gpu.py --only europarl --data FOLDER
+    python scripts/bench/first_gpu.py --only decoding
+    python scripts/bench/first_gpu.py --only peers
+    python scripts/bench/first_gpu.py --only shared-gpu
 
 Each check runs in a process of its own, because a wrong kernel can hang or ruin everything that shares its process.
-Standard output is Markdown for docs/benchmarks.md, written from the same figures as the JSON. The exit code is 1 if a
-check failed, and 2 if there is no GPU.
+Rows of tables are told on standard error as soon as they are there; standard output is Markdown for
+docs/benchmarks.md. The exit code is 1 if a check failed, and 2 if there is no GPU. Where nmt is not installed,
+PYTHONPATH is the project's folder.
 """
 
 import argparse
@@ -18,7 +28,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +36,7 @@ from nmt.system.tables import Table
 
 SPEED_UNTIL_S = 600.0  # no speed check begins later than this
 START_S = 180.0  # that a process may take to import torch and find its GPU
-PASSED, FAILED, CRASHED, SKIPPED, LEFT_OUT = "passed", "failed", "crashed", "skipped", "left out"
+FAILED, CRASHED, LEFT_OUT = "failed", "crashed", "left out"
 REHEARSED = (
     "This is a rehearsal on a CPU with tiny sizes. It proves that the script works and nothing about a GPU; "
     "its times mean nothing."
@@ -37,13 +47,21 @@ class Check(NamedTuple):
     name: str
     title: str
     budget_s: float  # after which its process is killed
-    is_speed: bool = False
+    file: str = "gpu_checks"  # it imports torch
 
     @property
     def function(self) -> str:
-        """The name of what carries it out, of a bench and a sheet. Its file imports torch."""
-        file = "gpu_speed" if self.is_speed else "gpu_checks"
-        return f"{file}.check_{self.name.replace('-', '_')}"
+        """The name of what carries it out, of a bench and a sheet."""
+        return f"{self.file}.check_{self.name.replace('-', '_')}"
+
+    @property
+    def is_speed(self) -> bool:
+        return self.file == "gpu_speed"
+
+    @property
+    def is_whole_run(self) -> bool:
+        """Carried out only where it is named: it needs data, other trainers, or all ten minutes."""
+        return self.file == "gpu_runs"
 
 
 # Correctness comes first: the speed of a wrong result is of no interest. The most important speeds come first too.
@@ -57,14 +75,17 @@ CHECKS = (
     Check("compilations", "Compilations over micro-batches of all lengths", 120),
     Check("ranks", "Many ranks against one process, and a rank that fails", 240),
     Check("continuation", "Ten updates, a stop and ten more against twenty", 240),
-    Check("base", "Training speed, base", 240, is_speed=True),
-    Check("big", "Training speed, big", 240, is_speed=True),
-    Check("decoding", "Decoding 3,003 sentences, base, beam 4", 180, is_speed=True),
-    Check("base-ranks", "Training speed, base, all GPUs", 240, is_speed=True),
-    Check("big-ranks", "Training speed, big, all GPUs", 240, is_speed=True),
+    Check("base", "Training speed, base", 240, "gpu_speed"),
+    Check("big", "Training speed, big", 240, "gpu_speed"),
+    Check("decoding", "Decoding 3,003 sentences and one alone, base, beam 4", 180, "gpu_speed"),
+    Check("base-ranks", "Training speed, base, all GPUs", 240, "gpu_speed"),
+    Check("big-ranks", "Training speed, big, all GPUs", 240, "gpu_speed"),
+    Check("europarl-text", "Europarl English-French, prepared", 180, "gpu_runs"),
+    Check("europarl", "Base on Europarl, to a BLEU", 400, "gpu_runs"),
+    Check("peers", "Other trainers on the same card", 400, "gpu_runs"),
+    Check("shared-gpu", "Two ranks on one GPU, killed and continued", 400, "gpu_runs"),
 )
 BY_NAME = {check.name: check for check in CHECKS}
-Perform = Callable[[Check, bool], dict[str, Any]]  # of a check, and whether it is a rehearsal
 
 
 # ---- a process that computes -------------------------------------------------------------------------------------
@@ -95,25 +116,27 @@ def ask(command: Sequence[str], environment: dict[str, str], seconds: float) -> 
     return answer
 
 
-def ask_worker(name: str, seconds: float, is_rehearsal: bool) -> dict[str, Any]:
+def ask_worker(name: str, seconds: float, args: argparse.Namespace) -> dict[str, Any]:
     """Have a process of this script answer for a check, or for "machine"."""
     environment = dict(os.environ)
     environment.pop("TRITON_INTERPRET", None)  # a whole model in the interpreter would take hours
     command = [sys.executable, __file__, "--worker", name]
-    if is_rehearsal:
+    if args.data is not None:
+        command += ["--data", str(args.data)]
+    if args.dry:
         environment["CUDA_VISIBLE_DEVICES"] = ""
-        command.append("--rehearse")
+        command.append("--dry")
     return ask(command, environment, START_S + seconds)
 
 
-def perform_apart(check: Check, is_rehearsal: bool) -> dict[str, Any]:
+def perform_apart(check: Check, args: argparse.Namespace) -> dict[str, Any]:
     try:
-        return ask_worker(check.name, check.budget_s, is_rehearsal)
+        return ask_worker(check.name, check.budget_s, args)
     except ProcessFailure as error:
         return make_empty_answer(CRASHED, str(error))
 
 
-def answer_as_worker(name: str, is_rehearsal: bool) -> None:
+def answer_as_worker(args: argparse.Namespace) -> None:
     """Carry out one check, or describe the machine, and print the answer."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not come into the answer
@@ -124,11 +147,11 @@ def answer_as_worker(name: str, is_rehearsal: bool) -> None:
 
     import gpu_checks
 
-    bench = gpu_checks.make_bench(is_rehearsal)
-    if name == "machine":
+    bench = gpu_checks.make_bench(args.dry, args.data)
+    if args.worker == "machine":
         answer = gpu_checks.describe_machine(bench)
     else:
-        function = pkgutil.resolve_name(BY_NAME[name].function)
+        function = pkgutil.resolve_name(BY_NAME[args.worker].function)
         answer = gpu_checks.perform(function, bench)
     print(json.dumps(answer), file=answers, flush=True)
 
@@ -141,27 +164,23 @@ def say(text: str) -> None:
 
 
 def make_empty_answer(verdict: str, reason: str) -> dict[str, Any]:
-    return {"verdict": verdict, "reason": reason, "rows": [], "tables": [], "notes": []}
+    lists: dict[str, Any] = {"rows": [], "tables": [], "notes": []}
+    return {"verdict": verdict, "reason": reason, "opening": "", **lists}
 
 
-def run_checks(
-    checks: Sequence[Check],
-    perform: Perform,
-    is_rehearsal: bool,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[dict[str, Any]]:
+def run_checks(checks: Sequence[Check], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Carry out all checks, whatever becomes of each."""
-    began = clock()
+    began = time.monotonic()
     for number, check in enumerate(checks, 1):
         head = f"[{number}/{len(checks)}] {check.name}"
-        check_began = clock()
+        check_began = time.monotonic()
         if check.is_speed and check_began - began > SPEED_UNTIL_S:
             late = f"{SPEED_UNTIL_S / 60:.0f} minutes were over; --only {check.name} measures it"
             answer = make_empty_answer(LEFT_OUT, late)
         else:
             say(f"{head}: {check.title}, at most {check.budget_s:.0f} s")
-            answer = perform(check, is_rehearsal)
-        seconds = round(clock() - check_began, 1)
+            answer = perform_apart(check, args)
+        seconds = round(time.monotonic() - check_began, 1)
         reason = f": {answer['reason']}" if answer["reason"] else ""
         say(f"{head}: {answer['verdict']} in {seconds} s{reason}")
         yield {"name": check.name, "title": check.title, **answer, "seconds": seconds}
@@ -170,11 +189,12 @@ def run_checks(
 # ---- the page ----------------------------------------------------------------------------------------------------
 
 
-def head(found: dict[str, Any]) -> str:
-    lines = [f"## {found['machine']['name']}", ""]
-    if found["is_rehearsal"]:
+def head(machine: dict[str, Any], is_rehearsal: bool) -> str:
+    lines = [f"## {machine['name']}", ""]
+    if is_rehearsal:
         lines += [f"**{REHEARSED}**", ""]
-    lines += [f"    {found['command']}", "", f"{found['date']}; {found['machine']['versions']}."]
+    command = " ".join(["python", *sys.argv])
+    lines += [f"    {command}", "", f"{time.strftime('%Y-%m-%d')}; {machine['versions']}."]
     return "\n".join(lines)
 
 
@@ -186,8 +206,10 @@ def verdicts(checks: Sequence[dict[str, Any]]) -> str:
 
 
 def section(check: dict[str, Any]) -> str:
-    """What one check has found."""
-    lines = []
+    """What one check asks, and what it has found."""
+    lines = ["", f"### {check['title']}"]
+    if check["opening"]:
+        lines += ["", check["opening"]]
     if check["rows"]:
         rows = []
         for row in check["rows"]:
@@ -197,13 +219,13 @@ def section(check: dict[str, Any]) -> str:
         lines += ["", Table(one["header"], one["rows"]).to_markdown()]
     for note in check["notes"]:
         lines += ["", note]
-    return "\n".join(["", f"### {check['title']}", *lines])
+    return "\n".join(lines)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="first_gpu.py",
         description=__doc__,
@@ -213,66 +235,61 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", choices=BY_NAME, help="carry out these checks alone"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the same as JSON too")
     parser.add_argument(
-        "--rehearse",
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help="train-*.{en,fr}.xz of Europarl and newstest201{3,4}.{en,fr}, for the checks europarl-text and europarl",
+    )
+    parser.add_argument(
+        "--dry",
         action="store_true",
         help="the same on a CPU with tiny sizes, which proves this script and nothing about a GPU",
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    return parser.parse_args()
 
 
-def main(argv: Sequence[str] | None = None, perform: Perform = perform_apart) -> int:
-    args = parse(argv)
+def main() -> int:
+    args = parse()
     if args.list:
         for check in CHECKS:
             print(f"{check.name:18}{check.title}")
         return 0
     if args.worker is not None:
-        answer_as_worker(args.worker, args.rehearse)
+        answer_as_worker(args)
         return 0
     if args.rank is not None:
         from gpu_speed import work_as_rank
 
-        work_as_rank(args.rank, args.rehearse)
+        work_as_rank(args.rank, args.dry)
         return 0
 
     # is there a GPU?
     try:
-        machine = ask_worker("machine", 0.0, args.rehearse)
+        machine = ask_worker("machine", 0.0, args)
     except ProcessFailure as error:
         say(f"first_gpu: error: torch cannot be started here: {error}")
         return 2
-    if not args.rehearse and not machine["n_gpus"]:
+    if not args.dry and not machine["n_gpus"]:
         say(
             f"first_gpu: error: no GPU that torch can use ({machine['versions']}); install the torch built for "
-            "your driver (pytorch.org), or give --rehearse to try this script on the CPU"
+            "your driver (pytorch.org), or give --dry to try this script on the CPU"
         )
         return 2
 
     # all checks; a run that is cut short leaves what it has found
-    checks = [check for check in CHECKS if args.only is None or check.name in args.only]
-    given = sys.argv[1:] if argv is None else argv
-    found = {
-        "is_rehearsal": args.rehearse,
-        "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python scripts/bench/first_gpu.py", *given]),
-        "machine": machine,
-    }
-    print(head(found), flush=True)
-    results: list[dict[str, Any]] = []
-    bad: list[str] = []
-    for result in run_checks(checks, perform, args.rehearse):
+    checks = [check for check in CHECKS if not check.is_whole_run]
+    if args.only is not None:
+        checks = [check for check in CHECKS if check.name in args.only]
+    print(head(machine, args.dry), flush=True)
+    results = []
+    for result in run_checks(checks, args):
         results.append(result)
-        if result["verdict"] in (FAILED, CRASHED):
-            bad.append(result["name"])
         print(section(result), flush=True)
-        if args.json is not None:
-            so_far = {**found, "is_good": not bad, "checks": results}
-            args.json.write_text(json.dumps(so_far, indent=1) + "\n", encoding="utf-8")
     print(verdicts(results), flush=True)
+    bad = [result["name"] for result in results if result["verdict"] in (FAILED, CRASHED)]
     say(f"failed: {', '.join(bad)}" if bad else "nothing failed")
     return 1 if bad else 0
 

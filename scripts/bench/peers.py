@@ -1,11 +1,12 @@
-"""One process of scripts/bench/train.py: another trainer at our sizes, timed from inside; prints
-one JSON object.
+"""One process of scripts/bench/train.py or gpu_runs.py: another trainer at our sizes, timed from
+inside; prints one JSON object.
 
     PEERS/bin/python scripts/bench/peers.py JOB.json
 
-A loop over Hugging Face's Marian, and eole's own command. An update lasts from the end of one step of
-torch's Adam to the end of the next, whatever happens in between; its tokens are the labels that the
-loss counts. Nothing of nmt is imported, so any Python with torch and the other trainer will do.
+A loop over Hugging Face's Marian or torch's Transformer, and eole's own command. An update lasts from
+the end of one step of torch's Adam to the end of the next, whatever happens in between; its tokens are
+the labels that the loss counts. Nothing of nmt is imported, so any Python with torch and the other
+trainer will do.
 """
 
 import json
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 PAD, BOS, EOS = 0, 2, 3  # as in our store; the text holds none of them
+LONGEST = 1_024  # positions
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Meter:
         nn.CrossEntropyLoss.forward = counted  # type: ignore[method-assign, assignment]
 
 
-# ---- Hugging Face's Marian, in a loop of our own ------------------------------------------------------------------
+# ---- others' models, in a loop of our own ------------------------------------------------------------------------
 
 
 def make_marian(job: Job) -> nn.Module:
@@ -115,12 +117,56 @@ def make_marian(job: Job) -> nn.Module:
         eos_token_id=EOS,
         decoder_start_token_id=BOS,
         forced_eos_token_id=EOS,
-        max_position_embeddings=1024,
+        max_position_embeddings=LONGEST,
         use_cache=False,
         # The faster one
         attn_implementation="sdpa" if torch.cuda.is_available() else "eager",
     )
-    return MarianMTModel(config)
+    return Marian(MarianMTModel(config))
+
+
+class Marian(nn.Module):
+    """Logits of source and target, as those of `TorchTransformer`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, src: Tensor, inputs: Tensor) -> Tensor:
+        found = self.model(input_ids=src, attention_mask=src != PAD, decoder_input_ids=inputs)
+        logits: Tensor = found.logits
+        return logits
+
+
+class TorchTransformer(nn.Module):
+    """nn.Transformer between shared embeddings."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        d_model, n_layers = job.d_model, job.n_layers
+        self.pieces = nn.Embedding(job.n_vocab, d_model)
+        self.positions = nn.Embedding(LONGEST, d_model)
+        sizes = d_model, job.n_heads, n_layers, n_layers, job.d_ff, job.dropout
+        self.transformer = nn.Transformer(*sizes, batch_first=True)
+        nn.init.normal_(self.pieces.weight, std=d_model**-0.5)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        scale: float = self.pieces.embedding_dim**0.5
+        return self.pieces(ids) * scale + self.positions.weight[: ids.shape[1]]
+
+    def forward(self, src: Tensor, inputs: Tensor) -> Tensor:
+        n = inputs.shape[1]
+        is_later = torch.ones(n, n, dtype=torch.bool, device=src.device).triu(1)
+        is_padding = src == PAD
+        hidden = self.transformer(
+            self.embed(src),
+            self.embed(inputs),
+            tgt_mask=is_later,
+            tgt_is_causal=True,
+            src_key_padding_mask=is_padding,
+            memory_key_padding_mask=is_padding,
+        )
+        return F.linear(hidden, self.pieces.weight)
 
 
 def read_side(job: Job, side: str) -> list[list[int]]:
@@ -147,26 +193,44 @@ def generate_batches(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
         for group in draw.sample(groups, len(groups)):
             yield (
                 pad([[*src, EOS] for src, _ in group]),
-                pad([[BOS, *tgt, EOS] for _, tgt in group]),
+                pad([[BOS, *tgt, EOS] for _, tgt in group], 1),
             )
 
 
-def pad(rows: list[list[int]]) -> Tensor:
-    tensors = [torch.tensor(row) for row in rows]
-    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=PAD)
+def pad(rows: list[list[int]], n_beside: int = 0) -> Tensor:
+    longest = max(map(len, rows))
+    if (
+        torch.cuda.is_available()
+    ):  # whose products want whole eights, of the target without its last
+        longest = -(-(longest - n_beside) // 8) * 8 + n_beside
+    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
 
 
 def train_marian(job: Job, meter: Meter) -> None:
+    train_padded(job, meter, make_marian(job))
+
+
+def train_compiled_marian(job: Job, meter: Meter) -> None:
+    model = make_marian(job)
+    model.compile(dynamic=True)
+    train_padded(job, meter, model)
+
+
+def train_torch(job: Job, meter: Meter) -> None:
+    train_padded(job, meter, TorchTransformer(job))
+
+
+def train_padded(job: Job, meter: Meter, model: nn.Module) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = make_marian(job).to(device).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
+    model.to(device).train()
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=torch.cuda.is_available()
+    )
     for src, tgt in generate_batches(job):
         src, inputs, labels = src.to(device), tgt[:, :-1].to(device), tgt[:, 1:].to(device)
         meter.count(tgt[:, 1:], PAD)
         with torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16"):
-            logits = model(
-                input_ids=src, attention_mask=src != PAD, decoder_input_ids=inputs
-            ).logits
+            logits = model(src, inputs)
             loss = F.cross_entropy(
                 logits.flatten(0, 1),
                 labels.flatten(),
@@ -242,6 +306,8 @@ def train_eole(job: Job, meter: Meter) -> None:
 # And the package whose version is reported
 SYSTEMS: dict[str, tuple[str, Callable[[Job, Meter], None]]] = {
     "marian": ("transformers", train_marian),
+    "marian_compiled": ("transformers", train_compiled_marian),
+    "nn_transformer": ("torch", train_torch),
     "eole": ("eole", train_eole),
 }
 
@@ -265,7 +331,7 @@ def main(path: str) -> None:
                 "seconds": meter.seconds,
                 "peak_rss_mb": round(rss / 1024, 1),
                 "precision": job.precision,
-                "versions": {name: version(name) for name in ("torch", package)},
+                "versions": {name: version(name) for name in dict.fromkeys(("torch", package))},
             }
         ),
         file=answer,

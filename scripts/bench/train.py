@@ -93,16 +93,13 @@ def parse_answer(answer: str, precision: str, ceiling: float) -> Result:
 # ---- the work, the machine, the processes --------------------------------------------------------
 
 
-def write_text(store: Path, folder: Path) -> int:
-    """Write train.{src,tgt} and vocab.txt for programs that read text; return the size of the
-    vocabulary.
+def write_text(pairs: TokenStore, n_vocab: int, folder: Path) -> None:
+    """Write train.{src,tgt} and vocab.txt for programs that read text.
 
     The words are numbers, t17 t4 ..., so that no tool can split, strip or normalise them in its own
     way.
     """
-    n_vocab = Vocab.load(store / "vocab.model").size
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = open_store(store, "train")
     for name, side in (("src", pairs.src), ("tgt", pairs.tgt)):
         words = [f"t{i}" for i in np.asarray(side.ids).tolist()]
         offsets = np.asarray(side.offsets).tolist()
@@ -110,7 +107,6 @@ def write_text(store: Path, folder: Path) -> int:
         (folder / f"train.{name}").write_text("".join(lines), encoding="ascii")
     words = [f"t{i}\n" for i in range(n_vocab) if i not in (PAD, BOS, EOS)]
     (folder / "vocab.txt").write_text("".join(words))
-    return n_vocab
 
 
 def make_step_command(size: str, precision: str, n_updates: int) -> list[str]:
@@ -157,8 +153,10 @@ class Bench:
             self.overrides.insert(0, f"data.root={json.dumps(args.data_root)}")
         config = load_config(args.config, self.overrides)
         prepare(config.data, config.vocab, config.seed)
-        self.pairs = open_store(Path(config.data.store), "train")
-        self.n_vocab = write_text(Path(config.data.store), self.work / "text")
+        prepared = Path(config.data.store)
+        self.pairs = open_store(prepared, "train")
+        self.n_vocab = Vocab.load(prepared / "vocab.model").size
+        write_text(self.pairs, self.n_vocab, self.work / "text")
 
     def make_command(self, system: str, precision: str, size: str) -> list[str]:
         args = self.args
