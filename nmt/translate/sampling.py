@@ -59,7 +59,7 @@ def sample_step(
     scores = beams.scores + log_probs
     scores = mark_overflow(scores, scores, beams.scores)
     ended = find_ended(pieces, scores)
-    ending = scores / compute_penalty(length, rules).to(scores.device)
+    ending = scores / compute_penalty(length, rules)
 
     beams.tokens = pieces
     beams.ids = append_pieces(beams.ids, pieces)

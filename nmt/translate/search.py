@@ -110,7 +110,7 @@ def beam_step(
     is_counted = has_ended if rules.finishing == "any" else has_ended & (rank < beam)
     if rules.stopping == "full":  # never count more than `beam` of them
         is_counted = is_counted & (beams.n_finished[:, None] + is_counted.cumsum(1) <= beam)
-    penalty = compute_penalty(length, rules).to(scores.device)
+    penalty = compute_penalty(length, rules)  # on the host: a copy of it would wait for a GPU
     new_scores = scores.masked_fill(~is_counted, NEG_INF) / penalty
     n_kept = beams.finished_scores.shape[1]
     all_scores = torch.cat((beams.finished_scores, new_scores), 1)

@@ -129,12 +129,12 @@ def find_done(beams: Beams, length: int, rules: SearchRules) -> Tensor:
         return done
     if rules.stopping == "exact":
         # At best, an active hypothesis reaches the length limit without losing any probability.
-        bound = best / compute_penalty(beams.limits + 1, rules).to(best.device)
+        bound = best / compute_penalty(beams.limits + 1, rules)
         done |= bound <= beams.finished_scores[:, rules.n_best - 1]
     elif rules.stopping == "full":
         done |= beams.n_finished >= rules.beam
     elif rules.stopping == "likely":
-        present = best / compute_penalty(length, rules).to(best.device)
+        present = best / compute_penalty(length, rules)
         done |= present <= beams.finished_scores[:, rules.beam - 1]
     return done
 

@@ -5,6 +5,7 @@ On the pretend device mixing host and device raises, and each wait and each oper
 large a batch is there, and what becomes of one that is too large, is asked of the engine itself.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from support.untrained import TINY, list_shapes
 import nmt.translate.engine
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
+from nmt.model.cache import Cache
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import Requests
 from nmt.translate.engine import SearchEngine, choose_engine
@@ -80,6 +82,29 @@ def test_models_of_all_kinds_find_the_same(name: str) -> None:
         ours = Ensemble(there) if len(there) > 1 else there[0]
         found = search(ours, pack(given).to(GPU), rules)
     assert_alike(found, expected)
+
+
+def test_what_a_step_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beam 4 and two layers: the host waits once, to learn which sentences are done."""
+    rules = make_rules(DecodingConfig(max_extra=20, min_length=12))
+    given = sources(8, 7, 9)
+    costs = []
+    advance = Cache.advance
+
+    with pretend_device() as device:
+        there = device.to_device(model(TINY))
+
+        def noted(cache: Cache) -> None:
+            costs.append((device.n_launches, device.n_waits))
+            advance(cache)
+
+        monkeypatch.setattr(Cache, "advance", noted)
+        search(there, pack(given).to(GPU), rules)
+    early = costs[:12]  # while none may end
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(early)]
+    print(f"launches and waits of each step: {steps}")
+    assert len(steps) == 11 and all(n_waits == 1 for _, n_waits in steps)
+    assert min(n for n, _ in steps) <= 140
 
 
 def test_a_biased_product_is_one_launch() -> None:
