@@ -71,12 +71,14 @@ def test_a_child_is_asked_to_end_when_its_parent_is_killed(tmp_path: Path) -> No
     ("ranks", "cores", "share"), [("1", 16, None), ("8", 64, "8"), ("8", 4, "1"), ("2", 256, "32")]
 )
 def test_ranks_of_a_machine_share_its_cores_for_compiling(
-    ranks: str, cores: int, share: str | None, monkeypatch: pytest.MonkeyPatch
+    ranks: str, cores: int, share: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(os, "environ", {"LOCAL_WORLD_SIZE": ranks})
+    environment = {"LOCAL_WORLD_SIZE": ranks, "XDG_CACHE_HOME": str(tmp_path)}
+    monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(runtime, "count_cores", lambda: cores)
     tune_process()
     assert os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == share
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/nmt/inductor"
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "3"
     tune_process()
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "3"  # the user's own

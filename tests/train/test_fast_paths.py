@@ -1,15 +1,13 @@
 """The path that trains - grouped attention, fused loss, constant shapes, compiled code - against
-the model written out.
+one sentence at a time in float64, with the loss written out.
 
-The reference takes one sentence at a time in float64, straight from the paper's formulas; only the
-weights are shared. What is compiled is traced here without a GPU: the grids of the CPU with breaks,
-the GPU's path as one graph with its kernels interpreted, in a process of its own since Triton
-decides that at its import (interpreted.py).
+A sentence alone is held to torch's own modules in tests/model/test_retellings.py, and its windows and
+sizes of heads to their formulas in tests/model/test_packed_attention.py. What is compiled is traced
+here without a GPU: the grids of the CPU with breaks, the GPU's path as one graph with its kernels
+interpreted, in a process of its own since Triton decides that at its import (interpreted.py).
 """
 
-import os
-import subprocess
-import sys
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +18,7 @@ from support.interpreted import IS_INTERPRETED
 from torch import Tensor
 
 from nmt.config import ModelConfig, TrainingConfig
-from nmt.data.batch import Batch, BatchShape
+from nmt.data.batch import Batch, BatchShape, pack
 from nmt.data.loader import make_batch
 from nmt.data.store import Side, TokenStore
 from nmt.engines.cpu.backend import CpuBackend
@@ -28,7 +26,6 @@ from nmt.engines.cuda import recorded_replica
 from nmt.engines.cuda.backend import CudaBackend
 from nmt.engines.cuda.recorded_replica import CompiledObjective
 from nmt.model.backend import Backend, use_backend
-from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer
 from nmt.system import runtime as process
 from nmt.system.ranks import World
@@ -48,99 +45,29 @@ LENGTHS = [1, 1, 2, 7, 15, 16, 17, 31, 33, 48, 65, 70]
 Pairs = list[tuple[list[int], list[int]]]
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool, window: int | None
-) -> Tensor:
-    q, k, v = (x.unflatten(1, (heads, -1)).transpose(0, 1) for x in (q, k, v))  # (H, L, D)
-    gap = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None]
-    may = (gap <= 0) | (not causal)
-    if window is not None:
-        may &= gap.abs() <= window
-    scores = (q @ k.transpose(1, 2) / q.shape[2] ** 0.5).masked_fill(~may, -torch.inf)
-    return (scores.softmax(2) @ v).transpose(0, 1).flatten(1)
-
-
-def hidden_states(w: dict[str, Tensor], c: ModelConfig, src: list[int], tgt: list[int]) -> Tensor:
-    """What the decoder gives for one pair, written out."""
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return F.layer_norm(x, (c.d_model,), w[name + ".weight"], w[name + ".bias"])
-
-    def embed(ids: list[int], name: str) -> Tensor:
-        table = w.get(f"{name}_embedding.weight", w["tgt_embedding.weight"])
-        return table[ids] * c.d_model**0.5 + sinusoids(len(ids), c.d_model)
-
-    def part(x: Tensor, layer: str, name: str, memory: Tensor | None = None) -> Tensor:
-        residual, y = f"{layer}.{name.replace('memory_attention', 'memory')}_residual.norm", x
-        if c.norm == "pre":
-            y = norm(x, residual)
-        at = f"{layer}.{name}."
-        if name == "feed_forward":
-            inner = (y @ w[at + "inner.weight"].T + w[at + "inner.bias"]).clamp(min=0)
-            y = inner @ w[at + "outer.weight"].T + w[at + "outer.bias"]
-        else:
-            sizes = [c.n_heads * n for n in (c.key_size, c.key_size, c.value_size)]
-            if memory is None:
-                q, k, v = (y @ w[at + "qkv.weight"].T).split(sizes, 1)
-            else:
-                q, (k, v) = (
-                    y @ w[at + "q.weight"].T,
-                    (memory @ w[at + "kv.weight"].T).split(sizes[1:], 1),
-                )
-            is_own = memory is None
-            y = attention(
-                q,
-                k,
-                v,
-                c.n_heads,
-                is_own and layer.startswith("decoder"),
-                c.window if is_own else None,
-            )
-            y = y @ w[at + "output.weight"].T
-        return norm(x + y, residual) if c.norm == "post" else x + y
-
-    memory, x = embed(src, "src"), embed(tgt, "tgt")
-    for i in range(c.n_layers):
-        memory = part(part(memory, f"encoder.{i}", "attention"), f"encoder.{i}", "feed_forward")
-    memory = norm(memory, "encoder_norm") if c.norm == "pre" else memory
-    for i in range(c.n_layers):
-        at = f"decoder.{i}"
-        x = part(part(part(x, at, "attention"), at, "memory_attention", memory), at, "feed_forward")
-    return norm(x, "decoder_norm") if c.norm == "pre" else x
-
-
-def expected(
-    model: Transformer, pairs: Pairs, dtype: torch.dtype = torch.float64
-) -> dict[str, Tensor]:
-    """The sums of loss and NLL, and the gradient of SCALE times the first; bf16: under torch's
-    autocast.
-    """
-    is_fast = dtype == torch.bfloat16
-    w = {
-        name: p.detach().to(torch.float32 if is_fast else dtype, copy=True).requires_grad_()
-        for name, p in model.named_parameters()
-    }
-    projection, sums = w.get("projection.weight", w["tgt_embedding.weight"]), torch.zeros(2)
-    with torch.autocast("cpu", torch.bfloat16, enabled=is_fast):
-        for src, tgt in pairs:
-            logits = hidden_states(w, model.config, src, tgt) @ projection.T
-            log_p = F.log_softmax(logits.float() if is_fast else logits, 1)
-            gold = log_p.gather(1, torch.tensor([*tgt[1:], 3])[:, None]).sum()
-            sums = sums + torch.stack(
-                ((EPS - 1) * gold - EPS / (V - 1) * (log_p.sum() - gold), -gold)
-            )
+def expected(model: Transformer, pairs: Pairs) -> dict[str, Tensor]:
+    """The sums of loss and NLL, and the gradient of SCALE times the first."""
+    model, sums = deepcopy(model).double(), torch.zeros(2)
+    for src, tgt in pairs:
+        log_p = F.log_softmax(model.projection(model(pack([src]), pack([tgt]))), 1)
+        gold = log_p.gather(1, torch.tensor([*tgt[1:], 3])[:, None]).sum()
+        sums = sums + torch.stack(((EPS - 1) * gold - EPS / (V - 1) * (log_p.sum() - gold), -gold))
     (SCALE * sums[0]).backward()
-    return {"sums": sums.detach()} | {name: p.grad for name, p in w.items() if p.grad is not None}
+    return {"sums": sums.detach()} | gradients(model)
+
+
+def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
+    names = (
+        (name.removeprefix("objective.").removeprefix("model."), p)
+        for name, p in module.named_parameters()
+    )
+    return {name: p.grad.clone() for name, p in names if p.grad is not None}
 
 
 def found(objective: torch.nn.Module, batch: Batch, is_fast: bool = False) -> dict[str, Tensor]:
     objective.zero_grad()
     sums = forward_backward(objective, batch, SCALE, is_fast)
-    names = (
-        (name.removeprefix("objective.").removeprefix("model."), p)
-        for name, p in objective.named_parameters()
-    )
-    return {"sums": sums} | {name: p.grad.clone() for name, p in names if p.grad is not None}
+    return {"sums": sums} | gradients(objective)
 
 
 def errors(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
@@ -199,24 +126,23 @@ def whole(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_training_step_equals_the_paper_written_out(config: ModelConfig, seed: int) -> None:
-    model, pairs = make(config, seed), draw(seed, n=7 + seed % 2)
-    plain, roomy, objective = batch_of(pairs), batch_of(pairs, 512), Objective(model, EPS)
-    exact, ours = expected(model, pairs), found(objective, plain)
-    assert max(errors(ours, exact).values()) < 1e-6
-    assert max(errors(found(objective, roomy), ours).values()) < 1e-6
-    theirs = whole(expected(model, pairs, torch.bfloat16), exact)
-    for batch in (plain, roomy):
-        fast = found(objective, batch, is_fast=True)
-        assert errors(fast, exact)["sums"] < 1e-3
-        assert whole(fast, exact) < min(6e-2, 3 * theirs)  # as coarse as bf16 is, and no coarser
+def test_a_training_step_equals_its_sentences_alone(config: ModelConfig) -> None:
+    coarse = []
+    for seed in range(2):
+        model, pairs = make(config, seed), draw(seed, n=7 + seed)
+        plain, roomy, objective = batch_of(pairs), batch_of(pairs, 512), Objective(model, EPS)
+        exact, ours = expected(model, pairs), found(objective, plain)
+        assert max(errors(ours, exact).values()) < 1e-6
+        assert max(errors(found(objective, roomy), ours).values()) < 1e-6
+        for batch in (plain, roomy):
+            fast = found(objective, batch, is_fast=True)
+            assert errors(fast, exact)["sums"] < 1e-3
+            coarse.append(whole(fast, exact))
+    assert max(coarse) < 6e-2 and np.mean(coarse) < 4.2e-2  # as coarse as bf16 is, and no coarser
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_batch_in_one_group_gives_the_same(
-    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_in_one_group_gives_the_same(config: ModelConfig) -> None:
     model, pairs = make(config).double(), draw(5)
     batch = batch_of(pairs, 512)
     seen: list[Tensor] = []
@@ -370,23 +296,3 @@ def test_without_kernels_nothing_is_compiled_on_a_gpu(monkeypatch: pytest.Monkey
     assert not recorded_replica.has_fixed_shape(replace(POST, d_k=24), training, gpu)
     exact = gpu.device, torch.float32
     assert tried == [(*exact, 24, POST.value_size), exact]
-
-
-def test_compiled_code_is_kept_in_a_named_folder() -> None:
-    code = (
-        "import os; from nmt.system.runtime import tune_process; tune_process(); "
-        "print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
-    )
-    env = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
-    for given, expected in (
-        ({}, "/c/nmt/inductor"),
-        ({"TORCHINDUCTOR_CACHE_DIR": "/mine"}, "/mine"),
-    ):
-        told = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**env, "XDG_CACHE_HOME": "/c", **given},
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        assert told.stdout.strip() == expected
