@@ -8,27 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from support.block_faults import die, slow
 from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
 from support.two_ranks import run_on_two_ranks
 
-from nmt.config import TrainingConfig
 from nmt.data import epoch_stores
 from nmt.data.epoch_stores import EpochStores
-from nmt.data.loader import Loader, Update, make_updates
-from nmt.data.plan import Cursor
 from nmt.data.store import Side, SideWriter, open_store
 from nmt.data.vocab import UNK, Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import seal
-from nmt.system.ranks import World
 from nmt.system.run_folder import VOCAB_FILE
 
 N = 1_000
 UNKNOWN = 7  # the pair with a character that the BPE does not know
-CPU = torch.device("cpu")
 Rows = list[list[int]]
 
 
@@ -220,33 +214,7 @@ def test_epochs_left_behind_go_and_come_back_for_who_needs_them(store: Path) -> 
     assert len(rows_of(held.src)) == N
 
 
-# ---- the loader and training on top -----------------------------------------------------------------------------
-
-
-def take(store: Path, n: int, cursor: Cursor, rank: int = 0, size: int = 1) -> list[Update]:
-    config = TrainingConfig(src_tokens=3_000, tgt_tokens=3_000)
-    stores = EpochStores(store, 0.1, 7, None, 1)
-    with Loader(make_updates(stores, config, 500, 7, cursor, World(rank, size, CPU))) as updates:
-        return [next(updates) for _ in range(n)]
-
-
-def content(update: Update) -> list[list[int]]:
-    batches = [micro.batch for micro in update.micros]
-    return [tensor.tolist() for b in batches for tensor in (b.src.tokens, b.tgt.tokens, b.labels)]
-
-
-@pytest.mark.usefixtures("here")
-def test_the_same_batches_after_a_stop_in_the_middle_of_an_epoch(store: Path) -> None:
-    whole = take(store, 12, Cursor())
-    k = next(k for k, update in enumerate(whole) if update.next_cursor == Cursor(1, 1))
-    for is_kept in (True, False):
-        if not is_kept:
-            shutil.rmtree(store.with_name("store.epochs"))
-        again = take(store, 2, whole[k].next_cursor)
-        assert list(map(content, again)) == list(map(content, whole[k + 1 : k + 3]))
-    shares = [take(store, 3, Cursor(1, 0), rank, 2) for rank in (0, 1)]
-    for updates in zip(whole[k : k + 3], *shares, strict=True):
-        assert len({(update.n_src, update.n_tgt, update.next_cursor) for update in updates}) == 1
+# ---- training on top ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("here")
