@@ -10,7 +10,7 @@ import torch
 
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import Batch
-from nmt.data.loader import Loader, Update, make_batch, make_updates
+from nmt.data.loader import Loader, Update, make_batch, make_micro_batches, make_updates
 from nmt.data.mixture import CorpusShare, Mixture
 from nmt.data.plan import Cursor, choose_shape
 from nmt.data.store import Side, TokenStore
@@ -177,3 +177,7 @@ def test_constant_shapes_hold_the_same_sentences() -> None:
                 batch.labels >= 0
             ).sum() == batch.n_tokens
             assert batch.src.longest >= expected.batch.src.longest
+    # an update of one micro-batch leaves the second rank a blank one
+    (blank,) = make_micro_batches(store, list(plain.pairs[:1]), World(1, 2, CPU), shape)
+    assert blank.batch.has_shape(shape) and blank.batch.n_tokens == 0
+    assert (blank.batch.labels == -1).all()

@@ -10,14 +10,12 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.soaking import counted
 
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import BatchShape
-from nmt.data.loader import make_micro_batches
 from nmt.data.plan import (
     choose_shape,
     deal_pairs,
@@ -27,13 +25,11 @@ from nmt.data.plan import (
     swap_until_fit,
 )
 from nmt.data.store import Side, TokenStore
-from nmt.system.ranks import World
 
 UPDATE = 25_000
 CONFIG = TrainingConfig(src_tokens=UPDATE, tgt_tokens=UPDATE)
 RANKS = (1, 3, 16)
 N_EPOCHS = counted(3, 8)
-CPU = torch.device("cpu")
 
 
 def news(random: np.random.Generator, n: int) -> list[np.ndarray]:
@@ -128,28 +124,6 @@ def test_rows_that_only_some_updates_fill_stay() -> None:
     src, tgt = in_pieces(even(np.random.default_rng(1), 20_000))
     full = choose_shape(src, tgt, UPDATE)
     assert fit_rows(full, plan_epoch(src, tgt, 1, 0, CONFIG, UPDATE, full)) == full
-
-
-@pytest.mark.parametrize("name", LENGTHS)
-@pytest.mark.parametrize("n_ranks", [1, 8])
-def test_every_batch_of_every_rank_has_it_blank_ones_too(name: str, n_ranks: int) -> None:
-    store, micro_tokens = store_of(name), divide_tokens(UPDATE, n_ranks)
-    src, tgt = store.src.lengths, store.tgt.lengths
-    shape = choose_shape(src, tgt, micro_tokens)
-    shape = fit_rows(shape, plan_epoch(src, tgt, 1, 0, CONFIG, micro_tokens, shape))
-    plan = plan_epoch(src, tgt, 1, 0, CONFIG, micro_tokens, shape)
-    n_blank = 0
-    for number in (0, len(plan) - 1):
-        micros = plan.micros(number)
-        for rank in range(n_ranks):
-            for micro in make_micro_batches(store, micros, World(rank, n_ranks, CPU), shape):
-                assert micro.batch.has_shape(shape)
-                sizes = [tensor.shape for tensor in micro.batch.tensors]
-                of_src, of_tgt = (shape.src_tokens,), (shape.tgt_tokens,)
-                offsets = (shape.sentences + 1,)
-                assert sizes == [of_src, offsets, of_tgt, offsets, of_tgt]
-                n_blank += micro.batch.n_tokens == 0
-    assert n_blank > 0 or n_ranks == 1
 
 
 @settings(max_examples=30)
