@@ -172,26 +172,6 @@ def test_packed_equals_each_sentence_alone(config: ModelConfig) -> None:
     assert (together[:-7] - alone).abs().max() < 1e-12
 
 
-def test_gradients_of_packed_are_the_sum_of_each_alone_and_the_tail_gives_none() -> None:
-    model = make(replace(SMALL, window=2))
-    weights = torch.randn(sum(map(len, TGT)), 16, dtype=torch.float64)
-
-    def gradients() -> list[Tensor]:
-        found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        model.zero_grad()
-        return found
-
-    together = model(with_tail(pack(SRC), 5), with_tail(pack(TGT), 7))
-    (together[:-7] * weights).sum().backward()
-    ours = gradients()
-    first = 0
-    for s, t in zip(SRC, TGT, strict=True):
-        (model(pack([s]), pack([t])) * weights[first : first + len(t)]).sum().backward()
-        first += len(t)
-    for a, b in zip(ours, gradients(), strict=True):
-        assert (a - b).abs().max() < 1e-10 * max(1.0, float(b.abs().max()))
-
-
 @pytest.mark.parametrize("config", OPTIONS, ids=NAMES)
 def test_cached_step_equals_full_forward(config: ModelConfig) -> None:
     model = make(config)
