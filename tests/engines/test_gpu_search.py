@@ -143,7 +143,7 @@ def test_the_pretend_device_counts_waits_and_refuses_mixtures() -> None:
         torch.ones(2).pin_memory().to(GPU, non_blocking=True)
         torch.empty(4, pin_memory=True).copy_(x, non_blocking=True)
         torch.where(x > 1, x, 0.0).topk(2)
-        assert device.n_waits == before and device.n_operations > 10
+        assert device.n_waits == before
     with pytest.raises(AssertionError, match="outside"):
         x + 1
 

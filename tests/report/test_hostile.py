@@ -40,7 +40,6 @@ SCRIPTS = [
     "${alert(1)}",
     "__proto__",
 ]  # fmt: skip
-ALLOWED = ("BUTTON", "INPUT", "SVG", "SCRIPT", "STYLE", "META")
 ALL_DRAWN = (
     "() => [...document.querySelectorAll('figure')].every((one) => one.querySelector('svg'))"
 )

@@ -186,11 +186,6 @@ class PretendDevice:
         return self.waits.total()
 
     @property
-    def n_operations(self) -> int:
-        """Including those that launch nothing: the host pays for them all the same."""
-        return self.operations.total()
-
-    @property
     def n_launches(self) -> int:
         return self.replays + sum(n for name, n in self.operations.items() if name not in NO_WORK)
 
