@@ -50,22 +50,14 @@ from nmt.system.files import (
 )
 from nmt.system.pool import Executor, map_in_order, map_with_workers, run_in_process
 from nmt.system.progress import Progress, clock, say, track
-from nmt.system.records import Record, RecordReader, read_record
+from nmt.system.records import Record, read_record
 from nmt.system.run_folder import VOCAB_FILE
 
 FEW_LINES = 200_000  # from whose words a BPE need not be learned in a process of its own
 DONE_FILE = "done.json"
 WORDS_FILE = "words.tsv"
-LAYOUT = 6  # of the files in the work folder: what another layout left is not continued
+LAYOUT = 7  # of the files in the work folder: what another layout left is not continued
 NOTHING_LEFT = "data.train: no pairs are left after cleaning; check data.clean and the corpora"
-
-
-@dataclass(frozen=True)
-class DoneFile:
-    """What the done.json of a stage says."""
-
-    sizes: dict[str, int]  # of the other files of the stage: a lost or cut one is made again
-    result: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -100,8 +92,7 @@ class Preparation:
         result = make(folder)
         for path in folder.iterdir():
             sync_to_disk(path)
-        done = DoneFile(_list_sizes(folder), asdict(result))  # type: ignore[call-overload]
-        write_json(folder / DONE_FILE, asdict(done))
+        write_json(folder / DONE_FILE, asdict(result))  # type: ignore[call-overload]
         seconds = clock() - started_at
         if seconds >= 1:
             say(f"stage {name}: {seconds:.1f} s")
@@ -113,15 +104,9 @@ def read_stage_result(folder: Path, kind: type[Record]) -> Record | None:
     if not (folder / DONE_FILE).exists():
         return None
     try:
-        done = read_record(folder / DONE_FILE, DoneFile, remedy="")
-        result = RecordReader(str, takes_any_text=True).read(kind, done.result)
+        return read_record(folder / DONE_FILE, kind, remedy="")
     except UserError:  # damaged
         return None
-    return result if done.sizes == _list_sizes(folder) else None
-
-
-def _list_sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in folder.iterdir() if path.name != DONE_FILE}
 
 
 @dataclass(frozen=True)

@@ -340,15 +340,6 @@ def test_a_stage_without_a_whole_done_file_is_done_again(
     assert contents(make(config(root))) == truth
 
 
-@pytest.mark.parametrize("file", ["*.npz", "vocab.model"])
-def test_a_stage_that_has_lost_a_file_is_done_again(
-    root: Path, monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
-    truth = contents(make(config(root, "truth")))
-    next(interrupt(config(root), monkeypatch).glob(f"*/{file}")).unlink()
-    assert contents(make(config(root))) == truth
-
-
 def test_what_another_version_left_is_not_continued(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
