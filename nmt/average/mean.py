@@ -92,8 +92,6 @@ def average_checkpoints(
         tensors = dict(track(average_tensors(checkpoints), "averaging", "tensors"))
         write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
         write_small_files(folder, origin, newest.config, newest.vocab)
-        # again, because the card may have been edited meanwhile
-        check_replaceable(out, "an average", is_without_optimizer, is_forced, paths)
 
     write_folder(out, fill)
     return origin.averaged

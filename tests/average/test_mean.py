@@ -244,24 +244,6 @@ def test_it_replaces_an_average_and_nothing_else_unless_forced(tmp_path: Path) -
     assert open_checkpoint(tmp_path / "a").step
 
 
-def test_a_card_that_is_edited_meanwhile_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "a")
-    average_checkpoints([tmp_path / "a"], tmp_path / MEAN)
-    card = tmp_path / MEAN / CARD_FILE
-    write_model = averaging.write_tensors
-
-    def edit_meanwhile(*args: Any, **options: Any) -> None:
-        card.write_text("mine")
-        write_model(*args, **options)
-
-    monkeypatch.setattr(averaging, "write_tensors", edit_meanwhile)
-    with pytest.raises(UserError, match="README.md: was edited"):
-        average_checkpoints([tmp_path / "a"], tmp_path / MEAN)
-    assert card.read_text() == "mine" and open_checkpoint(tmp_path / MEAN)
-
-
 def test_a_checkpoint_that_is_pruned_meanwhile(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,11 +74,8 @@ def export(
             f"{out}: is a path that is not UTF-8, which engines cannot open; choose another -o DIR"
         ) from None
 
-    def check_output() -> None:
-        inputs = [checkpoint.path]
-        check_replaceable(out, "an export", lambda names: EXPORT_FILE in names, is_forced, inputs)
-
-    check_output()
+    inputs = [checkpoint.path]
+    check_replaceable(out, "an export", lambda names: EXPORT_FILE in names, is_forced, inputs)
     config, vocab = checkpoint.config, checkpoint.vocab
     translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
     src = _encode_lines(translator, vocab, lines, config.data.train_tags)
@@ -121,9 +118,6 @@ def export(
             checkpoint, to, quantization, format.library, str(agreement), usage
         )
         write_text(folder / CARD_FILE, card)
-
-        # once more, because the card may have been edited meanwhile
-        check_output()
 
     write_folder(out, fill)
     return agreements[0]
