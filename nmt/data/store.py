@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from nmt.data.vocab import MAX_PIECES, MOSTLY_UNKNOWN, UNK, Vocabulary, combine_digests
-from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file, open_plain_file, read_manifest
+from nmt.system.errors import UserError, explain_unreadable
+from nmt.system.files import has_plain_file, open_plain_file, read_manifest, verify
 from nmt.system.progress import say_once
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files, ids_file, offsets_file
 
@@ -41,7 +41,6 @@ SEARCHED_PAIRS = 1 << 18  # at a time
 PRIME = 1_000_003  # so that two sums become one number, which other sums hardly share
 StoredPair = tuple[bytes, bytes]  # the ids of a source and of its target
 LOOKED_AT_IDS = 1 << 20  # from the beginning, to see whether they are known
-Manifest = dict[str, dict[str, Any]]  # file name -> size and sha256
 
 
 @dataclass(frozen=True)
@@ -182,28 +181,22 @@ def open_store(folder: Path, split: str, vocab: Vocabulary | None = None) -> Tok
     if not has_plain_file(folder / MANIFEST_FILE):
         raise UserError(f"{folder}: contains no prepared data; run nmt-prepare first")
     manifest = read_manifest(folder)
-    digests = []
-    for name in find_vocab_files(manifest):
-        path = folder / name
-        size = path.stat().st_size if has_plain_file(path) else None
-        if name not in manifest or size != manifest[name]["size"]:
-            raise UserError(
-                f"{path}: is damaged, or is not the file listed in {MANIFEST_FILE}; {REMEDY}"
-            )
-        digests.append(manifest[name]["sha256"])
     if ids_file(split, "src") not in manifest:
         raise UserError(
             f"{folder}: has no {split} split; set data.{split} and prepare another data.store"
         )
-    digest = combine_digests(digests)
+    vocab_files = find_vocab_files(manifest)
+    arrays = [name(split, side) for name in (ids_file, offsets_file) for side in ("src", "tgt")]
+    verify(folder, [*vocab_files, *arrays], only=())
+    digest = combine_digests([manifest[name]["sha256"] for name in vocab_files])
     if vocab is not None and vocab.digest != digest:
         raise UserError(
             f"{folder}: was made with another BPE model ({digest[:12]} instead of {vocab.digest[:12]}); "
             "give the data.store that belongs to this run"
         )
     n_src, n_tgt = vocab.sizes if vocab else (MAX_PIECES, MAX_PIECES)
-    src = _open_side(folder, split, "src", manifest, n_src)
-    tgt = _open_side(folder, split, "tgt", manifest, n_tgt)
+    src = _open_side(folder, split, "src", n_src)
+    tgt = _open_side(folder, split, "tgt", n_tgt)
     if len(src) != len(tgt):
         raise UserError(
             f"{folder}: is damaged ({split} has {len(src)} source and {len(tgt)} target sentences); {REMEDY}"
@@ -223,32 +216,23 @@ def warn_of_unknown(store: TokenStore) -> None:
             )
 
 
-def _open_side(folder: Path, split: str, side: str, manifest: Manifest, n_pieces: int) -> Side:
+def _open_side(folder: Path, split: str, side: str, n_pieces: int) -> Side:
     paths = folder / ids_file(split, side), folder / offsets_file(split, side)
-    ids, offsets = _map_array(paths[0], "uint16", manifest), _map_array(paths[1], "int64", manifest)
+    ids, offsets = _map_array(paths[0], "uint16"), _map_array(paths[1], "int64")
     if not len(offsets) or (offsets[0], offsets[-1]) != (0, len(ids)):
         raise UserError(f"{paths[1]}: is damaged (it does not match the file of ids); {REMEDY}")
     return Side(ids, offsets, n_pieces, paths[0])
 
 
-def _map_array(path: Path, dtype: str, manifest: Manifest) -> np.ndarray:
+def _map_array(path: Path, dtype: str) -> np.ndarray:
     kind = np.dtype(dtype)
-    try:
-        with open_plain_file(path) as file:
-            size, expected = os.fstat(file.fileno()).st_size, manifest[path.name]["size"]
-            if size != expected:
-                raise ValueError(f"{size} bytes instead of {expected}")
-            header = HEADER.match(file.read(ARRAY_HEADER_BYTES))
-            if not header or header["dtype"].decode() != kind.str:
-                raise ValueError(f"its header is not that of a one-dimensional array of {dtype}")
-            n = int(header["n"])
-            if size != header.end() + n * kind.itemsize:
-                raise ValueError(f"its header says {n} numbers, which {size} bytes do not hold")
-            return np.memmap(file, kind, "r", offset=header.end(), shape=(n,))
-    except (FileNotFoundError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: is damaged ({error}); {REMEDY}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    with explain_unreadable(path), open_plain_file(path) as file:
+        header = HEADER.match(file.read(ARRAY_HEADER_BYTES))
+        if header and header["dtype"].decode() == kind.str:
+            n_bytes = os.fstat(file.fileno()).st_size - header.end()
+            if n_bytes == int(header["n"]) * kind.itemsize:
+                return np.memmap(file, kind, "r", offset=header.end())
+    raise UserError(f"{path}: is damaged (not a one-dimensional array of {dtype}); {REMEDY}")
 
 
 class ArrayWriter:

@@ -126,18 +126,18 @@ def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
     (folder / name).unlink()
     if damage != "gone":
         (folder / name).write_bytes(content[:-2] if damage == "cut" else content + b"\0\0")
-    with pytest.raises(UserError, match=f"{name}: is damaged .*prepare again"):
+    with pytest.raises(UserError, match=rf"{name}: is (damaged|missing).*use another copy"):
         open_store(folder, "train")
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (np.zeros(4, np.int32), "header is not that of a one-dimensional array of int64"),
-        (np.zeros((4, 1), np.int64), "header is not that of a one-dimensional array of int64"),
+        (np.zeros(4, np.int32), "not a one-dimensional array of int64"),
+        (np.zeros((4, 1), np.int64), "not a one-dimensional array of int64"),
         (np.array([0, 1, 2]), "does not match the file of ids"),
         (np.array([], np.int64), "does not match the file of ids"),
-        (np.array(["x"], object), "header is not that of a one-dimensional array of int64"),
+        (np.array(["x"], object), "not a one-dimensional array of int64"),
     ],
 )
 def test_refuses_sealed_nonsense(folder: Path, wrong: np.ndarray, message: str) -> None:
