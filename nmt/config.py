@@ -875,31 +875,25 @@ def list_setting_keys() -> list[str]:
     return list(_flatten(to_plain_values(RunConfig())))
 
 
-def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> YamlTree:
-    """Read a file and merge it over the file that it extends; `seen` holds the files on the way here,
-    to find cycles.
-    """
+def _read_file(path: Path, n_extending: int = 0) -> YamlTree:
+    """Read a file and merge it over the file that it extends; `n_extending` others extend this one."""
     source = parse_yaml(read_config_text(path), str(path))
     parent = source.values.pop("extends", None)
     if parent is None:
         return source
     key = f"{source.lines['extends']}: extends"
-    chain = (*seen, path.resolve())
     if not isinstance(parent, str) or not parent.isprintable():
         raise UserError(f"{key}: {parent!r} is not a file name; give a path to a YAML file")
-    if len(chain) > MAX_EXTENDED:
+    if n_extending == MAX_EXTENDED:
         raise UserError(
-            f"{key}: more than {MAX_EXTENDED:,} files extend one another; "
-            "merge some of them into one file"
+            f"{key}: more than {MAX_EXTENDED:,} files extend one another, perhaps in a circle; leave "
+            "one of these lines out"
         )
     try:
         parent_path = find_config(parent, folder=path.parent)
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
-    if parent_path.resolve() in chain:
-        cycle = " -> ".join(file.name for file in (*chain, parent_path))
-        raise UserError(f"{key}: 'extends' forms a cycle: {cycle}; remove it from one of them")
-    base = _read_file(parent_path, chain)
+    base = _read_file(parent_path, n_extending + 1)
     return YamlTree(_merge(base.values, source.values), base.lines | source.lines)
 
 

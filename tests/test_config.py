@@ -232,7 +232,10 @@ BAD = [
     # extends
     ("extends: 5", "extends: 5 is not a file name"),
     ('extends: "a\\nb"', "is not a file name"),
-    ("extends: c.yaml", "'extends' forms a cycle: c.yaml -> c.yaml"),
+    (
+        "extends: c.yaml",
+        "c.yaml:1: extends: more than 100 files extend one another, perhaps in a circle",
+    ),
     (
         "extends: nope.yaml",
         "c.yaml:1: extends: nope.yaml: not found; give a path to a YAML file or one of the shipped configs",
@@ -343,7 +346,7 @@ def test_extends_names_the_file_of_the_mistake(load: Loader, tmp_path: Path) -> 
 
 def test_extends_in_a_circle(load: Loader, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("extends: c.yaml")
-    with pytest.raises(UserError, match=r"cycle: c\.yaml -> other\.yaml -> c\.yaml"):
+    with pytest.raises(UserError, match="extend one another, perhaps in a circle"):
         load("extends: other.yaml")
 
 
