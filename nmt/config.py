@@ -872,7 +872,7 @@ def list_config_names() -> list[str]:
 
 def list_setting_keys() -> list[str]:
     """Return the dotted names of all settings."""
-    return list(_flatten(to_plain_values(RunConfig())))
+    return list(flatten_settings(to_plain_values(RunConfig())))
 
 
 def _read_file(path: Path, n_extending: int = 0) -> YamlTree:
@@ -1170,20 +1170,26 @@ def tabulate_differences(
     configs: Sequence[RunConfig], ignored: tuple[str, ...]
 ) -> dict[str, list[Any]]:
     """Return the settings that differ and are not in `ignored`, each with its value in every config."""
-    flat = [_flatten(to_plain_values(config)) for config in configs]
+    flat = [flatten_settings(to_plain_values(config)) for config in configs]
     table = {}
     for key in {key: None for values in flat for key in values}:
         values = [values_by_key.get(key) for values_by_key in flat]
-        is_ignored = f"{key}.".startswith(tuple(f"{other}." for other in ignored))
+        setting, _, _ = key.partition("[")
+        is_ignored = f"{setting}.".startswith(tuple(f"{other}." for other in ignored))
         if not is_ignored and any(value != values[0] for value in values):
             table[key] = values
     return table
 
 
-def _flatten(values: Values, section: str = "") -> Values:
-    """Flatten nested settings into one dictionary with dotted keys."""
+def flatten_settings(value: Any, key: str = "") -> Values:
+    """{"data": {"train": [{"src": "x"}]}} -> {"data.train[0].src": "x"}"""
+    if not value or not isinstance(value, dict | list):
+        return {key: value}
     flat: Values = {}
-    for name, value in values.items():
-        key = join_key(section, name)
-        flat |= _flatten(value, key) if isinstance(value, dict) else {key: value}
+    if isinstance(value, dict):
+        for name, item in value.items():
+            flat |= flatten_settings(item, join_key(key, name))
+    else:
+        for i, item in enumerate(value):
+            flat |= flatten_settings(item, f"{key}[{i}]")
     return flat

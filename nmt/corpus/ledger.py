@@ -17,7 +17,7 @@ from platform import python_version
 from typing import Any
 
 import nmt
-from nmt.config import DataConfig, VocabConfig, to_plain_values
+from nmt.config import DataConfig, VocabConfig, flatten_settings, to_plain_values
 from nmt.corpus.hub import HUB_ADDRESS, name_hub_file
 from nmt.corpus.learn_bpe import list_bpe_parts
 from nmt.corpus.reader import describe_corpus
@@ -28,7 +28,7 @@ from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.extras import is_installed
 from nmt.system.files import has_plain_file, read_file_stamp, read_json
-from nmt.system.records import join_key, leave_out_none, read_record
+from nmt.system.records import leave_out_none, read_record
 from nmt.system.run_folder import LEDGER_FILE
 from nmt.system.tables import Table
 
@@ -278,20 +278,6 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
             is_same = digest_source(path) == file.sha256
         if not is_same:
             raise UserError(f"{path}: {differs}")
-
-
-def flatten_settings(value: Any, key: str = "") -> dict[str, Any]:
-    """{"data": {"train": [{"src": "x"}]}} -> {"data.train[0].src": "x"}"""
-    if not value or not isinstance(value, dict | list):
-        return {key: value}
-    flat: dict[str, Any] = {}
-    if isinstance(value, dict):
-        for name, item in value.items():
-            flat |= flatten_settings(item, join_key(key, name))
-    else:
-        for i, item in enumerate(value):
-            flat |= flatten_settings(item, f"{key}[{i}]")
-    return flat
 
 
 def read_mixture(store: Path, data: DataConfig, n_pairs: int) -> Mixture | None:

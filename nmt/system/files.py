@@ -38,7 +38,6 @@ MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
 LOCK_FILE = ".lock"  # stays in the folder that it locks
-NAMING_S = 0.5  # in which who holds a lock has written its name into the file
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
@@ -300,11 +299,9 @@ def point_link(link: Path, target: str) -> None:
 def check_exchangeable(path: Path) -> None:
     """Fail now if `write_folder` will not be able to put a new folder in the place of this one."""
     make_folder(path.parent)
-    is_current = _is_folder(path) and Path.cwd().is_relative_to(path.resolve())
-    if is_current or os.path.ismount(path):
-        what = "the current folder" if is_current else "a mount point"
+    if _is_folder(path) and Path.cwd().is_relative_to(path.resolve()):
         raise UserError(
-            f"{path}: is {what}, which no new folder can replace; name a folder inside it, or mount its parent"
+            f"{path}: is the current folder, which no new one can replace; name a folder inside it"
         )
 
 
@@ -526,7 +523,6 @@ def check_free(folder: Path) -> None:
 
 
 def _open_locked(path: Path, folder: Path, deadline: float) -> BinaryIO:
-    named_by = clock() + NAMING_S
     while True:
         file = open_plain_file(path, "a+b")
         try:
@@ -537,7 +533,7 @@ def _open_locked(path: Path, folder: Path, deadline: float) -> BinaryIO:
                     raise
                 file.seek(0)
                 holder = file.read(1000).decode(errors="replace").strip()
-            if clock() < (deadline if holder else max(deadline, named_by)):
+            if clock() < deadline:
                 if holder:
                     say_once(f"{folder}: is in use by {holder}; waiting for it")
                 time.sleep(0.05)

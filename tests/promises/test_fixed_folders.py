@@ -1,7 +1,7 @@
 """Results in a folder that no other can take the place of: the current folder, and a mount point.
 
-A store is made in its folder, whatever that is. Averages and exports take the place of a folder, so these
-are refused before any work, with nothing touched. Any other folder is exchanged as a whole, and never lost.
+A store is made in its folder, whatever that is. Averages and exports take the place of a folder, so the
+current one is refused before any work, with nothing touched. Any other folder is exchanged as a whole, and never lost.
 """
 
 import os
@@ -70,14 +70,19 @@ def test_a_store_is_made_in_its_folder(ground: Ground, fixed: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["average", "export", "force"])
-def test_what_cannot_be_exchanged_is_refused(
-    ground: Ground, fixed: Path, command: str, capsys: pytest.CaptureFixture[str]
+def test_the_current_folder_is_not_exchanged(
+    ground: Ground,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert list_commands(ground, fixed)[command]() == 2
+    monkeypatch.chdir(tmp_path)
+    assert list_commands(ground, Path("."))[command]() == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-    assert f"{fixed.resolve()}: is " in line
-    assert line.endswith("name a folder inside it, or mount its parent")
-    assert os.listdir(fixed) == []
+    assert f"{tmp_path}: is the current folder" in line
+    assert line.endswith("name a folder inside it")
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
