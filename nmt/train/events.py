@@ -138,34 +138,34 @@ EVENT_TYPES: dict[str, type[Event]] = {
 }
 
 
-def _list_fields(event_type: type[Event]) -> list[tuple[str, type, Any]]:
-    """Return name, type of value and the replacement for an absent value, for each field."""
-    absent_values = {float: math.nan, int: 0, str: ""}
+# What a value that is missing or damaged reads as; None where the field may be None
+ABSENT: dict[type, Any] = {float: math.nan, int: 0, str: ""}
+
+
+def _list_types(event_type: type[Event]) -> dict[str, tuple[type, ...]]:
+    """Return the types of each field's value, the one that is written first."""
     hints = typing.get_type_hints(event_type)
-    described = []
-    for event_field in fields(event_type):
-        hint = hints[event_field.name]
-        is_optional = type(None) in typing.get_args(hint)
-        value_type = typing.get_args(hint)[0] if is_optional else hint
-        absent = None if is_optional else absent_values[value_type]
-        described.append((event_field.name, value_type, absent))
-    return described
+    return {
+        field.name: typing.get_args(hints[field.name]) or (hints[field.name],)
+        for field in fields(event_type)
+    }
 
 
-FIELDS = {kind: _list_fields(event_type) for kind, event_type in EVENT_TYPES.items()}
+TYPES = {kind: _list_types(event_type) for kind, event_type in EVENT_TYPES.items()}
 
 
 def parse_line(line: dict[str, Any]) -> Event | None:
     """Return the event of a line; None if it has no known kind or no step."""
-    kind, step = line.get("kind"), line.get("step")
-    if not isinstance(kind, str) or kind not in EVENT_TYPES or type(step) is not int or step < 0:
+    event_type, step = EVENT_TYPES.get(str(line.get("kind"))), line.get("step")
+    if event_type is None or type(step) is not int or step < 0:
         return None
     values: dict[str, Any] = {}
-    for name, value_type, absent in FIELDS[kind]:
+    for name, types in TYPES[event_type.kind].items():
         value = line.get(name)
-        types = (int, float) if value_type is float else (value_type,)
-        values[name] = value if type(value) in types else absent
-    return EVENT_TYPES[kind](**values)
+        is_usable = type(value) in types or (float in types and type(value) is int)
+        absent = None if len(types) > 1 else ABSENT[types[0]]
+        values[name] = value if is_usable else absent
+    return event_type(**values)
 
 
 def replace_nonfinite(value: Any) -> Any:

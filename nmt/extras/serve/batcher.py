@@ -74,10 +74,6 @@ class Batcher:
     def n_waiting(self) -> int:
         return len(self._waiting)
 
-    @property
-    def is_working(self) -> bool:
-        return all(thread.is_alive() for thread in self._threads)
-
     async def translate(self, options: LineOptions, texts: Sequence[str]) -> list[LineAnswer]:
         """Return the answers of these lines, or raise QueueFull and translate none."""
         lines = [WaitingLine(options, text) for text in texts]

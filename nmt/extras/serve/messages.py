@@ -9,14 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, StrictInt, model_validator
 
-MOST_DIGITS = 9
 SHOWN_CHARACTERS = 99  # of a wrong value
 
 
 def read_digits(value: Any) -> Any:
     """Read a number from a form or a query, which hold text."""
-    is_number = isinstance(value, str) and value.isdecimal() and len(value) <= MOST_DIGITS
-    return int(value) if is_number else value
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 class TextsRequest(BaseModel):
