@@ -126,7 +126,7 @@ def thin_out(candidates: Sequence[Candidate], minutes: float) -> list[Candidate]
 
 
 def take_last(
-    candidates: Sequence[Candidate], n: int, run: RunFolder, minutes: float | None = None
+    candidates: Sequence[Candidate], n: int, run: RunFolder, minutes: float | None
 ) -> list[Candidate]:
     """Return the newest `n`; it is an error if there are fewer."""
     if len(candidates) < n:

@@ -377,11 +377,10 @@ def do_chunks(
                 raise UserError(chunk.error)
 
 
-def add_config_arguments(parser: ArgumentParser, is_required: bool = True) -> None:
+def add_config_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-c",
         "--config",
-        required=is_required,
         metavar="FILE",
         help="a YAML file, or the name of a bundled config (base.yaml, big.yaml, demo.yaml, ...)",
     )

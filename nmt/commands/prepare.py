@@ -41,7 +41,7 @@ CONFLICTS = {"--inspect": "--config --on"}
 
 def build_parser() -> ArgumentParser:
     parser = CommandParser("nmt-prepare", DESCRIPTION, EXAMPLES)
-    add_config_arguments(parser, is_required=False)
+    add_config_arguments(parser)
     parser.add_argument(
         "--inspect",
         metavar="STORE",

@@ -49,7 +49,7 @@ def build_parser() -> ArgumentParser:
     parser = CommandParser(
         "nmt-train", "Train a Transformer as in 'Attention Is All You Need'.", EXAMPLES
     )
-    add_config_arguments(parser, is_required=False)
+    add_config_arguments(parser)
     parser.add_argument(
         "--src",
         metavar="FILE",

@@ -117,7 +117,7 @@ class ShardEncoder:
     """
 
     def __init__(
-        self, folder: Path, vocabs: Sequence[Path], max_pieces: int | None, tag: str | None = None
+        self, folder: Path, vocabs: Sequence[Path], max_pieces: int | None, tag: str | None
     ) -> None:
         """`vocabs`: the joint BPE model, or those of the source and of the target."""
         self.folder = folder

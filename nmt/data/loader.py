@@ -90,7 +90,7 @@ def _shift_to_eos(sentences: Packed) -> torch.Tensor:
 
 
 def make_micro_batches(
-    store: TokenStore, micros: list[Array], world: World, shape: BatchShape | None = None
+    store: TokenStore, micros: list[Array], world: World, shape: BatchShape | None
 ) -> list[MicroBatch]:
     """Make this rank's micro-batches of an update: numbers rank, rank + size, rank + 2 size, ..."""
     mine = []

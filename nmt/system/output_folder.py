@@ -59,8 +59,8 @@ def check_replaceable(
     out: Path,
     kind: str,
     is_own: Callable[[Set[str]], bool],
-    is_forced: bool = False,
-    inputs: Iterable[Path] = (),
+    is_forced: bool,
+    inputs: Iterable[Path],
 ) -> None:
     """Refuse to replace the folder `out`, unless it is empty, `is_forced`, or what the same command
     wrote.

@@ -158,7 +158,7 @@ def open_input(path: str | None) -> Iterator[LineReader]:
         os.close(handle)
 
 
-def add_prefixes(chunks: Iterator[Chunk], reader: LineReader, skip: int = 0) -> Iterator[Chunk]:
+def add_prefixes(chunks: Iterator[Chunk], reader: LineReader, skip: int) -> Iterator[Chunk]:
     """Chunks with the lines of another stream as their prefixes. It must have as many lines."""
     prefixes = chain.from_iterable(chunk.lines for chunk in reader.read_chunks(skip))
     n = skip  # lines of the input so far

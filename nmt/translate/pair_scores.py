@@ -110,7 +110,7 @@ class PairScorer:
         return None
 
 
-def open_pair_scorer(paths: Sequence[str], overrides: Sequence[str] = ()) -> PairScorer:
+def open_pair_scorer(paths: Sequence[str], overrides: Sequence[str]) -> PairScorer:
     """Load one checkpoint, or several that score together."""
     model = open_translator(paths, overrides)
     assert isinstance(model.translator, Translator)

@@ -51,7 +51,7 @@ class ScoreTotals:
         return text
 
 
-def read_pair_chunks(src: str, tgt: str, skip: int = 0) -> Iterator[Block]:
+def read_pair_chunks(src: str, tgt: str, skip: int) -> Iterator[Block]:
     """Read two files of one sentence per line, but for the first `skip` pairs, which are whole chunks:
     so the scores do not depend on where an earlier run was stopped.
     """

@@ -201,7 +201,7 @@ class OutputFile(FileIO):
 
 @contextmanager
 def open_output(
-    path: str, is_resumed: bool, input_handles: Sequence[int], at_a_time: int = 1
+    path: str, is_resumed: bool, input_handles: Sequence[int], at_a_time: int
 ) -> Iterator[tuple[IO[bytes], int]]:
     """The file `path`, open at its end, and the number of lines that it keeps, which is 0 unless resumed.
 

@@ -20,9 +20,7 @@ from nmt.extras.sweep.table import (
     make_table,
 )
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, write_folder, write_text
-from nmt.system.progress import say_once
-from nmt.system.run_folder import MODEL_FILE
+from nmt.system.files import write_text
 
 GRID = """
 base: demo.yaml
@@ -33,7 +31,7 @@ runs: {base: {}, "deep | wide": {model.n_layers: 4, model.d_ff: 900}}
 
 def make_result(bleu: float) -> RunResult:
     score = SetScore(bleu, "signature")
-    return RunResult(None, "w", 1_500_000, 600, 2.0, 2.0, {"dev": score})
+    return RunResult(None, 1_500_000, 600, 2.0, 2.0, {"dev": score})
 
 
 @pytest.fixture(name="sweep")
@@ -97,24 +95,6 @@ def test_results_of_another_average_do_not_count(sweep: Sweep) -> None:
     other = Sweep(sweep.folder, 5, sweep.score, sweep.runs)
     assert [len(row.results) for row in make_rows(other, {})] == [0, 0]
     assert "not finished" in format_text(other, make_rows(other, {}))
-
-
-def test_exchanged_weights_are_scored_again(
-    sweep: Sweep, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def count_finished() -> int:
-        say_once.cache_clear()
-        return len(make_rows(sweep, {})[0].results)
-
-    assert count_finished() == 3
-    weights = sweep.runs[1].folder.checkpoint(600)
-    write_folder(weights, lambda folder: write_text(folder / MODEL_FILE, "as scored"))
-    digest = digest_file(weights / MODEL_FILE)
-    write_result(sweep.runs[1], replace(make_result(31.0), weights_sha256=digest))
-    assert count_finished() == 3
-    write_folder(weights, lambda folder: write_text(folder / MODEL_FILE, "others"))
-    assert count_finished() == 2
-    assert "are not the weights that were scored" in capsys.readouterr().err
 
 
 def test_names_of_strangers_only_appear(sweep: Sweep) -> None:

@@ -33,7 +33,7 @@ def export_argos(
     out: Path,
     quantization: str,
     lines: Sequence[str],
-    is_forced: bool = False,
+    is_forced: bool,
 ) -> Agreement:
     """Write the file `out`, or raise and change nothing."""
     check_packable(checkpoint, out, is_forced)

@@ -48,6 +48,7 @@ FORMATS = {
     "huggingface": Format("transformers", FLOATS, write_huggingface, HuggingFaceEngine),
     "safetensors": Format("safetensors", FLOATS, write_safetensors, load_safetensors),
 }
+N_LINES = 32  # that are compared when no text is given
 MAX_COMPARED = 100  # the first pieces of an output
 
 
@@ -141,11 +142,11 @@ def _encode_lines(
     return src
 
 
-def make_lines(vocab: Vocabulary, n: int = 32, seed: int = 1) -> list[str]:
+def make_lines(vocab: Vocabulary) -> list[str]:
     """Make lines to compare when no text is given: they make no sense, but use all of the source's
     vocabulary.
     """
-    rng = random.Random(seed)
+    rng = random.Random(1)
     pieces = [i for i in range(vocab.src.size) if i not in (*CONTROL_IDS, UNK)]
-    lines = [rng.choices(pieces, k=rng.randint(2, 32)) for _ in range(n)]
+    lines = [rng.choices(pieces, k=rng.randint(2, 32)) for _ in range(N_LINES)]
     return vocab.src.decode(lines)

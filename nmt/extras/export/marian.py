@@ -80,7 +80,7 @@ class PublishedSide:
     rows: list[int]
 
 
-def convert_if_published(path: Path, out: Path | None = None, is_forced: bool = False) -> Path:
+def convert_if_published(path: Path, out: Path | None, is_forced: bool) -> Path:
     """Convert a published model to a checkpoint, and return its path: `out`, or one in the cache, where
     it is kept for the next time. Any other path comes back as it is.
     """

@@ -1,17 +1,15 @@
 """RUN/sweep.json: what a finished run adds to the table of its sweep.
 
 This file is written last. So a run is finished if the file exists and has the scores that the grid asks
-for. It has the digest of the weights: if they were replaced, the run is scored again.
+for.
 """
 
 from dataclasses import asdict, dataclass
 
 from nmt.extras.sweep.grid import PlannedRun, Sweep
 from nmt.system.errors import UserError
-from nmt.system.files import has_plain_file, read_manifest, write_json
-from nmt.system.progress import say_once
+from nmt.system.files import has_plain_file, write_json
 from nmt.system.records import read_record
-from nmt.system.run_folder import MODEL_FILE
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,6 @@ class SetScore:
 @dataclass(frozen=True)
 class RunResult:
     average: int | None  # as in the grid
-    weights_sha256: str
     parameters: int
     updates: int
     minutes: float  # of training
@@ -44,13 +41,6 @@ def read_result(sweep: Sweep, run: PlannedRun) -> RunResult | None:
         return None
     if result.average != sweep.average or not result.scores.keys() >= set(sweep.score):
         return None  # the grid asks for something else now
-    folder = run.folder.checkpoint(result.updates) if result.average is None else run.folder.average
-    # Weights that were removed to save space are no longer needed.
-    if folder.is_dir() and read_manifest(folder)[MODEL_FILE]["sha256"] != result.weights_sha256:
-        say_once(
-            f"warning: {folder}: these are not the weights that were scored; the run is scored again"
-        )
-        return None
     return result
 
 

@@ -19,7 +19,7 @@ from nmt.model.size import count_weights
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import lock
 from nmt.system.progress import say
-from nmt.system.run_folder import MODEL_FILE, RunFolder, dev_text_file
+from nmt.system.run_folder import RunFolder, dev_text_file
 
 if TYPE_CHECKING:
     from nmt.checkpoint import Checkpoint
@@ -90,7 +90,6 @@ def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
     scored = open_checkpoint(path)
     return RunResult(
         average=sweep.average,
-        weights_sha256=scored.sha256[MODEL_FILE],
         parameters=count_weights(scored.config.model, scored.vocab.sizes),
         updates=newest.step,
         minutes=round(newest.origin.elapsed_s / 60, 2),
