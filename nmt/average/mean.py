@@ -112,10 +112,9 @@ def _check_place(out: Path) -> None:
 
 def open_all(paths: Sequence[Path]) -> list[Checkpoint]:
     """Open and verify checkpoints; refuse one that is given twice."""
-    _check_distinct(paths)  # first, because verifying takes long
     progress = track(paths, "verifying", "checkpoints", len(paths))
     checkpoints = [open_checkpoint(path) for path in progress]
-    # again, because the path of a run has become that of its newest checkpoint
+    # the path of a run has become that of its newest checkpoint
     _check_distinct([checkpoint.path for checkpoint in checkpoints])
     return checkpoints
 

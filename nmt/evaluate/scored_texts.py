@@ -13,8 +13,6 @@ from nmt.system.files import has_plain_file, write_json
 from nmt.system.records import read_record
 from nmt.system.run_folder import RunFolder
 
-MAX_CHARACTERS = 10_000_000  # of all texts together; WMT's test sets have about one million
-
 
 @dataclass(frozen=True)
 class ScoredTexts:
@@ -32,23 +30,13 @@ class ScoredTexts:
             lengths.add(len(self.sources))
         return "its lists differ in length" if len(lengths) > 1 else None
 
-    @property
-    def n_characters(self) -> int:
-        texts = (*self.sources, *self.references, *self.translations)
-        return sum(map(len, texts))
-
 
 def write_scored_texts(run: Path, texts: ScoredTexts) -> None:
-    """Replace the texts; remove them if these are too many to keep."""
-    path = RunFolder(run).translations
-    if texts.n_characters <= MAX_CHARACTERS:
-        write_json(path, asdict(texts))
-    elif has_plain_file(path):
-        path.unlink()
+    write_json(RunFolder(run).translations, asdict(texts))
 
 
 def read_scored_texts(run: Path) -> ScoredTexts | None:
-    """Return the texts of the headline; None if nothing was scored, or too much."""
+    """Return the texts of the headline; None if nothing was scored."""
     path = RunFolder(run).translations
     if not has_plain_file(path):
         return None

@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
 from nmt.system.errors import Failure, UserError, explain_unreadable
@@ -38,7 +37,6 @@ MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
 LOCK_FILE = ".lock"  # stays in the folder that it locks
-NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
 class FolderInUse(UserError):
@@ -111,7 +109,7 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     with open_plain_file(path) as file:
         if max_bytes is not None:
             check_size(file, path, max_bytes)
-        return file.read(-1 if max_bytes is None else max_bytes)
+        return file.read()
 
 
 def check_size(file: BinaryIO, path: Path, max_bytes: int) -> None:
@@ -257,10 +255,8 @@ def write_json_or_warn(path: Path, value: Any) -> None:
     """Write a file that is not essential; if that fails, only warn."""
     try:
         write_json(path, value)
-    except OSError as error:
-        say(f"warning: {path}: cannot be written ({error.strerror})")
-    except UserError as error:
-        say(f"warning: {error}")
+    except (OSError, UserError) as error:
+        say(f"warning: not written: {error}")
 
 
 def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
@@ -380,7 +376,7 @@ def list_own_names(folder: Path) -> set[str]:
     return {name for name in names if not is_abandoned_name(name)}
 
 
-def seal(folder: Path, known: Mapping[str, str] = NOTHING_KNOWN) -> None:
+def seal(folder: Path, known: Mapping[str, str] | None = None) -> None:
     """Fsync each file of `folder` and write the manifest that `verify` compares them with. Digests
     that are `known` are not computed again."""
     # safetensors writes files that only their owner can read; colleagues should be able to.
@@ -391,7 +387,7 @@ def seal(folder: Path, known: Mapping[str, str] = NOTHING_KNOWN) -> None:
             continue
         file.chmod(mode)
         sync_to_disk(file)
-        sha256 = known.get(file.name) or digest_file(file)
+        sha256 = (known or {}).get(file.name) or digest_file(file)
         entries[file.name] = {"sha256": sha256, "size": file.stat().st_size}
     write_json(folder / MANIFEST_FILE, entries)
     sync_to_disk(folder)

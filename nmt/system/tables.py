@@ -97,8 +97,8 @@ class Table:
         return text.getvalue()
 
 
-def format_interval(low: float, high: float, digits: int = 2) -> str:
-    return f"{low:.{digits}f} to {high:.{digits}f}"
+def format_interval(low: float, high: float) -> str:
+    return f"{low:.2f} to {high:.2f}"
 
 
 def render_html(cell: Cell) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from nmt.evaluate import scored_texts
 from nmt.evaluate.scored_texts import ScoredTexts, read_scored_texts, write_scored_texts
 from nmt.system.errors import UserError
 
@@ -20,15 +19,6 @@ def test_what_is_written_is_read_and_replaced(tmp_path: Path) -> None:
     without_source = replace(TEXTS, sources=[])
     write_scored_texts(tmp_path, without_source)
     assert read_scored_texts(tmp_path) == without_source
-
-
-def test_too_much_text_leaves_nothing_older(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_scored_texts(tmp_path, TEXTS)
-    monkeypatch.setattr(scored_texts, "MAX_CHARACTERS", 5)
-    write_scored_texts(tmp_path, TEXTS)
-    assert read_scored_texts(tmp_path) is None
 
 
 def test_lists_of_unequal_length_are_refused(tmp_path: Path) -> None:

@@ -57,4 +57,3 @@ def test_csv_has_all_digits() -> None:
 
 def test_an_interval() -> None:
     assert format_interval(26.714, 27.98) == "26.71 to 27.98"
-    assert format_interval(-0.25, 1, digits=1) == "-0.2 to 1.0"
