@@ -34,6 +34,8 @@ from nmt.system.memory import is_out_of_memory
 from nmt.system.streams import STDOUT, ReaderLeft, secure_standard_streams
 
 if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
     from nmt.system.progress import Progress
     from nmt.translate.stream import DoneChunk
 
@@ -201,6 +203,15 @@ class CommandParser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         line = fit_into_line(f"{self.prog}: error: {message}; see {self.prog} --help")
         self.exit(2, f"{line}\n")
+
+    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+        def print_all() -> int:
+            print(self.format_help(), end="", file=file)
+            return 0
+
+        # argparse would ignore a full disk, and complain about a reader that has left.
+        if code := run_command(print_all, self.prog):
+            self.exit(code)
 
 
 def parse_checkpoints(parser: ArgumentParser, argv: Argv) -> Namespace:
