@@ -116,6 +116,8 @@ def _check_run_folder(run: RunFolder, store: Path) -> None:
     # files that training would overwrite
     theirs = [] if was_begun else [run.config]
     if not has_plain_file(run.config) and not checkpoint.list_steps(run):
+        if run.path.resolve() == Path("/"):  # out=$UNSET/
+            raise UserError(f"out={run.path}: is the root folder; choose another out=DIR")
         theirs = [run.metrics, *run.vocabs, run.report, run.results, run.curve]
     for path in theirs:
         if os.path.lexists(path):

@@ -17,10 +17,12 @@ from nmt import checkpoint
 from nmt.checkpoint import list_steps
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main
-from nmt.config import load_recorded_config
+from nmt.config import load_config, load_recorded_config
+from nmt.system.errors import UserError
 from nmt.system.files import read_bytes, read_json, write_json
 from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
+from nmt.train.run_start import check_same_run
 from nmt.train.update import Outcomes, UpdateOutcome
 
 # A line for each update, and no validation in between.
@@ -146,6 +148,11 @@ def test_a_file_of_the_user_is_not_replaced(
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{run.path / name}: exists, but its folder is not that of a run" in line
     assert [file.read_text() for file in run.path.iterdir()] == ["precious"]
+
+
+def test_the_root_folder_is_refused(ground: Ground) -> None:
+    with pytest.raises(UserError, match="is the root folder; choose another out=DIR"):
+        check_same_run(load_config(str(ground.config), ["out=/"]))
 
 
 def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
