@@ -44,7 +44,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, RunFolder
 from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer, set_learning_rate
-from nmt.train.replica import forward_backward
+from nmt.train.replica import Replica, forward_backward
 from nmt.train.update import dropout_seed, run_update
 
 Precision = Literal["fp32", "bf16"]
@@ -334,14 +334,14 @@ class Pass:
     gradients: dict[str, Tensor]
 
 
-def run_pass(replica: RecordedReplica, batch: Batch, seed: int = 0) -> Pass:
+def run_pass(replica: Replica, batch: Batch, seed: int = 0) -> Pass:
     replica.clear_gradients()
     device = next(replica.objective.parameters()).device
     sums = replica.run(batch.to(device), 1.0 / batch.n_tokens, seed)
     return Pass(sums.double().cpu(), gradients_of(replica))
 
 
-def gradients_of(replica: RecordedReplica) -> dict[str, Tensor]:
+def gradients_of(replica: Replica) -> dict[str, Tensor]:
     found = {}
     for name, p in replica.objective.named_parameters():
         if p.grad is not None:
@@ -461,7 +461,7 @@ def check_micro_batch(bench: Bench, sheet: Sheet) -> None:
 
 def cpu_pass(config: ModelConfig, n_vocab: int, batch: Batch, dtype: torch.dtype) -> Pass:
     objective = make_objective(config, n_vocab).to(dtype)
-    return run_pass(RecordedReplica(objective, World(0, 1, CPU), is_bf16=False), batch)
+    return run_pass(Replica(objective, World(0, 1, CPU), is_bf16=False), batch)
 
 
 def plain_pass(bench: Bench, config: ModelConfig, batch: Batch, precision: Precision) -> Pass:
@@ -531,7 +531,7 @@ def check_updates(bench: Bench, sheet: Sheet) -> None:
     is asked for: the same pairs in each update must cost less and less."""
     store = bench_store(bench)
     shape = shape_for(store, bench.micro_tokens)
-    plain = RecordedReplica(
+    plain = Replica(
         make_objective(replace(bench.model, dropout=0.0), bench.n_vocab), World(0, 1, CPU), False
     )
     expected = train_losses(bench, plain, store, shape, CPU)
@@ -558,7 +558,7 @@ def check_updates(bench: Bench, sheet: Sheet) -> None:
 
 def train_losses(
     bench: Bench,
-    replica: RecordedReplica,
+    replica: Replica,
     store: TokenStore,
     shape: BatchShape,
     device: torch.device,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nmt.engines.cuda.recorded_replica import RecordedReplica
 from nmt.train import update
+from nmt.train.replica import Replica
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
@@ -63,9 +64,9 @@ def wrong_gradient(compute_sums: Any) -> Any:
 
 
 def one_nan(gradients_of: Any) -> Any:
-    def wrong(replica: RecordedReplica) -> dict[str, Tensor]:
+    def wrong(replica: Replica) -> dict[str, Tensor]:
         found: dict[str, Tensor] = gradients_of(replica)
-        if replica.compiled is not None:
+        if isinstance(replica, RecordedReplica) and replica.compiled is not None:
             found["model.encoder.0.feed_forward.inner.bias"][3] = NAN
         return found
 
@@ -75,8 +76,8 @@ def one_nan(gradients_of: Any) -> Any:
 def forgetful(run: Any) -> Any:
     def wrong(self: RecordedReplica, *given: Any) -> Any:
         sums = run(self, *given)
-        if self.compiled is not None:
-            self.clear_gradients()
+        for bucket in self.shares.buckets:
+            bucket.gradients.zero_()
         return sums
 
     return wrong
