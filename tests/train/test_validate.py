@@ -19,7 +19,7 @@ from nmt.commands.translate import main as nmt_translate
 from nmt.config import format_config
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
-from nmt.system.files import write_text
+from nmt.system.files import seal, write_text
 from nmt.train.validate import choose_dev_lines, open_dev
 
 
@@ -122,6 +122,7 @@ def test_ranks_share_the_decoding_of_the_dev_set(tmp_path: Path) -> None:
 def test_dev_text_that_a_stranger_sealed_is_named(text: bytes, fault: str, tmp_path: Path) -> None:
     store = Path(prepare_toy(tmp_path).data.store)
     (store / "valid.tgt.txt").write_bytes(text)
+    seal(store)
     with pytest.raises(UserError, match=rf"valid\.tgt\.txt: is damaged \(.*{fault}"):
         open_dev(store, Vocab.load(store / "vocab.model"))
 
