@@ -374,8 +374,5 @@ def attention(
     """
     from nmt.model.packed_attention import attend_matrices
 
-    if not return_weights:
-        return attend_matrices(q, k, v, causal, window)
-    weights: list[Tensor] = []
-    output = attend_matrices(q, k, v, causal, window, weights)
-    return output, weights[0]
+    output, weights = attend_matrices(q, k, v, causal, window)
+    return (output, weights) if return_weights else output

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.data.batch import Packed
 from nmt.model.attention_mask import AttentionMask
 from nmt.model.dropout_masks import draw_factors, drop
 from nmt.model.packed_attention import attend
@@ -30,16 +29,7 @@ class Backend:
     # Multiplications of a product in a step of decoding: waking other threads takes longer than computing
     # a smaller one.
     small_product = 1 << 16
-
-    def make_mask(
-        self,
-        queries: Packed,
-        keys: Packed,
-        causal: bool = False,
-        window: int | None = None,
-        is_single_group: bool = False,
-    ) -> AttentionMask:
-        return AttentionMask(queries, keys, causal, window, is_single_group)
+    make_mask: type[AttentionMask] = AttentionMask
 
     def attend(
         self,

@@ -129,42 +129,32 @@ def attend(
 
 
 def attend_matrices(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool = False,
-    window: int | None = None,
-    weights: list[Tensor] | None = None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Compute softmax(q k^T / sqrt(d_k)) v of one sentence, with `attend`: (Lq, K), (Lk, K), (Lk, V)
     -> (Lq, V), or the same with heads in the middle, (Lq, H, K) and so on.
 
-    If a list is given as `weights`, (Lq, Lk) or (H, Lq, Lk) is appended to it.
+    The weights are returned, too: (Lq, Lk) or (H, Lq, Lk).
     """
     _check_matrices(q, k, v, window)
-    has_heads = q.dim() == 3
-    if not has_heads:
-        q, k, v = (x.unsqueeze(1) for x in (q, k, v))
+    if q.dim() == 2:
+        output, weights = attend_matrices(q[:, None], k[:, None], v[:, None], causal, window)
+        return output[:, 0], weights[0]
     queries = pack([[0] * len(q)]).to(q.device)
     keys = pack([[0] * len(k)]).to(q.device)
+    collected: list[Tensor] = []
     mask = AttentionMask(queries, keys, causal, window, is_single_group=True)
-    collected: list[Tensor] | None = None if weights is None else []
     output = attend(q, k, v, mask, collected)  # (Lq, H, V)
-    if weights is not None and collected is not None:
-        of_heads = collected[0][0]  # (H, Lq, Lk)
-        weights.append(of_heads if has_heads else of_heads[0])
-    return output if has_heads else output[:, 0]
+    return output, collected[0][0]
 
 
 def _check_matrices(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> None:
-    sizes = f"q, k and v have the shapes {[*q.shape]}, {[*k.shape]} and {[*v.shape]}"
-    if q.dim() not in (2, 3) or not q.dim() == k.dim() == v.dim():
+    have_heads = {x.dim() for x in (q, k, v)}
+    if have_heads not in ({2}, {3}) or q.shape[1:] != k.shape[1:] or k.shape[:-1] != v.shape[:-1]:
         raise UserError(
-            f"{sizes}; give matrices (length, size) or, all three, (length, heads, size)"
-        )
-    if q.shape[1:] != k.shape[1:] or k.shape[:-1] != v.shape[:-1]:
-        raise UserError(
-            f"{sizes}; queries and keys need one size, keys and values one length, all one number of heads"
+            f"q, k and v have the shapes {[*q.shape]}, {[*k.shape]} and {[*v.shape]}; give matrices "
+            "(length, size) or, all three, (length, heads, size); queries and keys need one size, keys "
+            "and values one length"
         )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         dtypes = f"{q.dtype}, {k.dtype} and {v.dtype}"

@@ -55,8 +55,13 @@ class World:
         """
         if self.size > 1:
             tensor = tensor.to(self.device, copy=True)
-            torch.distributed.all_reduce(tensor)
+            self.sum_in_place(tensor)
         return tensor
+
+    def sum_in_place(self, tensor: Tensor) -> None:
+        """Make a tensor the elementwise sum over ranks."""
+        if self.size > 1:
+            torch.distributed.all_reduce(tensor)
 
     def own_part(self, tensor: Tensor) -> Tensor:
         """Return this rank's part of a flat tensor that the ranks divide among them."""
@@ -66,11 +71,9 @@ class World:
         """Sum a flat tensor over ranks, in place. Each rank gets its own part of the sum; what the rest
         of the tensor holds then is undefined.
         """
-        if self.size == 1:
-            return
         if tensor.device.type == "cpu":  # gloo's reduce-scatter takes eight times as long as this
-            torch.distributed.all_reduce(tensor)
-        else:
+            self.sum_in_place(tensor)
+        elif self.size > 1:
             _call("reduce_scatter_single", "reduce_scatter_tensor", self.own_part(tensor), tensor)
 
     def gather_parts(self, tensor: Tensor) -> None:
@@ -123,6 +126,10 @@ class World:
             time.sleep(REPORT_S)
             raise SystemExit(code)
         return result
+
+    def decide(self, choose: Callable[[], float]) -> float:
+        """Return the number that rank 0 chooses, on every rank, as `on_main` does."""
+        return self.broadcast(self.on_main(choose) or 0)
 
     def run_in_step(
         self, work: Iterable[object], votes: Callable[[], Sequence[float]]

@@ -67,12 +67,7 @@ class Trainer:
         if self.world.is_main:
             self.log = RunLog(setup, listener)
             self.writer = CheckpointWriter(
-                self.run,
-                self.config,
-                setup.vocab,
-                self.log.metrics,
-                self.state.step,
-                in_background=self.world.device.type == "cuda",
+                self.run, self.config, setup.vocab, self.log.metrics, self.state.step
             )
 
     def train(self) -> None:
@@ -139,8 +134,6 @@ class Trainer:
                 if is_save_step or self.is_save_due or self.stop.exit_code or self.end_reason:
                     self.apply_outcomes(wait_for_newest=True)
                     self.save()
-                elif world.is_main:
-                    self.writer.poll()
                 # validating and saving do not count
                 self.throughput.started_at += clock() - started_at
 
@@ -207,9 +200,8 @@ class Trainer:
         """Return what this rank asks all ranks to do after this update."""
         minutes = self.config.training.checkpoint_minutes
         is_checkpoint_due = minutes is not None and clock() - self.saved_at >= 60 * minutes
-        is_broken = self.world.is_main and self.writer.is_broken
         is_finished = self.world.is_main and clock() >= self.ends_at
-        return StopVotes(*self.stop.votes, is_checkpoint_due, is_broken, is_finished)
+        return StopVotes(*self.stop.votes, is_checkpoint_due, is_finished)
 
     # ---- outcomes of updates ------------------------------------------------------------------------------------
 
@@ -249,10 +241,6 @@ class Trainer:
         self.stop.agree(votes.interrupt, votes.preempt)
         self.is_save_due = self.is_save_due or votes.checkpoint > 0
         self.is_time_up = self.is_time_up or votes.finish > 0
-        if votes.broken:
-            # finish() raises the writer's Failure, which on_main passes to all ranks; only the main
-            # rank has a writer, hence the lambda.
-            self.world.on_main(lambda: self.writer.finish())
 
     def refuse_idle_weights(self) -> None:
         """After the first update of a run, Adam's first moments show whether a weight had no gradient.
@@ -377,7 +365,7 @@ class Trainer:
                 self.moments_step, self.moments_at = self.state.step, clock()
         elif self.state.best_step == self.state.step:
             # It was written before it was scored, so only the link is new.
-            self.world.on_main(self.link_best)
+            self.world.on_main(lambda: self.writer.link_and_prune(self.state))
         self.saved_at, self.is_save_due = clock(), False
 
     def must_save_moments(self) -> bool:
@@ -388,10 +376,6 @@ class Trainer:
         # Weights alone might fit where the checkpoint that failed did not, and hide that it did.
         has_failed = self.world.is_main and self.writer.failures > 0
         return bool(self.world.broadcast(float(is_last or is_old or has_failed)))
-
-    def link_best(self) -> None:
-        self.writer.wait()
-        self.writer.link_and_prune(self.state)
 
     def take_snapshot(self, has_moments: bool) -> Snapshot:
         """Collect what a checkpoint holds; all ranks must call this."""
@@ -412,7 +396,7 @@ class Trainer:
         self.status.write(state, code, message)
 
     def finish(self) -> None:
-        """Wait for the last checkpoint, and record in status.json how the run ended."""
+        """Record in status.json how the run ended."""
         self.writer.finish()
         code = self.stop.exit_code
         if code:

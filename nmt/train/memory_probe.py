@@ -136,7 +136,7 @@ def resolve_micro_tokens(config: RunConfig, world: World) -> int:
 
     # Only the main rank decides: it later writes the file that is read here, and a slower rank
     # would find it written.
-    return int(world.broadcast(world.on_main(find_micro_tokens) or 0))
+    return int(world.decide(find_micro_tokens))
 
 
 def _read_micro_tokens(run: RunFolder, training: TrainingConfig, n_ranks: int) -> int | None:

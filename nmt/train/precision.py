@@ -32,8 +32,7 @@ def resolve_precision(training: TrainingConfig, run: RunFolder, world: World) ->
     if training.precision != "auto":
         return training
     # The main rank decides, as for micro_tokens: it later writes the file that is read here.
-    choice = world.on_main(lambda: _choose_precision(run, world.device))
-    is_bf16 = bool(world.broadcast(float(choice == "bf16")))
+    is_bf16 = world.decide(lambda: _choose_precision(run, world.device) == "bf16")
     return replace(training, precision="bf16" if is_bf16 else "fp32")
 
 

@@ -61,7 +61,8 @@ class Replica:
             return
         parameters = list(self.objective.parameters())
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        total = self.world.sum(torch.cat([gradient.flatten() for gradient in gradients]))
+        total = torch.cat([gradient.flatten() for gradient in gradients])
+        self.world.sum_in_place(total)
         sums = total.split([p.numel() for p in parameters])
         for parameter, part in zip(parameters, sums, strict=True):
             parameter.grad = part.view_as(parameter)

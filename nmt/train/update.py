@@ -49,7 +49,6 @@ class StopVotes(NamedTuple):
     interrupt: float = 0  # stop, because of Ctrl-C
     preempt: float = 0  # stop, because of any other signal
     checkpoint: float = 0  # save, because checkpoint_minutes have passed
-    broken: float = 0  # fail, because checkpoints can no longer be written
     finish: float = 0  # end the training, because max_hours have passed
 
 

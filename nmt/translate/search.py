@@ -175,9 +175,8 @@ def find_topk_by_group(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
     rest = logits[:, n_grouped:]
     values, index = torch.cat((gather_rows(grouped, groups).flatten(1), rest), 1).topk(n, 1)
 
-    # Translate indices into the chosen groups and the rest back into piece ids.
-    group = (index // GROUP_SIZE).clamp(max=n - 1)
-    offset = index - index // GROUP_SIZE * GROUP_SIZE
-    pieces = groups.gather(1, group) * GROUP_SIZE + offset
-    pieces_of_rest = index + (n_groups - n) * GROUP_SIZE
-    return values, torch.where(index < n * GROUP_SIZE, pieces, pieces_of_rest)
+    # The same of piece ids tells which pieces these are.
+    ids = torch.arange(logits.shape[1], device=logits.device).expand_as(logits)
+    ids_grouped = ids[:, :n_grouped].unflatten(1, (n_groups, GROUP_SIZE))
+    chosen = torch.cat((gather_rows(ids_grouped, groups).flatten(1), ids[:, n_grouped:]), 1)
+    return values, chosen.gather(1, index)

@@ -1,6 +1,4 @@
-"""Checkpoints on a disk that is full for a while, and from a thread: on a real small file system
-that is really full.
-"""
+"""Checkpoints on a disk that is full for a while: on a real small file system that is really full."""
 
 import json
 import threading
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from support.finished_run import list_differing, read_losses, read_tensors
 from support.small_disk import SmallDisk
 from support.soaking import make_ground
@@ -62,10 +59,10 @@ def train_on(model: Transformer, optimizer: Adam) -> None:
     optimizer.step()
 
 
-def make_writer(folder: Path, in_background: bool = False) -> CheckpointWriter:
+def make_writer(folder: Path) -> CheckpointWriter:
     run = RunFolder(folder)
     run.checkpoints.mkdir(parents=True)
-    return CheckpointWriter(run, CONFIG, VOCAB, MetricsLog(run.metrics, 0), 0, in_background)
+    return CheckpointWriter(run, CONFIG, VOCAB, MetricsLog(run.metrics, 0), 0)
 
 
 @pytest.mark.usefixtures("no_spare")
@@ -135,57 +132,54 @@ def test_the_third_failure_ends_the_run_and_the_last_good_checkpoint_stays(
     assert list(read_losses(run)) == list(range(1, 8))
 
 
-def test_a_thread_writes_what_was_when_it_was_asked(
+def test_a_failure_is_counted_and_forgotten_and_the_third_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU: training continues at once, and changes the weights while they are being
-    written.
-    """
-    writer = make_writer(tmp_path, in_background=True)
-    model, optimizer = make_trained()
-    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
-    save = checkpoint.save_checkpoint
-
-    is_free = threading.Event()
-
-    def slow(*args: object) -> None:
-        is_free.wait()
-        save(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
-    writer.save(take(model, optimizer), TrainState(step=1))
-    train_on(model, optimizer)
-    writer.poll()
-    assert not (tmp_path / "checkpoints/last").exists()
-    is_free.set()
-    writer.finish()
-    found = load_file(tmp_path / "checkpoints/last/model.safetensors")
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert not torch.equal(found["tgt_embedding.weight"], model.tgt_embedding.weight)
-    # Into the same memory, once it is free
-    writer.save(take(model, optimizer), TrainState(step=2))
-    writer.save(take(model, optimizer), TrainState(step=3))
-    writer.close()  # the run's lock is released next
-    assert checkpoint.list_steps(RunFolder(tmp_path)) == [2, 3]
-
-
-def test_a_failure_in_the_thread_is_counted_and_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = make_writer(tmp_path, in_background=True)
+    writer = make_writer(tmp_path)
     taken = take(*make_trained())
     with monkeypatch.context() as context:
         context.setattr("nmt.system.files.os.fsync", _full)
         for step in (1, 2):
             writer.save(taken, TrainState(step=step))
-        writer.wait()
-        assert writer.failures == 2 and not writer.is_broken
         with pytest.raises(Failure, match="update 2 could not be written.*No space left"):
             writer.finish()
     writer.save(taken, TrainState(step=3))
     writer.finish()
     assert writer.failures == 0 and checkpoint.list_steps(RunFolder(tmp_path)) == [3]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name[0] == "."] == []
+    with monkeypatch.context() as context:
+        context.setattr("nmt.system.files.os.fsync", _full)
+        for step in (4, 5):
+            writer.save(taken, TrainState(step=step))
+        with pytest.raises(Failure, match="update 6 .* continues from .* of update 3"):
+            writer.save(taken, TrainState(step=6))
+
+
+def test_a_checkpoint_waits_for_the_copy_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or it would be pruned while it is read."""
+    mirrored = replace(CONFIG.training, mirror="memory://copy")
+    run = RunFolder(tmp_path)
+    run.checkpoints.mkdir(parents=True)
+    config, log = replace(CONFIG, training=mirrored), MetricsLog(run.metrics, 0)
+    writer = CheckpointWriter(run, config, VOCAB, log, 0)
+    seen: list[list[int]] = []
+    is_free = threading.Event()
+
+    def copy_slowly(*_: object) -> None:
+        is_free.wait()
+        seen.append(checkpoint.list_steps(run))
+
+    monkeypatch.setattr(checkpoint_writer, "copy_run", copy_slowly)
+    monkeypatch.setattr(checkpoint_writer, "SLOW_S", 0.0)
+    taken = take(*make_trained())
+    writer.save(taken, TrainState(step=1))  # does not wait for its own copy
+    threading.Timer(0.1, is_free.set).start()
+    writer.save(taken, TrainState(step=2))
+    writer.close()  # the run's lock is released next
+    assert seen == [[1], [1, 2], [1, 2]]
+    assert capsys.readouterr().err.count("copied to training.mirror; raise") == 1
 
 
 def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
@@ -195,7 +189,7 @@ def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for step in (2, 3):
         checkpoint.save_checkpoint(run.checkpoint(step), taken, TrainState(step=step), one, VOCAB)
-    writer = CheckpointWriter(run, one, VOCAB, MetricsLog(run.metrics, 0), 2, in_background=False)
+    writer = CheckpointWriter(run, one, VOCAB, MetricsLog(run.metrics, 0), 2)
     writer.link_and_prune(TrainState(step=2))
     assert checkpoint.list_steps(run) == [2, 3] and (
         run.checkpoints / "last"

@@ -16,17 +16,12 @@ from nmt.engines.cpu.compiled_dropout import fill_compiled
 from nmt.model.backend import Backend
 from nmt.model.dropout_masks import draw_factors, drop
 from nmt.system.device import has_bf16_products
-from nmt.system.tracing import not_traced
 
 
 class CpuBackend(Backend):
-    # Not traced, because numba's loop cannot be.
-    attend = not_traced(Backend.attend)
-
     def draw_factors(self, x: Tensor, rate: float) -> Tensor:
         return draw_factors(x, rate, fill_compiled)
 
-    @not_traced
     def drop(self, x: Tensor, rate: float) -> Tensor:
         return drop(x, rate, fill_compiled)
 
@@ -37,14 +32,11 @@ class CpuBackend(Backend):
 
 
 def can_fuse(x: Tensor, weight: Tensor) -> bool:
-    """Whether to use oneDNN's fused kernel: for rows in bf16 on a processor that supports it, outside
-    torch.compile, which fuses by itself.
-    """
+    """Whether to use oneDNN's fused kernel: for rows in bf16 on a processor that supports it."""
     return (
         x.dtype == torch.bfloat16
         and x.dim() == 2
         and (x.dtype == weight.dtype or torch.is_autocast_enabled("cpu"))
-        and not torch.compiler.is_compiling()
         and has_bf16_products()
     )
 

@@ -18,6 +18,16 @@ from nmt.model.packed_attention import attend, rotate
 class DeviceMask(AttentionMask):
     """A mask of which the host reads nothing: one group of all sentences, which may be empty."""
 
+    def __init__(
+        self,
+        queries: Packed,
+        keys: Packed,
+        causal: bool = False,
+        window: int | None = None,
+        is_single_group: bool = True,
+    ) -> None:
+        super().__init__(queries, keys, causal, window, is_single_group=True)
+
     @lazy_property
     def has_empty_rows(self) -> bool:
         return True
@@ -26,16 +36,7 @@ class DeviceMask(AttentionMask):
 class CudaBackend(Backend):
     compute_loss = staticmethod(compute_loss)
     small_product = 0  # every product is one launch
-
-    def make_mask(
-        self,
-        queries: Packed,
-        keys: Packed,
-        causal: bool = False,
-        window: int | None = None,
-        is_single_group: bool = False,
-    ) -> AttentionMask:
-        return DeviceMask(queries, keys, causal, window, is_single_group=True)
+    make_mask = DeviceMask
 
     def attend(
         self,
