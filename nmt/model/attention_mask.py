@@ -1,9 +1,10 @@
 """Which keys each query of a packed batch attends to, and how its sentences are padded for that.
 
-A mask is made once for all layers. Sentences of similar length are padded to one width. Padding and
-packing gather one head's row at a time by index, so no tensor is transposed and no gradient needs a
-scatter-add.
+A mask is made once for all layers. Sentences of similar length are padded to one width, where attention is
+computed with plain batched products (`packed_attention.py`). Kernels that need no padding read intervals.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,80 +17,29 @@ MASKED_SCORE = -1e30  # finite, because a sentence without tokens must not give 
 WIDTH_MULTIPLE = 16
 
 
+class PaddedGroup(NamedTuple):
+    """Sentences of similar length. Where a sentence has no more tokens, its last one stands in."""
+
+    queries: Tensor  # (S, Lq) packed rows
+    keys: Tensor  # (S, Lk)
+    bias: (
+        Tensor  # (S, 1, Lq or 1, Lk) fp32, on scores: 0, or MASKED_SCORE where a key is masked out
+    )
+
+
 def round_up_width(longest: int) -> int:
     """Round up to the width that sentences of this length are padded to."""
     return -(-max(longest, 1) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
-class PaddedGroups:
-    """One side of a batch, padded: groups of sentences of similar length, each group padded to its
-    own width.
+def pad_rows(packed: Packed, sentences: Tensor, width: int) -> Tensor:
+    """Return the packed rows of these sentences, each padded to a width: (S, L)."""
+    last = (packed.offsets[sentences + 1] - 1).clamp(min=0)[:, None]
+    return torch.minimum(packed.offsets[sentences, None] + _count_to(width, packed), last)
 
-    A cell is one head's row at one position of a sentence, including positions without a token. The
-    cells of a group are ordered by sentence, head and position, and the groups are stored one after
-    another.
-    """
 
-    def __init__(self, packed: Packed, groups: list[Tensor], widths: list[int]) -> None:
-        self.packed, self.widths = packed, widths
-        self.sizes = [group.numel() * width for group, width in zip(groups, widths, strict=True)]
-        self.live: list[Tensor] = []  # per group, (S, L): whether the position has a token
-        # Per group, (S, L): the packed row of the token, 0 where there is none
-        self.tokens: list[Tensor] = []
-        # Per sentence: its first cell if there were one head, and the number of cells from one head
-        # to the next.
-        self.starts = packed.offsets.new_zeros(packed.n_sentences + 1)
-        self.strides = torch.zeros_like(self.starts)
-        self.indices: dict[tuple[int, ...], Tensor] = {}
-        first = 0
-        for group, width, size in zip(groups, widths, self.sizes, strict=True):
-            positions = torch.arange(width, device=group.device)
-            live = positions < packed.lengths[group, None]
-            self.live.append(live)
-            self.tokens.append(torch.where(live, packed.offsets[group, None] + positions, 0))
-            self.starts[group] = first + width * torch.arange(group.numel(), device=group.device)
-            self.strides[group] = width
-            first += size
-        self.starts[-1] = first  # the dead tail reads the row of zeros after the last cell
-
-    def pad(self, x: Tensor, group: int) -> Tensor:
-        """Pad the packed heads x (T, H, D) to the cells of a group: (S * H, L, D)."""
-        n, heads, size = x.shape
-        if x.stride(2) != 1 or x.stride(1) != size or x.stride(0) % size:
-            x = x.contiguous()
-        # x may be a slice of a wider projection (queries, keys and values in one), which has more
-        # rows per token.
-        rows_per_token = x.stride(0) // size
-        index = self.indices.get((group, heads, rows_per_token))
-        if index is None:
-            head = torch.arange(heads, device=x.device)[:, None]
-            index = (self.tokens[group][:, None] * rows_per_token + head).flatten()  # (S * H * L,)
-            self.indices[group, heads, rows_per_token] = index
-        rows = x.as_strided(((n - 1) * rows_per_token + heads, size), (size, 1))
-        return rows.index_select(0, index).view(-1, self.widths[group], size)
-
-    def new_cells(self, like: Tensor, heads: int, size: int) -> list[Tensor]:
-        """Allocate the cells of all groups, each (S * H, L, D), in one storage that ends with a row
-        of zeros.
-        """
-        cells = like.new_empty(sum(self.sizes) * heads + 1, size)
-        cells[-1] = 0.0
-        groups = cells.split([*(n * heads for n in self.sizes), 1])
-        return [
-            part.view(-1, width, size) for part, width in zip(groups, self.widths, strict=False)
-        ]
-
-    def unpad(self, cells: list[Tensor], heads: int) -> Tensor:
-        """Pack cells that `new_cells` allocated: (T, H, D), zeros in the unused tail."""
-        index = self.indices.get((heads,))
-        if index is None:
-            packed, head = self.packed, torch.arange(heads, device=self.starts.device)
-            start, stride = self.starts[packed.sentence, None], self.strides[packed.sentence, None]
-            rows = start * heads + stride * head + packed.positions[:, None]  # (T, H)
-            index = self.indices[heads,] = rows.flatten()
-        size = cells[0].shape[2]
-        rows = cells[0].as_strided((sum(self.sizes) * heads + 1, size), (size, 1))
-        return rows.index_select(0, index).view(-1, heads, size)
+def _count_to(n: int, packed: Packed) -> Tensor:
+    return torch.arange(n, device=packed.tokens.device)
 
 
 class AttentionMask:
@@ -152,49 +102,55 @@ class AttentionMask:
         return torch.stack((first, last)).int()
 
     @lazy_property
-    def groups(self) -> list[Tensor]:
+    def members(self) -> list[Tensor]:
         """The sentences of each group: those whose longer side is padded to the same width."""
         queries, keys = self.packed
         if self.is_single_group:
-            return [torch.arange(queries.n_sentences, device=queries.tokens.device)]
-        sizes = (
-            torch.maximum(queries.lengths, keys.lengths)
-            .add(WIDTH_MULTIPLE - 1)
-            .div(WIDTH_MULTIPLE, rounding_mode="floor")
-        )
+            return [_count_to(queries.n_sentences, queries)]
+        sizes = torch.maximum(queries.lengths, keys.lengths).add(WIDTH_MULTIPLE - 1)
+        sizes = sizes.div(WIDTH_MULTIPLE, rounding_mode="floor")
         return [(sizes == size).nonzero().squeeze(1) for size in sizes.unique().tolist()]
 
-    def pad_groups(self, packed: Packed) -> PaddedGroups:
-        if self.is_single_group:
-            longest = [packed.longest]
-        else:
-            longest = [int(packed.lengths[group].max()) for group in self.groups]
-        return PaddedGroups(packed, self.groups, [round_up_width(n) for n in longest])
+    @lazy_property
+    def groups(self) -> list[PaddedGroup]:
+        return [self._pad_group(sentences) for sentences in self.members]
+
+    def _pad_group(self, sentences: Tensor) -> PaddedGroup:
+        queries, keys = self.packed
+        widths = []
+        for side in self.packed:
+            longest = side.longest
+            if not self.is_single_group:
+                longest = int(side.lengths[sentences].max())
+            widths.append(round_up_width(longest))
+        n_queries, n_keys = widths
+        position = _count_to(n_keys, keys)
+        ahead = position - _count_to(n_queries, keys)[:, None]
+        is_visible = (position < keys.lengths[sentences, None])[:, None, None]
+        if self.causal:
+            is_visible = is_visible & (ahead <= 0)
+        if self.window is not None:
+            is_visible = is_visible & (ahead.abs() <= self.window)
+        return PaddedGroup(
+            pad_rows(queries, sentences, n_queries),
+            pad_rows(keys, sentences, n_keys),
+            torch.where(is_visible, 0.0, MASKED_SCORE),
+        )
 
     @lazy_property
-    def queries(self) -> PaddedGroups:
-        return self.pad_groups(self.packed[0])
-
-    @lazy_property
-    def keys(self) -> PaddedGroups:
-        return self.queries if self.packed[0] is self.packed[1] else self.pad_groups(self.packed[1])
-
-    @lazy_property
-    def score_biases(self) -> list[Tensor]:
-        """The bias on the scores of each group, (S, 1, Lq or 1, Lk) fp32: 0, or MASKED_SCORE where
-        a key is masked out.
+    def cells(self) -> Tensor:
+        """Where each query is among all padded queries, group after group, (Tq,); beyond the last in the
+        dead tail.
         """
-        biases = []
-        for live, n_queries in zip(self.keys.live, self.queries.widths, strict=True):
-            is_visible = live[:, None, None, :]
-            position = torch.arange(max(n_queries, live.shape[1]), device=live.device)
-            ahead = position[: live.shape[1]] - position[:n_queries, None]
-            if self.causal:
-                is_visible = is_visible & (ahead <= 0)
-            if self.window is not None:
-                is_visible = is_visible & (ahead.abs() <= self.window)
-            biases.append(torch.where(is_visible, 0.0, MASKED_SCORE))
-        return biases
+        queries = self.packed[0]
+        starts = queries.offsets.clone()  # of the sentences, and of the dead tail
+        n_cells = 0
+        for sentences, group in zip(self.members, self.groups, strict=True):
+            n, width = group.queries.shape
+            starts[sentences] = n_cells + width * _count_to(n, queries)
+            n_cells += n * width
+        starts[-1] = n_cells
+        return starts[queries.sentence] + queries.positions
 
     @lazy_property
     def has_empty_rows(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nmt.model.attention_mask import AttentionMask
 from nmt.model.dropout_masks import draw_factors, drop
-from nmt.model.packed_attention import attend
+from nmt.model.packed_attention import attend, look_up_rows
 
 # (hidden (T, d), weight (V, d), labels (T,), smoothing, needs_grad) -> smoothed sum, NLL sum, and the smoothed
 # sum's gradients of hidden and weight
@@ -42,7 +42,8 @@ class Backend:
         rotation: Tensor | None = None,
     ) -> Tensor:
         """As `attend` of packed_attention.py."""
-        return attend(q, k, v, mask, weights, dropout, rotation, self.draw_factors)
+        draw, look_up = self.draw_factors, self.look_up
+        return attend(q, k, v, mask, weights, dropout, rotation, draw, look_up)
 
     def draw_factors(self, x: Tensor, rate: float) -> Tensor:
         """Draw what `attend` multiplies its weights by in dropout."""
@@ -58,8 +59,8 @@ class Backend:
         return y.add_(bias.to(y.dtype))
 
     def look_up(self, table: Tensor, numbers: Tensor) -> Tensor:
-        """Return table[numbers]: (rows, d), (T,) -> (T, d)."""
-        return F.embedding(numbers, table)
+        """Return the rows of a table (rows, d) that have these numbers, (...) -> (..., d)."""
+        return look_up_rows(table, numbers)
 
 
 PLAIN = Backend()

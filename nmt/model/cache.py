@@ -133,4 +133,6 @@ def pad_memory(k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tenso
 
     The mask has one group, so that all sentences are padded to one length.
     """
-    return mask.keys.pad(k, 0), mask.keys.pad(v, 0)
+    rows = mask.groups[0].keys
+    padded = [x[rows].transpose(1, 2).flatten(0, 1) for x in (k, v)]
+    return padded[0], padded[1]

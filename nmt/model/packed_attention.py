@@ -1,14 +1,14 @@
 """Attention over packed sentences: softmax(Q K^T / sqrt(d_k)) V of section 3.2, one function for
 its three uses. The projections around it are in `multi_head_attention.py`.
 
-Sentences of similar length are padded to one width (`attention_mask.py`), and attention is computed with
-plain batched matrix products. Decoding steps have their own attention, over a cache (`cache.py`).
+Sentences of similar length are padded to one width (`attention_mask.py`). Decoding steps
+have their own attention, over a cache (`cache.py`).
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.batch import pack
@@ -17,6 +17,11 @@ from nmt.model.dropout_masks import draw_factors
 from nmt.system.errors import UserError
 
 DrawFactors = Callable[[Tensor, float], Tensor]
+Gather = Callable[[Tensor, Tensor], Tensor]
+
+
+def look_up_rows(table: Tensor, numbers: Tensor) -> Tensor:
+    return F.embedding(numbers, table)
 
 
 def rotate(x: Tensor, rotation: Tensor | None) -> Tensor:
@@ -28,79 +33,6 @@ def rotate(x: Tensor, rotation: Tensor | None) -> Tensor:
     return torch.cat((a * cosines - b * sines, b * cosines + a * sines), -1).to(x.dtype)
 
 
-class _PaddedAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        collected: list[Tensor] | None,
-        dropout: float,
-        draw: DrawFactors,
-    ) -> Tensor:
-        heads, scale = q.shape[1], q.shape[2] ** -0.5
-        outputs = mask.queries.new_cells(v, heads, v.shape[2])
-        saved = []
-        drawn = []
-        for group, bias in enumerate(mask.score_biases):
-            q_cells = mask.queries.pad(q, group)  # (S * H, Lq, K)
-            k_cells = mask.keys.pad(k, group)  # (S * H, Lk, K)
-            v_cells = mask.keys.pad(v, group)  # (S * H, Lk, V)
-            scores = torch.bmm(q_cells, k_cells.transpose(1, 2))
-            scores = scores.view(bias.shape[0], heads, -1, bias.shape[3])  # (S, H, Lq, Lk)
-            # fp32 or better, because the bias is fp32
-            weights = torch.add(bias, scores, alpha=scale).softmax(-1)
-            if mask.has_empty_rows:
-                weights.mul_(bias == 0)
-            if collected is not None:
-                collected.append(weights)
-            weights = weights.to(q.dtype).view(-1, *weights.shape[2:])
-            kept = weights
-            if dropout:
-                drawn.append(draw(weights, dropout))
-                kept = weights * drawn[group]
-            torch.bmm(kept, v_cells, out=outputs[group])
-            saved += [q_cells, k_cells, v_cells, weights, outputs[group]]
-        ctx.save_for_backward(*saved, *drawn)
-        ctx.mask, ctx.heads, ctx.scale = mask, heads, scale
-        return mask.queries.unpad(outputs, heads)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
-        mask, heads, saved = ctx.mask, ctx.heads, ctx.saved_tensors
-        d_q = mask.queries.new_cells(grad, heads, saved[0].shape[2])
-        d_k = mask.keys.new_cells(grad, heads, saved[0].shape[2])
-        d_v = mask.keys.new_cells(grad, heads, saved[2].shape[2])
-        drawn = saved[5 * len(mask.queries.live) :]  # empty without dropout
-        for group, live in enumerate(mask.queries.live):
-            q_cells, k_cells, v_cells, weights, output = saved[5 * group : 5 * group + 5]
-            d_output = mask.queries.pad(grad, group)
-            # cells without a token were padded with the gradient of row 0
-            is_live = live[:, None, :, None].to(grad.dtype)  # (S, 1, Lq, 1)
-            d_output.view(live.shape[0], heads, live.shape[1], -1).mul_(is_live)
-            kept = weights * drawn[group] if drawn else weights
-            torch.bmm(kept.transpose(1, 2), d_output, out=d_v[group])
-            d_scores = torch.bmm(d_output, v_cells.transpose(1, 2))  # (S * H, Lq, Lk)
-            if drawn:
-                d_scores.mul_(drawn[group])
-            # through the softmax: weights * (d_weights - sum of weights * d_weights)
-            d_scores.sub_((d_output * output).sum(-1, keepdim=True)).mul_(weights)
-            d_scores.mul_(ctx.scale)
-            torch.bmm(d_scores, k_cells, out=d_q[group])
-            torch.bmm(d_scores.transpose(1, 2), q_cells, out=d_k[group])
-        return (
-            mask.queries.unpad(d_q, heads),
-            mask.keys.unpad(d_k, heads),
-            mask.keys.unpad(d_v, heads),
-            None,
-            None,
-            None,
-            None,
-        )
-
-
 def attend(
     q: Tensor,
     k: Tensor,
@@ -110,6 +42,7 @@ def attend(
     dropout: float = 0.0,
     rotation: Tensor | None = None,
     draw: DrawFactors = draw_factors,
+    look_up: Gather = look_up_rows,
 ) -> Tensor:
     """Compute softmax(q k^T / sqrt(d_k)) v within each sentence: (Tq, H, K), (Tk, H, K), (Tk, H, V)
     -> (Tq, H, V). `rotation`, if given, is applied to q and k first.
@@ -118,14 +51,29 @@ def attend(
     must then have a single group. Each weight is dropped with probability `dropout`, but not those
     that are appended; `draw` draws the factors for that.
     """
-    q, k = rotate(q, rotation), rotate(k, rotation)
-    if weights is None:
-        return _PaddedAttention.apply(q, k, v, mask, None, dropout, draw)
-    collected: list[Tensor] = []
-    output = _PaddedAttention.apply(q, k, v, mask, collected, dropout, draw)
-    queries, keys = mask.packed
-    weights.append(collected[0][:, :, : queries.longest, : keys.longest])
-    return output
+    heads, scale = v.shape[1:], q.shape[2] ** -0.5
+    q, k, v = (x.flatten(1) for x in (rotate(q, rotation), rotate(k, rotation), v))
+
+    def pad(x: Tensor, rows: Tensor) -> Tensor:
+        return look_up(x, rows).unflatten(2, (heads[0], -1)).transpose(1, 2)  # (S, H, L, D)
+
+    outputs = []
+    for queries, keys, bias in mask.groups:
+        scores = pad(q, queries) @ pad(k, keys).transpose(2, 3)  # (S, H, Lq, Lk)
+        # fp32 or better, because the bias is fp32
+        softmax = torch.add(bias, scores, alpha=scale).softmax(-1)
+        if mask.has_empty_rows:
+            softmax = softmax * (bias == 0)
+        if weights is not None:
+            longest = [side.longest for side in mask.packed]
+            weights.append(softmax[:, :, : longest[0], : longest[1]])
+        kept = softmax.to(q.dtype)
+        if dropout:
+            kept = kept * draw(kept, dropout)
+        output = kept @ pad(v, keys)  # (S, H, Lq, V)
+        outputs.append(output.transpose(1, 2).flatten(0, 1).flatten(1))
+    nothing = v.new_zeros(1, v.shape[1])  # for the dead tail
+    return look_up(torch.cat((*outputs, nothing)), mask.cells).view(-1, *heads)
 
 
 def attend_matrices(

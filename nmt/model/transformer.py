@@ -236,7 +236,7 @@ class Transformer(BackendModule):
         """
         memory = self.encode(src)  # (Ts, d_model)
         mask = self.backend.make_mask(src, src, is_single_group=True)
-        memory_mask = mask.score_biases[0]
+        memory_mask = mask.groups[0].bias
         config = self.config
         n, n_rows = src.n_sentences, src.n_sentences * config.n_heads
         # The memory does not change from step to step, so each layer projects it once.

@@ -8,6 +8,7 @@ Statistics are fp32 (fp64 for fp64 input) whatever the products' precision. A ba
 in another way (nmt/engines/cuda/loss_triton.py).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +19,12 @@ from nmt.model.backend import PLAIN, Backend, ComputeLoss
 from nmt.model.transformer import Transformer
 
 CHUNK_LOGITS = 48_000_000  # held at a time
-MIN_CHUNK_ROWS = 512  # at least, because each chunk reads all weights
+MIN_CHUNK_ROWS = 512  # at least, because each chunk reads all weights,
+ROWS_PER_COLUMN = 4  # and at most, because logits of fewer rows stay in the caches: times d_model
 BLOCK_LOGITS = 2_000_000  # in full precision, few enough for the caches
+# (logits (B, V), labels (B, 1), the type of the results) -> log sum exp and the gold piece's logit, each (B, 1); the
+# logits become their softmax
+SoftmaxInPlace = Callable[[Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]]
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -54,11 +59,17 @@ class _FusedLoss(torch.autograd.Function):
 
 
 def chunked_loss_forward(
-    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, needs_grad: bool
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    needs_grad: bool,
+    softmax_in_place: SoftmaxInPlace | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the smoothed sum's gradients of `hidden`
     and `weight`.
     """
+    softmax_in_place = softmax_in_place or _softmax_in_place
     n_rows, n_vocab, device = hidden.shape[0], weight.shape[0], hidden.device.type
     others = smoothing / (n_vocab - 1)  # what each piece gets
     gold = 1.0 - smoothing - others  # what the gold piece gets beyond that
@@ -78,9 +89,11 @@ def chunked_loss_forward(
     smoothed, nll = weight.new_zeros(()), weight.new_zeros(())
     grad_hidden = torch.empty_like(hidden) if needs_grad else None
     grad_weight = torch.zeros_like(weight) if needs_grad and not n_rows else None
-    n_chunks = max(1, -(-n_rows // max(MIN_CHUNK_ROWS, CHUNK_LOGITS // n_vocab)))
+    most_rows = min(CHUNK_LOGITS // n_vocab, ROWS_PER_COLUMN * hidden.shape[1])
+    n_chunks = max(1, -(-n_rows // max(MIN_CHUNK_ROWS, most_rows)))
     chunk = max(1, -(-n_rows // n_chunks))
     block = max(1, BLOCK_LOGITS // n_vocab)
+    columns = weight_fast.T.contiguous()  # (d, V), which multiplies faster
     buffer = hidden_fast.new_empty(min(chunk, n_rows), n_vocab)  # one for all chunks
     with torch.autocast(device, enabled=False):
         vocab_sum = weight.sum(0)  # its product with a hidden row is the sum of the row's logits
@@ -88,13 +101,13 @@ def chunked_loss_forward(
         for first in range(0, n_rows, chunk):
             rows = slice(first, min(first + chunk, n_rows))
             shares = buffer[: rows.stop - first]  # (C, V), at first logits, then probabilities
-            torch.mm(hidden_fast[rows], weight_fast.T, out=shares)
+            torch.mm(hidden_fast[rows], columns, out=shares)
 
             # losses, block by block
             for start in range(first, rows.stop, block):
                 part = slice(start, min(start + block, rows.stop))
                 block_shares = shares[start - first : part.stop - first]
-                log_total, gold_logit = _softmax_in_place(block_shares, label[part], exact)
+                log_total, gold_logit = softmax_in_place(block_shares, label[part], exact)
                 nll = nll + ((log_total - gold_logit) * counts[part]).sum()
                 loss = log_total - gold * gold_logit - others * all_logits[part]
                 smoothed = smoothed + (loss * counts[part]).sum()
@@ -102,11 +115,8 @@ def chunked_loss_forward(
             # what the softmax adds to the gradients
             if grad_hidden is not None:
                 grad_hidden[rows] = shares @ weight_fast
-                product = shares.T @ counted_fast[rows]
-                if grad_weight is None:
-                    grad_weight = product.to(exact)
-                else:
-                    grad_weight.add_(product)
+                product = (shares.T @ counted_fast[rows]).to(exact)
+                grad_weight = product if grad_weight is None else grad_weight.add_(product)
 
     # what the gold piece and smoothing add, for all rows at once
     if grad_hidden is not None and grad_weight is not None:

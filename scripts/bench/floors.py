@@ -104,7 +104,6 @@ class Bench:
     def measure_training(self, size: str, precision: str) -> float:
         """The share of a plain product's speed that whole updates reach."""
         command = [*make_step_command(size, precision, UPDATES), "--products", *self.config]
-        command.append("training.micro_tokens=4096")
         with open(self.folder / "log", "ab") as log:
             answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=log).stdout
         found = json.loads(answer)
@@ -194,6 +193,7 @@ def list_groups(bench: Bench) -> dict[str, Callable[[], dict[str, float]]]:
         "beam 4": partial(bench.measure_decoding, "beam 4 forced"),
         "one sentence": partial(bench.measure_decoding, "one by one, beam 4 forced"),
         "training small": partial(measure_training, "small", bench.precisions),
+        "training multi30k": partial(measure_training, "multi30k", bench.precisions[-1:]),
         # a minute for each precision, so only in the one that `precision: auto` takes
         "training base": partial(measure_training, "base", bench.precisions[-1:]),
     }

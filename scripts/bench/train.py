@@ -42,6 +42,7 @@ TIMEOUT_S = 1800  # of a process
 SIZES = {
     "base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "n_layers": 6},
     "small": {"d_model": 256, "d_ff": 1024, "n_heads": 4, "n_layers": 3},
+    "multi30k": {"d_model": 128, "d_ff": 256, "n_heads": 4, "n_layers": 4},
     "tiny": {"d_model": 32, "d_ff": 64, "n_heads": 2, "n_layers": 1},
 }
 SYSTEMS = {

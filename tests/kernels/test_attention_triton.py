@@ -26,7 +26,7 @@ from nmt.engines.cuda import attention_triton
 from nmt.engines.cuda.attention_triton import supports_triton, triton_attention
 from nmt.engines.cuda.cuda_graph import capture
 from nmt.model.attention_mask import AttentionMask
-from nmt.model.dropout_masks import draw_seed, fill_by_arrays, make_factors
+from nmt.model.dropout_masks import draw_seed, mask_by_arrays
 
 
 def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
@@ -97,7 +97,7 @@ def test_dropout_drops_what_the_hash_of_the_cpu_says(
         return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals, dropout)
 
     def draw(weights: Tensor) -> Tensor:
-        return make_factors(weights, dropout, seed, fill_by_arrays)
+        return mask_by_arrays(torch.ones_like(weights), dropout, seed)
 
     check_attention(attend, case, device, draw=draw)
 

@@ -1,18 +1,16 @@
 """Dropout: rate, scale, independence, that the seed governs it, and that numba changes no mask."""
 
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from nmt.engines.cpu.backend import CpuBackend
-from nmt.engines.cpu.compiled_dropout import fill_compiled, load_loop
+from nmt.engines.cpu.backend import CpuBackend, load_compiled
 from nmt.model.dropout import Dropout
-from nmt.model.dropout_masks import BITS, fill_by_arrays
+from nmt.model.dropout_masks import BITS, mask_by_arrays
 from nmt.system.progress import say_once
 from nmt.train.update import dropout_seed
 
@@ -85,23 +83,26 @@ def test_masks_of_seeds_updates_and_micro_batches_are_independent() -> None:
 @pytest.fixture
 def fresh_fill() -> Iterator[None]:
     """Forget which function fills masks, before and after a test that breaks numba."""
-    load_loop.cache_clear()
+    load_compiled.cache_clear()
     yield
-    load_loop.cache_clear()
+    load_compiled.cache_clear()
 
 
-@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1 - 2**-BITS])
-def test_compiled_masks_are_those_of_numpy(dtype: type[np.signedinteger], rate: float) -> None:
-    """numba's loop and numpy's arrays give identical masks."""
-    assert load_loop(np.dtype(dtype)) is not None
+def test_compiled_masks_are_those_of_numpy(dtype: torch.dtype, rate: float) -> None:
+    """numba's loop and numpy's arrays give identical bits, of NaN, too."""
+    compiled = load_compiled(dtype)
+    assert compiled is not None
     random = np.random.default_rng(3)
     for size in (0, 1, 17, 100_003):
-        seed, threshold = int(random.integers(2**63)), round(rate * 2**BITS)
-        compiled, plain = np.full(size, 5, dtype), np.full(size, 6, dtype)
-        fill_compiled(compiled, np.array([7], dtype), seed, threshold)
-        fill_by_arrays(plain, np.array([7], dtype), seed, threshold)
-        assert np.array_equal(compiled, plain) and set(compiled.tolist()) <= {0, 7}
+        seed = int(random.integers(2**63))
+        x = torch.randn(size).to(dtype)
+        x[size // 2 :: 7] = float("nan")
+        x[size // 3 :: 7] = float("inf")
+        found, expected = (mask(x, rate, seed) for mask in (compiled.mask, mask_by_arrays))
+        assert found.dtype == dtype and torch.equal(found.nan_to_num(5), expected.nan_to_num(5))
+        assert found.isnan().sum() >= x.isnan().sum()
 
 
 @pytest.mark.usefixtures("fresh_fill")
@@ -113,44 +114,11 @@ def test_without_numba_the_masks_are_the_same(
         return CpuBackend().drop(torch.ones(50, 60, dtype=torch.bfloat16), 0.3)
 
     compiled = draw()
-    load_loop.cache_clear()
+    load_compiled.cache_clear()
     say_once.cache_clear()
+    for name in ("compiled_attention", "compiled_rows"):
+        monkeypatch.delitem(sys.modules, f"nmt.engines.cpu.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)  # importing it fails
     assert torch.equal(draw(), compiled)
-    assert load_loop(np.dtype(np.int16)) is None
+    assert load_compiled(torch.bfloat16) is None
     assert capsys.readouterr().err.count("without numba, CPUs train and translate more slowly") == 1
-
-
-@pytest.mark.usefixtures("fresh_fill")
-def test_damaged_compiled_code_is_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dtype = np.dtype(np.int32)
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
-    load_loop(dtype)
-    kept = [path for path in tmp_path.rglob("*") if path.suffix in (".nbi", ".nbc")]
-    assert len(kept) == 2
-    content = {path: path.read_bytes() for path in kept}
-    for path in kept:
-        path.write_bytes(content[path][:-9])
-    (tmp_path / "of the user").touch()
-    load_loop.cache_clear()
-    assert load_loop(dtype) is not None
-    # Numba counts what it has compiled and writes the number down, so other bytes may come out.
-    assert all(path.read_bytes() != content[path][:-9] for path in kept)
-    assert (tmp_path / "of the user").exists()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_compiled_layer_drops_the_same(dtype: torch.dtype) -> None:
-    layer, x = Dropout(0.3), torch.ones(40, 50, dtype=dtype, requires_grad=True)
-    layer.backend = CpuBackend()
-
-    def run(call: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(7)
-        y = call(x)
-        return y, torch.autograd.grad(y.sum(), x)[0]
-
-    plain, compiled = run(layer), run(torch.compile(layer, backend="aot_eager"))
-    assert torch.equal(plain[0], compiled[0]) and torch.equal(plain[1], compiled[1])

@@ -24,6 +24,21 @@ def test_equals_the_definition(case: AttentionCase, dtype: torch.dtype | None) -
     check_attention(attend, case, torch.device("cpu"))
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_attends_so_where_its_kernels_decline(case: AttentionCase) -> None:
+    """Heads wider than a kernel takes, for example: in one group, whose rows are looked up by the operation
+    whose gradients repeat.
+    """
+    backend = cuda_backend.CudaBackend()
+
+    def attend_on_gpu(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        own = backend.make_mask(*mask.packed, mask.causal, mask.window)
+        assert len(own.groups) == 1 and not cuda_backend.supports_triton(q, v)
+        return backend.attend(q, k, v, own)
+
+    check_attention(attend_on_gpu, case, torch.device("cpu"))
+
+
 def test_a_kernel_is_told_what_to_drop_and_not_asked_for_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -57,7 +72,7 @@ def test_dropout_drops_weights(causal: bool) -> None:
     ours = attend(q, k, v, AttentionMask(side, side, causal), None, 0.4, draw=draw)
     factors: dict[int, Tensor] = {}  # by length: (H, L, L)
     for cells, lengths in zip(drawn, ([7, 3], [20]), strict=True):
-        for of_sentence, n in zip(cells.unflatten(0, (-1, 2)), lengths, strict=True):
+        for of_sentence, n in zip(cells, lengths, strict=True):
             factors[n] = of_sentence[:, :n, :n]
     kept = torch.cat([factor.flatten() for factor in factors.values()]) != 0
     assert float(kept.double().mean()) == pytest.approx(0.6, abs=0.1)

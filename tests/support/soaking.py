@@ -147,13 +147,12 @@ def _import_all() -> None:
         "nmt.extras.report.page",
     ):
         importlib.import_module(name)
-    import numpy as np
     import torch
 
-    from nmt.engines.cpu.compiled_dropout import load_loop
+    from nmt.engines.cpu.backend import load_compiled
 
     torch.set_num_threads(1)
-    load_loop(np.dtype(np.float32))  # imports numba, which is to have its types ready
+    load_compiled(torch.float32)  # imports numba, which is to have its types ready
 
 
 def _run(order: Order) -> None:

@@ -201,7 +201,7 @@ def test_compiled_equals_eager_whatever_was_compiled_before(
     for room, compiler in ((64, "aot_eager"), (80, "eager")):
         monkeypatch.setattr(recorded_replica, "BACKEND", compiler)
         with torch._dynamo.config.patch(recompile_limit=1):
-            check_compiled(False, CpuBackend(), room)
+            check_compiled(False, Backend(), room)
         made.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert made[0] == made[1] > 0
 

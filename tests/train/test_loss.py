@@ -32,14 +32,21 @@ def written_out(
 
 @pytest.mark.parametrize("eps", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize(
-    ("chunk", "block", "rounds"), [(7, 3, (8, 22)), (16, 1, (4, 50)), (T, T, (1, 1))]
+    ("chunk", "per_column", "block", "rounds"),
+    [(7, 9, 3, (8, 22)), (16, 9, 1, (4, 50)), (T, 9, T, (1, 1)), (T, 1, T, (7, 7))],
 )
 def test_equals_the_definition(
-    eps: float, chunk: int, block: int, rounds: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    eps: float,
+    chunk: int,
+    per_column: int,
+    block: int,
+    rounds: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In so many rows at a time, and in so many chunks and blocks of all chunks."""
     monkeypatch.setattr(loss, "MIN_CHUNK_ROWS", 1)
     monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk * V)
+    monkeypatch.setattr(loss, "ROWS_PER_COLUMN", per_column)
     monkeypatch.setattr(loss, "BLOCK_LOGITS", block * V)
     places, softmax = [], loss._softmax_in_place
 

@@ -50,7 +50,12 @@ def test_the_nll_is_that_of_each_piece_of_the_dev_set(toy: Path, corpus: Path) -
 def test_a_part_of_the_dev_set_is_scored_and_named(
     toy: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ["training.steps=60", "model.dropout=0", "model.d_model=32", "decoding.min_length=6"]
+    settings = [
+        "training.steps=150",
+        "model.dropout=0",
+        "model.d_model=32",
+        "decoding.min_length=6",
+    ]
     settings += ["optimizer.warmup_steps=10", "evaluation.sentences=10"]
     config = train_toy(toy, *settings)
 

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from nmt.system.caches import retry_without_cache
 from nmt.system.files import make_folder, write_text
+from nmt.system.progress import say
 
 # Sums may be reordered, but NaN stays NaN: a search must notice it.
 FAST_SUMS = frozenset({"reassoc", "contract", "nsz", "arcp"})
@@ -53,6 +55,14 @@ def hold_code_folder(*files: str) -> Iterator[None]:
         with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def compile_once(what: str, name: str, files: Sequence[str], work: Callable[[], object]) -> None:
+    """Do work that compiles the function `name` of `files`, or loads what an earlier process compiled."""
+    with hold_code_folder(*files):
+        if not is_kept(name, *files):
+            say(f"compiling {what} for this processor, once; this takes about 20 seconds")
+        retry_without_cache(work)
 
 
 def copy_sources(files: Sequence[str], folder: Path) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import BOS, EOS, PAD, UNK
-from nmt.engines.cpu.compiled_code import hold_code_folder, is_kept, make_compiler
+from nmt.engines.cpu.compiled_code import compile_once, make_compiler
 from nmt.engines.cpu.compiled_layers import (
     ACTIVATIONS,
     LAYER_FILES,
@@ -41,10 +41,8 @@ from nmt.engines.cpu.compiled_products import Floats, Products, exp, multiply
 from nmt.engines.cpu.packed_linear import count_layer_weights
 from nmt.engines.known_values import ANY_VALUE, KnownValues, find_unknown_value
 from nmt.model.transformer import Transformer
-from nmt.system.caches import retry_without_cache
 from nmt.system.device import AVX512_BF16, find_bf16_instructions
 from nmt.system.errors import UserError
-from nmt.system.progress import say
 from nmt.translate.batching import Requests, count_threads
 from nmt.translate.engine import SearchEngine
 from nmt.translate.length_penalty import compute_penalty
@@ -551,12 +549,12 @@ def find_fault_of_compiler(is_bf16: bool) -> Exception | None:
         with torch.random.fork_rng(devices=[]):
             tiny = Transformer(ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1), EOS + 1)
         rules = make_rules(DecodingConfig(max_extra=1))
-        with hold_code_folder(*SEARCH_FILES):
-            if not is_kept(search_together.__name__, *SEARCH_FILES):
-                say("compiling the search for this processor, once; this takes about 20 seconds")
-            retry_without_cache(
-                lambda: search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules)
-            )
+        compile_once(
+            "the search",
+            search_together.__name__,
+            SEARCH_FILES,
+            lambda: search_compiled(CompiledWeights(tiny.eval(), is_bf16), pack([[EOS]]), rules),
+        )
     except Exception as error:  # numba raises many kinds of errors
         return error
     return None

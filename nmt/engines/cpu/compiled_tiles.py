@@ -25,6 +25,7 @@ LANES = 16 if HAS_LARGE_REGISTERS else 8
 VECTORS = 4 if HAS_LARGE_REGISTERS else 2
 PANEL = LANES * VECTORS  # columns
 TILE_ROWS = 4
+NARROW_TILE_ROWS = 8  # of a tile that is one vector wide
 
 generate_code: Any = intrinsic
 INT64, INT32, FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
@@ -55,6 +56,16 @@ def point_at(_context: Any, array: Any, index: Any) -> Any:
 
 
 @generate_code
+def read_bits(_context: Any, number: Any) -> Any:
+    """Return the bits of a float32 as uint32."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], INT32)
+
+    return types.uint32(types.float32), generate
+
+
+@generate_code
 def reinterpret_bits(_context: Any, bits: Any) -> Any:
     """Return the number of type float32 that has the bits of this int32."""
 
@@ -81,6 +92,7 @@ def make_tile(n_rows: int) -> Any:
             tile.add_products(
                 x,
                 x_stride,
+                INT64(1),
                 n_inputs,
                 lambda i: builder.gep(panel, [builder.mul(i, INT64(PANEL))]),
             )
@@ -111,11 +123,70 @@ def add_weighted_rows(
 
         tile = Tile(builder, n_rows=1, n_vectors=1, kind=types.float32)
         tile.load_sums(y)
-        tile.add_products(weights, INT64(0), n_numbers, find_row)
+        tile.add_products(weights, INT64(0), INT64(1), n_numbers, find_row)
         tile.store_sums(y, INT64(0))
         return context.get_dummy_value()
 
     return types.void(weights, row_numbers, n_numbers, table, table_stride, y), generate
+
+
+@generate_code
+def multiply_block(
+    _: Any,
+    x: Any,
+    x_stride: Any,
+    x_step: Any,
+    n: Any,
+    table: Any,
+    table_stride: Any,
+    y: Any,
+    y_stride: Any,
+) -> Any:
+    """Multiply NARROW_TILE_ROWS rows of x by LANES columns of a table with n rows."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        x, x_stride, x_step, n, table, table_stride, y, y_stride = arguments
+        tile = Tile(builder, NARROW_TILE_ROWS, n_vectors=1, kind=types.float32)
+        tile.clear_sums()
+        tile.add_products(
+            x, x_stride, x_step, n, lambda i: builder.gep(table, [builder.mul(i, table_stride)])
+        )
+        tile.store_sums(y, y_stride)
+        return context.get_dummy_value()
+
+    return types.void(x, x_stride, x_step, n, table, table_stride, y, y_stride), generate
+
+
+@generate_code
+def transpose_block(_: Any, x: Any, x_stride: Any, y: Any, y_stride: Any) -> Any:
+    """Write LANES rows and columns of x into the columns and rows of y."""
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        x, x_stride, y, y_stride = arguments
+
+        def find_row(matrix: Any, stride: Any, row: int) -> Any:
+            address = builder.gep(matrix, [builder.mul(stride, INT64(row))])
+            return builder.bitcast(address, VECTOR.as_pointer())
+
+        rows = [builder.load(find_row(x, x_stride, row), align=4) for row in range(LANES)]
+        lanes = range(LANES)
+        # In each square of 2 * size rows and columns, swap the upper right block with the lower left
+        # one. In a pair of vectors, lane LANES + i is lane i of the second.
+        size = 1
+        while size < LANES:
+            left = [i if not i & size else i - size + LANES for i in lanes]
+            right = [i + size if not i & size else i + LANES for i in lanes]
+            for row in lanes:
+                if not row & size:
+                    pair = rows[row], rows[row + size]
+                    rows[row] = builder.shuffle_vector(*pair, ir.Constant(INTEGERS, left))
+                    rows[row + size] = builder.shuffle_vector(*pair, ir.Constant(INTEGERS, right))
+            size *= 2
+        for row in lanes:
+            builder.store(rows[row], find_row(y, y_stride, row), align=4)
+        return context.get_dummy_value()
+
+    return types.void(x, x_stride, y, y_stride), generate
 
 
 class Tile:
@@ -132,9 +203,15 @@ class Tile:
         start = [self._load(address, vector, VECTOR) for vector in self.vectors]
         self.sums = [start for _ in self.rows]
 
-    def add_products(self, x: Any, x_stride: Any, n: Any, find_row: Callable[[Any], Any]) -> None:
-        """Add the number at x + row * x_stride + i times the vectors at the address `find_row(i)`, for all i
-        below n, which is at least 1.
+    def clear_sums(self) -> None:
+        start = [ir.Constant(VECTOR, [0.0] * LANES) for _ in self.vectors]
+        self.sums = [start for _ in self.rows]
+
+    def add_products(
+        self, x: Any, x_stride: Any, x_step: Any, n: Any, find_row: Callable[[Any], Any]
+    ) -> None:
+        """Add the number at x + row * x_stride + i * x_step times the vectors at the address `find_row(i)`,
+        for all i below n, which is at least 1.
         """
         builder = self.builder
         before = builder.block
@@ -148,7 +225,7 @@ class Tile:
         weights = [self._load_weights(address, vector) for vector in self.vectors]
         results = []
         for row in self.rows:
-            offset = builder.add(builder.mul(x_stride, INT64(row)), i)
+            offset = builder.add(builder.mul(x_stride, INT64(row)), builder.mul(x_step, i))
             value = self._repeat(builder.load(builder.gep(x, [offset]), align=4))
             terms = zip(weights, sums[row], strict=True)
             results.append([self._multiply_add(value, weight, sum_) for weight, sum_ in terms])

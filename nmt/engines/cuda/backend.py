@@ -12,7 +12,7 @@ from nmt.engines.cuda.embedding_gradient import LookUp
 from nmt.engines.cuda.loss_triton import compute_loss
 from nmt.model.attention_mask import AttentionMask
 from nmt.model.backend import Backend
-from nmt.model.packed_attention import attend, rotate
+from nmt.model.packed_attention import rotate
 
 
 class DeviceMask(AttentionMask):
@@ -51,7 +51,10 @@ class CudaBackend(Backend):
         if weights is None and supports_triton(q, v):  # the kernel keeps no weights
             q, k = rotate(q, rotation), rotate(k, rotation)
             return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals, dropout)
-        return attend(q, k, v, mask, weights, dropout, rotation, _draw_factors)
+        return super().attend(q, k, v, mask, weights, dropout, rotation)
+
+    def draw_factors(self, x: Tensor, rate: float) -> Tensor:
+        return F.dropout(torch.ones_like(x), rate, True)
 
     def drop(self, x: Tensor, rate: float) -> Tensor:
         return F.dropout(x, rate, True)
@@ -66,7 +69,3 @@ class CudaBackend(Backend):
     def look_up(self, table: Tensor, numbers: Tensor) -> Tensor:
         rows: Tensor = LookUp.apply(table, numbers)
         return rows
-
-
-def _draw_factors(x: Tensor, rate: float) -> Tensor:
-    return F.dropout(torch.ones_like(x), rate, True)
