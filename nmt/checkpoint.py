@@ -118,6 +118,7 @@ class TrainState:
     validated: int = default(0, COUNT)  # the last update after which the dev set was scored
     skipped: int = default(0, COUNT)  # the latest updates in a row that were not applied
     store_sha256: str | None = None  # of the training data, as the ledger of its store has it
+    kernels: str | None = None  # what computes attention on a CPU, which decides the last bits
     # sums since the last log line
     window_loss: float = 0.0
     window_nll: float = 0.0

@@ -48,7 +48,9 @@ def choose_backend(kind: str) -> Backend:
 def choose_for_training(device: torch.device) -> TrainingEngine:
     backend = choose_backend(device.type)
     if device.type == "cpu":
-        return TrainingEngine(backend)
+        from nmt.engines.cpu.training import CpuTraining
+
+        return CpuTraining(backend)
     from nmt.engines.cuda.training import RecordedTraining
 
     return RecordedTraining(backend)

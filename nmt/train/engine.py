@@ -17,7 +17,7 @@ from nmt.system.ranks import World
 from nmt.train.loss import Objective
 from nmt.train.replica import Replica
 
-CPU_MICRO_TOKENS = 4_096  # little memory; eight times as many are 12 % faster (docs/benchmarks.md)
+CPU_MICRO_TOKENS = 2_100  # whatever the number of cores, because dropout depends on micro-batches
 MAX_ROUNDS = 64  # micro-batches of an update on one rank
 # Makes the update that needs the most memory, with micro-batches of a size, on a rank that is alone
 TrySize = Callable[[int, World], None]
@@ -41,6 +41,10 @@ class TrainingEngine:
         shape: BatchShape | None,
     ) -> Replica:
         return Replica(objective, world, training.precision == "bf16")
+
+    def name_kernels(self, training: TrainingConfig) -> str | None:
+        """Name what computes attention and loss, if that depends on what is installed."""
+        return None
 
     def find_least_memory(self, world: World) -> int:
         """Return the bytes of the smallest device of all ranks, on the main rank, as far as

@@ -4,7 +4,7 @@ This is plain torch. On GPUs an engine offers a replica that does the same faste
 (nmt/engines/cuda/recorded_replica.py), where ranks divide gradients and moments among them.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ def forward_backward(
 class Replica:
     """An objective on this rank."""
 
+    n_at_once = 1  # micro-batches
+
     def __init__(self, objective: Objective, world: World, is_bf16: bool) -> None:
         self.objective, self.world, self.is_bf16 = objective, world, is_bf16
         self.frozen: list[nn.Parameter] = []
@@ -50,8 +52,19 @@ class Replica:
         Return the sums of the smoothed and the plain loss, on the device; the next call may
         overwrite them.
         """
-        torch.manual_seed(seed)
+        self.set_seed(seed)
         return forward_backward(self.objective, batch, scale, self.is_bf16)
+
+    def set_seed(self, seed: int) -> None:
+        """Have the next pass draw its dropout from this seed."""
+        torch.manual_seed(seed)
+
+    def run_micros(self, batches: Sequence[Batch], scale: float, seeds: Sequence[int]) -> Tensor:
+        """Do `run` with each micro-batch of an update, and return all their sums, (n, 2)."""
+        sums = torch.zeros(len(batches), 2, device=self.world.device)
+        for index, (batch, seed) in enumerate(zip(batches, seeds, strict=True)):
+            sums[index] = self.run(batch, scale, seed)
+        return sums
 
     def sum_gradients(self) -> None:
         """Give all ranks the sums of their gradients, by one collective over all of them end to end.

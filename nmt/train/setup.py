@@ -97,7 +97,7 @@ class Setup:
 
 def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
     """Open the store, and make the model and its optimizer as update 0 has them."""
-    folder, training = Path(config.data.store), config.training
+    folder, training = Path(config.data.store), replace(config.training, micro_tokens=micro_tokens)
     vocab = load_vocab(folder)
     store = open_store(folder, "train", vocab)
     mixture = read_mixture(folder, config.data, len(store))
@@ -142,10 +142,11 @@ def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
 
 def resume(setup: Setup) -> Setup:
     """Return the setup of a run, with the state of its newest valid checkpoint."""
-    new = TrainState(store_sha256=read_ledger(setup.store_folder).store)
+    kernels = choose_training_engine(setup.world.device).name_kernels(setup.config.training)
+    new = TrainState(store_sha256=read_ledger(setup.store_folder).store, kernels=kernels)
     stores = set(setup.world.collect(str(new.store_sha256).encode()))
     setup.world.on_main(lambda: _check_one_store(setup.store_folder, len(stores)))
-    state = replace(_restore(setup, new), store_sha256=new.store_sha256)
+    state = replace(_restore(setup, new), store_sha256=new.store_sha256, kernels=kernels)
     return replace(setup, state=state)
 
 
@@ -185,7 +186,7 @@ def _restore(setup: Setup, new: TrainState) -> TrainState:
 
 
 def _check_continued(setup: Setup, new: TrainState, newest: Checkpoint) -> None:
-    """Refuse to continue on other data."""
+    """Refuse to continue on other data; say what changes the last bits."""
     old = newest.origin
     assert isinstance(old, TrainState)
     name, store = str(newest.path), setup.config.data.store
@@ -195,6 +196,12 @@ def _check_continued(setup: Setup, new: TrainState, newest: Checkpoint) -> None:
     )
     check_agreement("BPE model", store, setup.vocab.digest, name, newest.vocab.digest, remedy)
     check_agreement("training data", store, new.store_sha256, name, old.store_sha256, remedy)
+    is_other = None not in (old.kernels, new.kernels) and old.kernels != new.kernels
+    if is_other and setup.world.is_main:
+        say(
+            f"warning: {name} was trained with attention by {old.kernels}, and this goes on with "
+            f"{new.kernels}: its last bits will differ from those of a run that did not stop"
+        )
 
 
 def check_initial_model(config: RunConfig) -> None:

@@ -98,11 +98,9 @@ def run_update(
     they are summed.
     """
     # forward and backward, micro-batch by micro-batch
-    micro_sums = torch.zeros(len(update.micros), 2, device=world.device)
-    scale = 1.0 / update.n_tgt
-    for index, micro in enumerate(update.micros):
-        seed = dropout_seed(config.seed, step, micro.number)
-        micro_sums[index] = replica.run(micro.batch, scale, seed)
+    batches = [micro.batch for micro in update.micros]
+    seeds = [dropout_seed(config.seed, step, micro.number) for micro in update.micros]
+    micro_sums = replica.run_micros(batches, 1.0 / update.n_tgt, seeds)
 
     # combine the results of all ranks
     replica.sum_gradients()

@@ -86,11 +86,14 @@ class DryRun:
         return timing
 
     def run_batch(self, order: np.ndarray, micro_tokens: int, what: str) -> int:
-        """Do an update of as many of the first pairs of `order` as fit, and return its peak memory."""
+        """Do an update of micro-batches with as many of the first pairs of `order` as fit, as many as are
+        computed at a time, and return its peak memory.
+        """
         setup = self.setup
         batch = make_full_batch(setup.store, order, micro_tokens, setup.shape)
         batch = batch.to(self.world.device)
-        update = Update([MicroBatch(0, batch)], batch.src.n_live, batch.n_tokens, Cursor())
+        micros = [MicroBatch(number, batch) for number in range(setup.replica.n_at_once)]
+        update = Update(micros, batch.src.n_live, batch.n_tokens, Cursor())
         return self.run(iter([update]), 1, what).peak
 
     def run_for(self, updates: Loader | Iterator[Update], seconds: float, what: str) -> Timing:

@@ -50,6 +50,8 @@ def _list_operations(dry_run: DryRun, updates: Loader) -> str:
     activities, order = [ProfilerActivity.CPU], "self_cpu_time_total"
     if world.device.type == "cuda":
         activities, order = [*activities, ProfilerActivity.CUDA], "self_device_time_total"
-    with torch.profiler.profile(activities=activities) as profiler:
+    # the threads of a CPU's workers, too
+    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(activities=activities, experimental_config=everywhere) as profiler:
         dry_run.run(updates, n, "profiling")
     return profiler.key_averages().table(order, N_OPERATIONS, max_name_column_width=WIDEST_NAME)
