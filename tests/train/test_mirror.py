@@ -304,7 +304,7 @@ def test_killed_machines_end_in_the_bits_of_a_whole_run(tmp_path: Path) -> None:
         folders = checkpoints.glob("step-*")
         return any(not (folder / "manifest.json").exists() for folder in folders)
 
-    moments: list[Callable[[], bool]] = [is_half_copied]
+    moments: list[Callable[[], bool]] = [is_half_copied, lambda: is_copied(1)]
     moments += counted([], [lambda: is_copied(1), is_half_copied, lambda: is_copied(2)] * 10)
     for moment in moments:
         start = ground.start("killed", *settings, order=slow)
@@ -315,6 +315,8 @@ def test_killed_machines_end_in_the_bits_of_a_whole_run(tmp_path: Path) -> None:
         # A copy that the last kill cut short may be found before this start has made its folders.
         shutil.rmtree(tmp_path / "killed", ignore_errors=True)
         shutil.rmtree(tmp_path / "store", ignore_errors=True)
-    run = ground.finish("killed", *settings)
+    last = ground.start("killed", *settings)
+    assert last.wait() == [0] and "continuing after update" in last.told()
+    run = ground.run("killed")
     check_done(run, steps)
     check_same(run, whole)
