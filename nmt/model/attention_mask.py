@@ -18,7 +18,7 @@ WIDTH_MULTIPLE = 16
 
 
 class PaddedGroup(NamedTuple):
-    """Sentences of similar length. Where a sentence has no more tokens, its last one stands in."""
+    """Sentences of similar length. A shorter one is padded with its own last token."""
 
     queries: Tensor  # (S, Lq) packed rows
     keys: Tensor  # (S, Lk)
@@ -52,6 +52,8 @@ class AttentionMask:
     weights.
     """
 
+    host_reads = True  # the lengths, to group sentences by; a GPU would be waited for
+
     def __init__(
         self,
         queries: Packed,
@@ -61,7 +63,7 @@ class AttentionMask:
         is_single_group: bool = False,
     ) -> None:
         self.packed, self.causal, self.window = (queries, keys), causal, window
-        self.is_single_group = is_single_group
+        self.is_single_group = is_single_group or not self.host_reads
 
     @property
     def n_ahead(self) -> int | None:
@@ -158,4 +160,6 @@ class AttentionMask:
         so they are set to zero.
         """
         queries, keys = self.packed
+        if not self.host_reads:
+            return True
         return bool(((keys.lengths == 0) & (queries.lengths > 0)).any())

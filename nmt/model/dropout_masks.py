@@ -23,14 +23,21 @@ Mask = Callable[[Tensor, float, int], Tensor]
 
 def mask_by_arrays(x: Tensor, rate: float, seed: int) -> Tensor:
     """Multiply each element by 0 with probability `rate`, and by 1 / (1 - rate) otherwise."""
-    low, high = split_seed(seed)
-    hashes = np.arange(x.numel(), dtype=np.uint32) * STRIDE + low
-    for added in (high, np.uint32(0)):
-        hashes = (hashes ^ (hashes >> SHIFT_16)) * FIRST_FACTOR
-        hashes = (hashes ^ (hashes >> SHIFT_15)) * SECOND_FACTOR
-        hashes = (hashes ^ (hashes >> SHIFT_16)) + added
+    hashes = hash_index(np.arange(x.numel(), dtype=np.uint32), *split_seed(seed))
     is_kept = torch.from_numpy(hashes >= np.uint32(count_dropped(rate))).view(x.shape)
     return x * (is_kept.to(x) * torch.tensor(find_scale(rate)).to(x))
+
+
+def hash_index(index: Any, low: Any, high: Any) -> Any:
+    """Hash an index, or each of an array, with both halves of a seed. An engine may compile this."""
+    # compiled, numbers are promoted to 64 bits, so each step casts its result back to 32
+    number = np.uint32(index * STRIDE + low)
+    number = np.uint32((number ^ (number >> SHIFT_16)) * FIRST_FACTOR)
+    number = np.uint32((number ^ (number >> SHIFT_15)) * SECOND_FACTOR)
+    number = np.uint32((number ^ (number >> SHIFT_16)) + high)
+    number = np.uint32((number ^ (number >> SHIFT_16)) * FIRST_FACTOR)
+    number = np.uint32((number ^ (number >> SHIFT_15)) * SECOND_FACTOR)
+    return np.uint32(number ^ (number >> SHIFT_16))
 
 
 def split_seed(seed: int) -> tuple[np.uint32, np.uint32]:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from nmt.engines.cpu import compiled_rows
 from nmt.engines.cpu.compiled_code import make_compiler
-from nmt.engines.cpu.compiled_products import PRODUCT_FILES, Floats, exp
+from nmt.engines.cpu.compiled_products import Floats, exp
 from nmt.engines.cpu.compiled_rows import MASKED, narrow, share, view_numbers, widen
 from nmt.engines.cpu.compiled_tiles import (
     LANES,
@@ -28,7 +28,7 @@ from nmt.engines.cpu.compiled_tiles import (
 )
 from nmt.model.attention_mask import AttentionMask
 
-ATTENTION_FILES = (__file__, compiled_rows.__file__, *PRODUCT_FILES)
+ATTENTION_FILES = (__file__, *compiled_rows.ROW_FILES)
 compile_attention = make_compiler(*ATTENTION_FILES)
 Starts = np.ndarray[Any, np.dtype[np.int64]]
 UNLIMITED = 1 << 30

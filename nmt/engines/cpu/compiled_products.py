@@ -31,6 +31,9 @@ from nmt.engines.cpu.compiled_tiles import (
 
 PRODUCT_FILES = (__file__, compiled_tiles.__file__)
 compile_product = make_compiler(*PRODUCT_FILES)
+# A maximum is vectorized only if NaN need not come out of it.
+compile_maximum = make_compiler(*PRODUCT_FILES, fast_math=frozenset({"nnan", "nsz"}))
+N_GROUPS = 256  # groups of pieces whose highest logit is known before each piece is looked at
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -153,3 +156,15 @@ def exp(x: Any) -> Any:
     r = x - n * LN_2
     e_r = ((((((C7 * r + C6) * r + C5) * r + C4) * r + C3) * r + C2) * r + ONE) * r + ONE
     return e_r * reinterpret_bits((np.int32(n) + np.int32(127)) << np.int32(23))
+
+
+@compile_maximum
+def find_group_maxima(logits: Floats) -> Floats:
+    """Return the highest logit of the pieces i, N_GROUPS + i, 2 * N_GROUPS + i, ..., for each i."""
+    maxima = np.full(N_GROUPS, -np.inf, np.float32)
+    for first in range(0, len(logits), N_GROUPS):
+        part = logits[first : first + N_GROUPS]
+        for i in range(len(part)):
+            if part[i] > maxima[i]:
+                maxima[i] = part[i]
+    return maxima

@@ -17,22 +17,15 @@ from numba.extending import overload
 from torch import Tensor
 
 from nmt.engines.cpu.compiled_code import make_compiler
-from nmt.engines.cpu.compiled_products import PRODUCT_FILES, exp, round_bits
+from nmt.engines.cpu.compiled_products import PRODUCT_FILES, exp, find_group_maxima, round_bits
 from nmt.engines.cpu.compiled_tiles import read_bits, reinterpret_bits
-from nmt.model.dropout_masks import (
-    FIRST_FACTOR,
-    SECOND_FACTOR,
-    SHIFT_15,
-    SHIFT_16,
-    STRIDE,
-    count_dropped,
-    find_scale,
-    split_seed,
-)
+from nmt.model import dropout_masks
+from nmt.model.dropout_masks import count_dropped, find_scale, hash_index, split_seed
 
-compile_rows = make_compiler(__file__, *PRODUCT_FILES)
+ROW_FILES = (__file__, dropout_masks.__file__, *PRODUCT_FILES)
+compile_rows = make_compiler(*ROW_FILES)
+hash_compiled = compile_rows(hash_index)
 MASKED = np.float32(-np.inf)
-GROUP = 64  # numbers whose maxima are found side by side
 
 
 def view_numbers(x: Tensor) -> Any:
@@ -67,15 +60,7 @@ def mask_numbers(x: Any, y: Any, low: Any, high: Any, threshold: Any, scale: Any
     """As `mask_by_arrays`."""
     nothing = np.float32(0.0)
     for i in range(len(x)):
-        # numba promotes to 64 bits, so each step casts its result back to 32
-        number = np.uint32(np.uint32(i) * STRIDE + low)
-        number = np.uint32((number ^ (number >> SHIFT_16)) * FIRST_FACTOR)
-        number = np.uint32((number ^ (number >> SHIFT_15)) * SECOND_FACTOR)
-        number = np.uint32((number ^ (number >> SHIFT_16)) + high)
-        number = np.uint32((number ^ (number >> SHIFT_16)) * FIRST_FACTOR)
-        number = np.uint32((number ^ (number >> SHIFT_15)) * SECOND_FACTOR)
-        number = np.uint32(number ^ (number >> SHIFT_16))
-        factor = scale if number >= threshold else nothing
+        factor = scale if hash_compiled(np.uint32(i), low, high) >= threshold else nothing
         y[i] = narrow(widen(x[i]) * factor, x[i])
 
 
@@ -97,22 +82,13 @@ def mask_compiled(x: Tensor, rate: float, seed: int) -> Tensor:
 def softmax_rows(logits: Any, labels: Any, totals: Any, golds: Any, first: int, last: int) -> None:
     """Turn rows of logits into their softmax; note log sum exp and the label's logit of each."""
     n = logits.shape[1]
-    row, tops = np.empty(n, np.float32), np.empty(GROUP, np.float32)
+    row = np.empty(n, np.float32)
     for number in range(first, last):
         numbers = logits[number]
         for i in range(n):
             row[i] = widen(numbers[i])
         golds[number] = row[labels[number]]
-        tops[:] = MASKED
-        for start in range(0, n, GROUP):
-            part = row[start : start + GROUP]
-            for i in range(len(part)):
-                if not part[i] <= tops[i]:  # NaN too
-                    tops[i] = part[i]
-        top = MASKED
-        for i in range(GROUP):
-            if not tops[i] <= top:
-                top = tops[i]
+        top = find_group_maxima(row).max()  # which leaves out NaN; the total does not
         total = np.float32(0.0)
         for i in range(n):
             row[i] = exp(row[i] - top)

@@ -37,7 +37,14 @@ from nmt.engines.cpu.compiled_layers import (
     project_memory,
     step,
 )
-from nmt.engines.cpu.compiled_products import Floats, Products, exp, multiply
+from nmt.engines.cpu.compiled_products import (
+    N_GROUPS,
+    Floats,
+    Products,
+    exp,
+    find_group_maxima,
+    multiply,
+)
 from nmt.engines.cpu.packed_linear import count_layer_weights
 from nmt.engines.known_values import ANY_VALUE, KnownValues, find_unknown_value
 from nmt.model.transformer import Transformer
@@ -57,7 +64,6 @@ from nmt.translate.search_state import (
 )
 
 BLOCK_ROWS = 64  # hypotheses whose logits are in memory at a time
-N_GROUPS = 256  # groups of pieces whose highest logit is known before each piece is looked at
 PART = 1024  # exponentials summed in fp32
 FIRST_CELLS = 16  # steps for which there is room at first
 ANY_PIECE = -1
@@ -145,8 +151,6 @@ KNOWN_LAYERS = {
 
 SEARCH_FILES = (__file__, *LAYER_FILES)
 compile_search = make_compiler(*SEARCH_FILES)
-# A maximum is vectorized only if NaN need not come out of it.
-compile_maximum = make_compiler(*SEARCH_FILES, fast_math=frozenset({"nnan", "nsz"}))
 
 
 class CompiledRules(NamedTuple):
@@ -181,18 +185,6 @@ class Continuations(NamedTuple):
     scores: Floats
     parents: Integers
     pieces: Integers
-
-
-@compile_maximum
-def find_group_maxima(logits: Floats) -> Floats:
-    """Return the highest logit of the pieces i, N_GROUPS + i, 2 * N_GROUPS + i, ..., for each i."""
-    maxima = np.full(N_GROUPS, NEG_INF, np.float32)
-    for first in range(0, len(logits), N_GROUPS):
-        part = logits[first : first + N_GROUPS]
-        for i in range(len(part)):
-            if part[i] > maxima[i]:
-                maxima[i] = part[i]
-    return maxima
 
 
 @compile_search

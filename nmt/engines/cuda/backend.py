@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.data.batch import Packed, lazy_property
 from nmt.engines.cuda.attention_triton import supports_triton, triton_attention
 from nmt.engines.cuda.embedding_gradient import LookUp
 from nmt.engines.cuda.loss_triton import compute_loss
@@ -18,19 +17,7 @@ from nmt.model.packed_attention import rotate
 class DeviceMask(AttentionMask):
     """A mask of which the host reads nothing: one group of all sentences, which may be empty."""
 
-    def __init__(
-        self,
-        queries: Packed,
-        keys: Packed,
-        causal: bool = False,
-        window: int | None = None,
-        is_single_group: bool = True,
-    ) -> None:
-        super().__init__(queries, keys, causal, window, is_single_group=True)
-
-    @lazy_property
-    def has_empty_rows(self) -> bool:
-        return True
+    host_reads = False
 
 
 class CudaBackend(Backend):
