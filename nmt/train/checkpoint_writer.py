@@ -6,7 +6,7 @@ run. The last good checkpoint is never touched before its successor is complete.
 """
 
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,7 +65,7 @@ class CheckpointWriter:
         """Wait for the last copy to finish, and say once if that holds up the training."""
         started_at = clock()
         if self._copying is not None:
-            self._copying.result()
+            wait([self._copying])  # whatever became of it
         waited_s = clock() - started_at
         if waited_s >= SLOW_S and not self._is_slow:
             self._is_slow = True

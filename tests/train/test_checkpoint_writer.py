@@ -170,6 +170,7 @@ def test_a_checkpoint_waits_for_the_copy_of_the_one_before(
     def copy_slowly(*_: object) -> None:
         is_free.wait()
         seen.append(checkpoint.list_steps(run))
+        raise ValueError("what nobody expects of a mirror")
 
     monkeypatch.setattr(checkpoint_writer, "copy_run", copy_slowly)
     monkeypatch.setattr(checkpoint_writer, "SLOW_S", 0.0)
