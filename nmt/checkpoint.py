@@ -14,7 +14,7 @@ checkpoints it was made from.
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,8 @@ from nmt.data.vocab import (
     load_vocab,
     write_vocab,
 )
-from nmt.model.size import WEIGHT_BYTES, count_model_bytes
+from nmt.model.moments import WEIGHT_BYTES, choose_moments
+from nmt.model.size import count_model_bytes
 from nmt.model.transformer import Transformer
 from nmt.model.weightless import without_weights
 from nmt.system.errors import Failure, UserError, explain_missing
@@ -58,7 +59,6 @@ from nmt.system.files import (
 )
 from nmt.system.memory import find_memory_limit, format_memory
 from nmt.system.progress import say
-from nmt.system.ranks import Share
 from nmt.system.records import (
     COUNT,
     OF_ANOTHER_VERSION,
@@ -198,38 +198,6 @@ class Snapshot:
 # ---- writing ------------------------------------------------------------------------------------------------------
 
 
-def take_snapshot(
-    model: nn.Module,
-    optimizer: torch.optim.Adam,
-    shares: dict[str, Share],
-    averages: Tensors | None = None,
-    has_moments: bool = True,
-    gather: Callable[[Tensors], Tensors] = dict,
-) -> Snapshot:
-    """Collect the weights, or their `averages`, and moments unless `has_moments` is false. No tensor is
-    copied.
-
-    `gather` makes whole tensors of the ranks' `shares` of averages and moments on the main rank. With
-    several ranks this is a collective operation: all must call it.
-    """
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    moments = {}
-    if has_moments and averages is not None:
-        moments = {f"weight.{name}": weight for name, weight in weights.items()}
-    if has_moments:
-        states = {name: optimizer.state[share.weight] for name, share in shares.items()}
-        for key in ("exp_avg", "exp_avg_sq"):
-            own = {name: state[key] for name, state in states.items() if key in state}
-            for name, value in gather(own).items():
-                moments[f"{key}.{name}"] = value
-                # This rank has no state of other ranks' shares, but all have taken the same steps.
-                state = states[name] if name in states else next(iter(states.values()))
-                moments[f"step.{name}"] = state["step"]
-    if averages is not None:
-        weights = gather(averages)
-    return Snapshot(weights, moments)
-
-
 def save_checkpoint(
     path: Path, snapshot: Snapshot, origin: Origin, config: RunConfig, vocab: Vocabulary
 ) -> None:
@@ -332,8 +300,7 @@ def open_unverified(path: Path) -> Checkpoint:
     has_moments = OPTIMIZER_FILE in entries or has_plain_file(path / OPTIMIZER_FILE)
     if isinstance(origin, TrainState) and has_moments:
         verify(path, (OPTIMIZER_FILE,), only=())  # must be in the manifest; nothing is hashed here
-        has_averages = config.training.ema is not None
-        _check_tensors(path / OPTIMIZER_FILE, _moment_shapes(weight_shapes(), has_averages))
+        _check_tensors(path / OPTIMIZER_FILE, _moment_shapes(config, weight_shapes()))
     digests = {name: entry["sha256"] for name, entry in entries.items()}
     return Checkpoint(path, config, vocab, origin, digests)
 
@@ -403,12 +370,12 @@ def _weight_shapes(
             yield f"{side}.{layer}.{rest}", list(p.shape)
 
 
-def _moment_shapes(weight_shapes: Iterable[NamedShape], has_averages: bool) -> Iterator[NamedShape]:
+def _moment_shapes(config: RunConfig, weight_shapes: Iterable[NamedShape]) -> Iterator[NamedShape]:
     for name, shape in weight_shapes:
         yield f"step.{name}", []
-        yield f"exp_avg.{name}", shape
-        yield f"exp_avg_sq.{name}", shape
-        if has_averages:
+        for key in choose_moments(config.optimizer, name, shape):
+            yield f"{key}.{name}", shape
+        if config.training.ema is not None:
             yield f"weight.{name}", shape
 
 
@@ -463,7 +430,7 @@ def _check_tensors(path: Path, expected: Iterable[NamedShape]) -> None:
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Copy the weights into `model`, whose parameters must have the checkpoint's names and shapes."""
-    _copy_tensors(checkpoint.path / MODEL_FILE, dict(model.named_parameters()))
+    copy_tensors(checkpoint.path / MODEL_FILE, dict(model.named_parameters()))
 
 
 @torch.no_grad()
@@ -486,32 +453,8 @@ def load_grown_weights(checkpoint: Checkpoint, model: Transformer) -> None:
 
 
 @torch.no_grad()
-def load_optimizer(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    optimizer: torch.optim.Adam,
-    shares: dict[str, Share],
-) -> TrainState:
-    """Copy Adam's moments into `optimizer`, of which this rank has `shares`; return the state that
-    training continues from. With `training.ema`, also copy the weights themselves into `model`.
-    """
-    assert isinstance(checkpoint.origin, TrainState), "an average has no optimizer"
-    path = checkpoint.path / OPTIMIZER_FILE
-    with open_tensors(path, "pt") as file:
-        for name, share in shares.items():
-            device = share.weight.device
-            state = {"step": file.get_tensor(f"step.{name}").to(device, copy=True)}
-            for key in ("exp_avg", "exp_avg_sq"):
-                value = share.cut_from(file.get_tensor(f"{key}.{name}"))
-                state[key] = value.to(device, copy=True)
-            optimizer.state[share.weight] = state
-    if checkpoint.config.training.ema is not None:
-        _copy_tensors(path, {f"weight.{name}": p for name, p in model.named_parameters()})
-    return checkpoint.origin
-
-
-@torch.no_grad()
-def _copy_tensors(path: Path, targets: Tensors) -> None:
+def copy_tensors(path: Path, targets: Tensors) -> None:
+    """Fill tensors from a file that has them by these names."""
     with open_tensors(path, "pt") as file:
         for name, target in targets.items():
             tensor = file.get_tensor(name)

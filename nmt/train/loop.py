@@ -11,8 +11,6 @@ from dataclasses import replace
 
 from torch import nn
 
-from nmt import checkpoint
-from nmt.checkpoint import Snapshot
 from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.run_folder import RunFolder
@@ -20,6 +18,7 @@ from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.events import Listener, SkippedEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
+from nmt.train.optimizer import find_idle_weights, take_snapshot
 from nmt.train.run_log import RunLog, Throughput
 from nmt.train.setup import Setup
 from nmt.train.shutdown import State, StatusFile, StopRequest
@@ -243,16 +242,12 @@ class Trainer:
         self.is_time_up = self.is_time_up or votes.finish > 0
 
     def refuse_idle_weights(self) -> None:
-        """After the first update of a run, Adam's first moments show whether a weight had no gradient.
-        The squares in its second may all be too small for a float.
-        """
-        moments = self.take_snapshot(has_moments=True).moments
+        """After the first update of a run, the moments show whether a weight had no gradient."""
+        idle = find_idle_weights(self.optimizer, self.setup.replica.gather)
 
         def refuse() -> None:
-            for name, moment in moments.items():
-                weight = name.removeprefix("exp_avg.")
-                if weight != name and not (moment.any() or self.config.training.freeze):
-                    _refuse_zero(f"the gradients of {weight} are zero, so it learns nothing")
+            if idle and not self.config.training.freeze:
+                _refuse_zero(f"the gradients of {idle[0]} are zero, so it learns nothing")
 
         self.world.on_main(refuse)
 
@@ -351,7 +346,8 @@ class Trainer:
         is_new = self.saved_step != self.state.step
         lacks_moments = has_moments and self.moments_step != self.state.step
         if is_new or lacks_moments:
-            snapshot = self.take_snapshot(has_moments)
+            gather = self.setup.replica.gather
+            snapshot = take_snapshot(self.model, self.optimizer, has_moments, gather)
 
             def write() -> None:
                 self.writer.save(snapshot, self.state)
@@ -376,14 +372,6 @@ class Trainer:
         # Weights alone might fit where the checkpoint that failed did not, and hide that it did.
         has_failed = self.world.is_main and self.writer.failures > 0
         return bool(self.world.broadcast(float(is_last or is_old or has_failed)))
-
-    def take_snapshot(self, has_moments: bool) -> Snapshot:
-        """Collect what a checkpoint holds; all ranks must call this."""
-        average, gather = self.optimizer.average, self.setup.replica.gather
-        averages = None if average is None else average.averages
-        return checkpoint.take_snapshot(
-            self.model, self.optimizer, self.optimizer.shares, averages, has_moments, gather
-        )
 
     def has_finite_weights(self) -> bool:
         weights = [p.detach() for p in self.model.parameters()]

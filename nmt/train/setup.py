@@ -33,7 +33,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 from nmt.train.engine import choose_training_engine
 from nmt.train.loss import Objective
-from nmt.train.optimizer import Adam, make_optimizer
+from nmt.train.optimizer import Adam, load_optimizer, make_optimizer
 from nmt.train.replica import Replica
 from nmt.train.validate import DevSet, open_dev
 
@@ -182,7 +182,7 @@ def _restore(setup: Setup, new: TrainState) -> TrainState:
         # the weights that training continues from are in the optimizer's file. So the averages are
         # taken from the model here, before load_optimizer overwrites it with the weights.
         average.restart()
-    return checkpoint.load_optimizer(newest, model, optimizer, optimizer.shares)
+    return load_optimizer(newest, model, optimizer)
 
 
 def _check_continued(setup: Setup, new: TrainState, newest: Checkpoint) -> None:

@@ -13,7 +13,7 @@ from support.soaking import make_ground
 from test_checkpoint import VOCAB
 
 from nmt import checkpoint
-from nmt.checkpoint import Snapshot, TrainState, take_snapshot
+from nmt.checkpoint import Snapshot, TrainState
 from nmt.commands.train import main
 from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.model.transformer import Transformer
@@ -22,7 +22,7 @@ from nmt.system.files import verify
 from nmt.system.run_folder import RunFolder
 from nmt.train import checkpoint_writer
 from nmt.train.checkpoint_writer import CheckpointWriter
-from nmt.train.optimizer import Adam, make_optimizer, set_learning_rate
+from nmt.train.optimizer import Adam, make_optimizer, set_learning_rate, take_snapshot
 from nmt.train.run_log import MetricsLog
 
 CONFIG = RunConfig(
@@ -49,7 +49,7 @@ def make_trained() -> tuple[Transformer, Adam]:
 
 
 def take(model: Transformer, optimizer: Adam) -> Snapshot:
-    return take_snapshot(model, optimizer, optimizer.shares)
+    return take_snapshot(model, optimizer)
 
 
 def train_on(model: Transformer, optimizer: Adam) -> None:
