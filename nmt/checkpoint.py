@@ -103,6 +103,24 @@ SIDE_OF_ROWS = {
 
 
 @dataclass(frozen=True)
+class Window:
+    """Sums over the updates since the last log line, which nmt/train/update.py adds up."""
+
+    loss: float = 0.0  # label-smoothed
+    nll: float = 0.0
+    tokens: int = default(0, COUNT)  # target tokens
+
+    @property
+    def mean_loss(self) -> float:
+        """Per target token, as is `mean_nll`."""
+        return self.loss / self.tokens
+
+    @property
+    def mean_nll(self) -> float:
+        return self.nll / self.tokens
+
+
+@dataclass(frozen=True)
 class TrainState:
     """Everything that training resumes from, apart from weights and moments. Its fields are the
     keys of state.json.
@@ -119,19 +137,7 @@ class TrainState:
     skipped: int = default(0, COUNT)  # the latest updates in a row that were not applied
     store_sha256: str | None = None  # of the training data, as the ledger of its store has it
     kernels: str | None = None  # what computes attention on a CPU, which decides the last bits
-    # sums since the last log line
-    window_loss: float = 0.0
-    window_nll: float = 0.0
-    window_tokens: int = default(0, COUNT)
-
-    @property
-    def mean_loss(self) -> float:
-        """Per target token since the last log line, as is `mean_nll`."""
-        return self.window_loss / self.window_tokens
-
-    @property
-    def mean_nll(self) -> float:
-        return self.window_nll / self.window_tokens
+    window: Window = Window()
 
 
 @dataclass(frozen=True)

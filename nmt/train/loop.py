@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from nmt.checkpoint import Window
 from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.run_folder import RunFolder
@@ -19,10 +20,17 @@ from nmt.train.events import Listener, SkippedEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
 from nmt.train.optimizer import find_idle_weights, take_snapshot
-from nmt.train.run_log import RunLog, Throughput
+from nmt.train.run_log import RunLog
 from nmt.train.setup import Setup
 from nmt.train.shutdown import State, StatusFile, StopRequest
-from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
+from nmt.train.update import (
+    Outcomes,
+    StopVotes,
+    Throughput,
+    UpdateOutcome,
+    add_to_window,
+    run_update,
+)
 from nmt.train.validate import Validation, validate
 from nmt.translate.translator import Translator
 
@@ -228,9 +236,7 @@ class Trainer:
                 state,
                 skipped=0,
                 tokens_seen=state.tokens_seen + update.n_tgt,
-                window_loss=state.window_loss + stats.loss,
-                window_nll=state.window_nll + stats.nll,
-                window_tokens=state.window_tokens + update.n_tgt,
+                window=add_to_window(state.window, outcome),
             )
         else:
             self.grad_norm = 0.0
@@ -279,12 +285,12 @@ class Trainer:
         """Describe the updates since the last log line for the progress bar; None if none was
         applied. All figures are on the host already, so no device waits for the bar.
         """
-        state, throughput = self.state, self.throughput
-        if not state.window_tokens:
+        window, throughput = self.state.window, self.throughput
+        if not window.tokens:
             return None
         lr = self.optimizer.param_groups[0]["lr"]
         return (
-            f"loss {state.mean_loss:.3f}, nll {state.mean_nll:.3f}, lr {lr:.2e}, "
+            f"loss {window.mean_loss:.3f}, nll {window.mean_nll:.3f}, lr {lr:.2e}, "
             f"{throughput.n_tgt / throughput.seconds:,.0f} target tokens/s"
         )
 
@@ -292,8 +298,8 @@ class Trainer:
         """Log the updates since the last log line, unless all of them were skipped."""
         state, throughput = self.state, self.throughput
         self.throughput = Throughput()
-        self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
-        if not state.window_tokens or not self.world.is_main:
+        self.state = replace(state, window=Window())
+        if not state.window.tokens or not self.world.is_main:
             return
         lr = self.optimizer.param_groups[0]["lr"]
         self.log.write_window(state, throughput, lr, self.grad_norm)
