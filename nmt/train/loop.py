@@ -214,72 +214,75 @@ class Trainer:
 
     def apply_outcomes(self, wait_for_newest: bool) -> None:
         for outcome in self.outcomes.take_completed(wait_for_newest):
-            self.apply_outcome(outcome)
+            if outcome.is_applied:
+                self.refuse_idle_weights(outcome)
+                self.add_up(outcome)
+            else:
+                self.reject_update(outcome)
+            self.act_on(outcome.votes)
 
-    def apply_outcome(self, outcome: UpdateOutcome) -> None:
-        """Add an update's results to the running totals, and act on the ranks' votes."""
+    def add_up(self, outcome: UpdateOutcome) -> None:
+        """Add an update's results to the running totals."""
         state, update, stats = self.state, outcome.pending.update, outcome.stats
-        if outcome.is_applied:
-            if not stats.grad_norm:
-                self.world.on_main(
-                    lambda: _refuse_zero("all gradients are zero, so the model learns nothing")
-                )
-            if not state.tokens_seen and update.n_tgt >= ENOUGH_TOKENS:
-                self.refuse_idle_weights()
-            self.grad_norm = stats.grad_norm
-            # A loss above a uniform guess means the weights have diverged, long before they are
-            # infinite.
-            if stats.nll / update.n_tgt < math.log(self.model.n_vocab) + 1:
-                self.sound_step = outcome.pending.step - 1
-            self.throughput.add(update.n_src, update.n_tgt)
-            self.state = replace(
-                state,
-                skipped=0,
-                tokens_seen=state.tokens_seen + update.n_tgt,
-                window=add_to_window(state.window, outcome),
-            )
-        else:
-            self.grad_norm = 0.0
-            self.state = replace(state, skipped=state.skipped + 1)
-            self.reject_update(outcome)
-        votes = outcome.votes
+        self.grad_norm = stats.grad_norm
+        # A loss above a uniform guess means the weights have diverged, long before they are infinite.
+        if stats.nll / update.n_tgt < math.log(self.model.n_vocab) + 1:
+            self.sound_step = outcome.pending.step - 1
+        self.throughput.add(update.n_src, update.n_tgt)
+        self.state = replace(
+            state,
+            skipped=0,
+            tokens_seen=state.tokens_seen + update.n_tgt,
+            window=add_to_window(state.window, outcome),
+        )
+
+    def act_on(self, votes: StopVotes) -> None:
+        """Do what the ranks have asked for, once all know of it."""
         self.stop.agree(votes.interrupt, votes.preempt)
         self.is_save_due = self.is_save_due or votes.checkpoint > 0
         self.is_time_up = self.is_time_up or votes.finish > 0
 
-    def refuse_idle_weights(self) -> None:
-        """After the first update of a run, the moments show whether a weight had no gradient."""
-        idle = find_idle_weights(self.optimizer, self.setup.replica.gather)
-
-        def refuse() -> None:
+    def refuse_idle_weights(self, outcome: UpdateOutcome) -> None:
+        """Fail if all gradients are zero, or after the first update of a run those of one weight. Some
+        releases of torch compile code whose losses are right and whose gradients are zero.
+        """
+        fault = None
+        if not outcome.stats.grad_norm:
+            fault = "all gradients are zero, so the model learns nothing"
+        elif not self.state.tokens_seen and outcome.pending.update.n_tgt >= ENOUGH_TOKENS:
+            idle = find_idle_weights(self.optimizer, self.setup.replica.gather)
             if idle and not self.config.training.freeze:
-                _refuse_zero(f"the gradients of {idle[0]} are zero, so it learns nothing")
-
-        self.world.on_main(refuse)
+                fault = f"the gradients of {idle[0]} are zero, so it learns nothing"
+        else:
+            return
+        remedy = "try training.compile=off, or another version of torch"
+        self.world.fail_if(Failure(f"{fault}: {remedy}") if fault else None)
 
     def reject_update(self, outcome: UpdateOutcome) -> None:
         """Report an update that was not applied; fail if the config says so or too many in a row
         were skipped.
         """
         setup = self.setup
+        self.grad_norm = 0.0
+        self.state = replace(self.state, skipped=self.state.skipped + 1)
         setup.replica.gather_weights()
         summary = report_nonfinite(
             outcome, self.run, self.model, setup.store, setup.vocab, self.world
         )
         may_skip = self.config.training.on_nonfinite == "skip"
         is_fatal = not may_skip or self.state.skipped > MAX_SKIPPED
-
-        def report() -> None:
+        error = None
+        if self.world.is_main:
             loss, grad_norm = str(outcome.stats.loss), str(outcome.stats.grad_norm)
             self.log.write(SkippedEvent(step=outcome.pending.step, loss=loss, grad_norm=grad_norm))
+            saved_step = self.writer.saved_step
+            is_sound = saved_step <= self.sound_step
+            advice = advise_after_failure(saved_step, is_sound, self.config.optimizer)
             if is_fatal:
-                saved_step = self.writer.saved_step
-                is_sound = saved_step <= self.sound_step
-                advice = advise_after_failure(saved_step, is_sound, self.config.optimizer)
-                raise Failure(f"{summary}; {advice}")
-            say(f"warning: {summary}")
-
-        self.world.on_main(report)
+                error = Failure(f"{summary}; {advice}")
+            else:
+                say(f"warning: {summary}")
+        self.world.fail_if(error)
 
     def describe_window(self) -> str | None:
         """Describe the updates since the last log line for the progress bar; None if none was
@@ -432,8 +435,3 @@ class Trainer:
         if self.world.is_main:
             self.log.listener.finish()
             self.writer.close()
-
-
-def _refuse_zero(fault: str) -> None:
-    """Some releases of torch compile code whose losses are right and whose gradients are zero."""
-    raise Failure(f"{fault}: try training.compile=off, or another version of torch")

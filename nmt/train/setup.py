@@ -145,16 +145,12 @@ def resume(setup: Setup) -> Setup:
     kernels = choose_training_engine(setup.world.device).name_kernels(setup.config.training)
     new = TrainState(store_sha256=read_ledger(setup.store_folder).store, kernels=kernels)
     stores = set(setup.world.collect(str(new.store_sha256).encode()))
-    setup.world.on_main(lambda: _check_one_store(setup.store_folder, len(stores)))
+    several = UserError(
+        f"{setup.store_folder}: holds other data on another machine; give all machines the same store"
+    )
+    setup.world.fail_if(several if len(stores) > 1 else None)
     state = replace(_restore(setup, new), store_sha256=new.store_sha256, kernels=kernels)
     return replace(setup, state=state)
-
-
-def _check_one_store(folder: Path, n_stores: int) -> None:
-    if n_stores > 1:
-        raise UserError(
-            f"{folder}: holds other data on another machine; give all machines the same store"
-        )
 
 
 def _restore(setup: Setup, new: TrainState) -> TrainState:
