@@ -48,7 +48,7 @@ class Trainer:
     def __init__(
         self, setup: Setup, stop: StopRequest, status: StatusFile, listener: Listener
     ) -> None:
-        self.setup, self.stop, self.status = setup, stop, status
+        self.setup, self.stop, self.status, self.listener = setup, stop, status, listener
         self.config, self.world = setup.config, setup.world
         self.run = RunFolder(setup.config.folder)
         self.model, self.optimizer = setup.model, setup.optimizer
@@ -98,6 +98,7 @@ class Trainer:
         ):
             self.prepare_loop()
             while not self.end_reason and not self.stop.exit_code:
+                self.listener.enter("training")
                 # wait for the next update's data
                 step = self.state.step + 1
                 started_at = clock()
@@ -115,6 +116,7 @@ class Trainer:
                     world,
                     self.cast_votes,
                 )
+                self.listener.hear_update(step, update, pending.micro_sums)
                 self.outcomes.add(pending)
                 elapsed_s = clock() - self.started_at
                 self.state = replace(
@@ -144,6 +146,7 @@ class Trainer:
                 # validating and saving do not count
                 self.throughput.started_at += clock() - started_at
 
+        self.listener.enter("end")
         if self.end_reason and not self.is_validation_due:
             self.stop.exit_code = 0  # a stop was requested, but the run is complete anyway
         if world.is_main and not self.stop.exit_code:
@@ -337,6 +340,7 @@ class Trainer:
     def score(self) -> Validation | None:
         setup, world, config = self.setup, self.world, self.config
         assert setup.dev is not None
+        self.listener.enter("validating")
         setup.replica.gather_weights()
         translator = Translator(self.model, setup.vocab, config.dev_decoding, world.device)
         step, evaluation = self.state.step, config.evaluation
@@ -348,6 +352,7 @@ class Trainer:
         """Write a checkpoint for the current update unless it already has one. It has only weights
         if one with Adam's moments, three times as large, was written a moment ago.
         """
+        self.listener.enter("saving")
         self.setup.replica.gather_weights()
         if self.state.skipped and not self.has_finite_weights():
             return  # a run cannot be resumed from NaN or infinite weights
@@ -433,5 +438,5 @@ class Trainer:
     def close(self) -> None:
         """Let the listener and the writer finish, whatever ended the training."""
         if self.world.is_main:
-            self.log.listener.finish()
+            self.listener.finish()
             self.writer.close()
