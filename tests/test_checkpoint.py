@@ -17,15 +17,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import nmt.api
-from nmt.checkpoint import (
+from nmt.checkpoint.checkpoint import (
     Average,
     TrainState,
-    find_newest,
+    Window,
     load_weights,
-    open_checkpoint,
     read_origin,
     save_checkpoint,
 )
+from nmt.checkpoint.run_checkpoints import find_newest, open_checkpoint
 from nmt.config import ModelConfig, RunConfig
 from nmt.data.plan import Cursor
 from nmt.data.vocab import Vocab
@@ -44,6 +44,7 @@ STATE = TrainState(
     best_step=5,
     elapsed_s=2.25,
     metrics_bytes=10,
+    window=Window(1.5, 1.25, 9),
 )
 V = 11
 
@@ -251,6 +252,15 @@ def test_the_state_of_an_average(case: str, tmp_path: Path) -> None:
     else:
         with pytest.raises(UserError, match=expected):
             read_origin(tmp_path)
+
+
+def test_the_sums_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    state = json.loads((tmp_path / STATE_FILE).read_text())
+    sums = {f"window_{name}": value for name, value in state.pop("window").items()}
+    (tmp_path / STATE_FILE).write_text(json.dumps(state | sums))
+    with pytest.raises(UserError, match="window_loss: unknown key; damaged, or of another version"):
+        read_origin(tmp_path)
 
 
 def test_newest(tmp_path: Path) -> None:

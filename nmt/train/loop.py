@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from nmt.checkpoint import Window
+from nmt.checkpoint.checkpoint import Window
 from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.run_folder import RunFolder

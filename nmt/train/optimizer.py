@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.checkpoint import Checkpoint, Snapshot, TrainState, copy_tensors, open_tensors
+from nmt.checkpoint.checkpoint import Checkpoint, Snapshot, TrainState
+from nmt.checkpoint.tensors import copy_tensors, open_tensors
 from nmt.config import OptimizerConfig
 from nmt.model.moments import Moments, choose_moments
 from nmt.system.ranks import Share, share_nothing

@@ -13,7 +13,7 @@ import json
 import os
 from pathlib import Path
 
-from nmt.checkpoint import TrainState
+from nmt.checkpoint.checkpoint import TrainState
 from nmt.system.files import has_plain_file, open_plain_file
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder

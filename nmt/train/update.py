@@ -6,7 +6,7 @@ If the loss or a gradient is NaN or infinite, the optimizer skips the step. That
 device, so the host does not wait: on a GPU it reads each outcome one update later.
 
 A new figure of each update is a field of `UpdateStats`, of the `Window` that holds its sum
-(nmt/checkpoint.py), and of the event that is made of it (events.py).
+(nmt/checkpoint/checkpoint.py), and of the event that is made of it (events.py).
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.checkpoint import TrainState, Window
+from nmt.checkpoint.checkpoint import TrainState, Window
 from nmt.config import RunConfig
 from nmt.data.loader import Update
 from nmt.score.score import compute_perplexity

@@ -33,7 +33,8 @@ from typing import Any, TypeVar
 
 from safetensors.torch import load_file
 
-from nmt import checkpoint
+from nmt.checkpoint.checkpoint import COMMON_FILES
+from nmt.checkpoint.run_checkpoints import find_newest, list_steps
 from nmt.system.files import read_json, verify
 from nmt.system.run_folder import OPTIMIZER_FILE, VOCAB_FILE, RunFolder
 from support.toy_words import WORDS
@@ -718,10 +719,10 @@ def check_readable(run: RunFolder) -> list[int]:
     """What must hold at any moment at all: each checkpoint that has its name is whole, and so is
     what is linked.
     """
-    found = checkpoint.list_steps(run)
+    found = list_steps(run)
     for step in found:
-        verify(run.checkpoint(step), (*checkpoint.COMMON_FILES, VOCAB_FILE, OPTIMIZER_FILE))
-    newest = checkpoint.find_newest(run)
+        verify(run.checkpoint(step), (*COMMON_FILES, VOCAB_FILE, OPTIMIZER_FILE))
+    newest = find_newest(run)
     assert (newest.step if newest else None) == (found[-1] if found else None)
     for link in (run.checkpoints / "last", run.checkpoints / "best"):
         assert not link.is_symlink() or link.exists(), f"{link} leads nowhere"

@@ -14,8 +14,8 @@ import torch
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.soaking import Ground, check_same, make_ground
 
-from nmt import checkpoint
-from nmt.checkpoint import list_steps
+from nmt.checkpoint import checkpoint
+from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main
 from nmt.config import load_config, load_recorded_config
