@@ -17,26 +17,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import nmt.api
-from nmt.checkpoint import (
+from nmt.checkpoint.checkpoint import (
     Average,
     TrainState,
-    find_newest,
-    load_optimizer,
+    Window,
     load_weights,
-    open_checkpoint,
     read_origin,
     save_checkpoint,
-    take_snapshot,
 )
+from nmt.checkpoint.run_checkpoints import find_newest, open_checkpoint
 from nmt.config import ModelConfig, RunConfig
 from nmt.data.plan import Cursor
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import remove_leftovers, seal
-from nmt.system.ranks import share_nothing
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
-from nmt.train.optimizer import make_optimizer
+from nmt.train.optimizer import Adam, load_optimizer, make_optimizer, take_snapshot
 
 CONFIG = RunConfig(model=ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=1))
 STATE = TrainState(
@@ -47,6 +44,7 @@ STATE = TrainState(
     best_step=5,
     elapsed_s=2.25,
     metrics_bytes=10,
+    window=Window(1.5, 1.25, 9),
 )
 V = 11
 
@@ -71,7 +69,7 @@ def make_letters(letters: str) -> Vocab:
 VOCAB = make_letters("abcdef")
 
 
-def make_trained(seed: int) -> tuple[Transformer, torch.optim.Adam]:
+def make_trained(seed: int) -> tuple[Transformer, Adam]:
     torch.manual_seed(seed)
     model = Transformer(CONFIG.model, V)
     optimizer = make_optimizer(model, CONFIG.optimizer)
@@ -85,22 +83,18 @@ def write(
     path: Path, seed: int = 1, state: TrainState = STATE, vocab: Vocab = VOCAB
 ) -> Transformer:
     model, optimizer = make_trained(seed)
-    save_checkpoint(
-        path, take_snapshot(model, optimizer, share_nothing(model)), state, CONFIG, vocab
-    )
+    save_checkpoint(path, take_snapshot(model, optimizer), state, CONFIG, vocab)
     return model
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     model, optimizer = make_trained(1)
-    save_checkpoint(
-        tmp_path / "c", take_snapshot(model, optimizer, share_nothing(model)), STATE, CONFIG, VOCAB
-    )
+    save_checkpoint(tmp_path / "c", take_snapshot(model, optimizer), STATE, CONFIG, VOCAB)
     checkpoint = open_checkpoint(tmp_path / "c")
     assert (checkpoint.config, checkpoint.vocab.src.model) == (CONFIG, VOCAB.model)
     other, other_optimizer = make_trained(2)
     load_weights(checkpoint, other)
-    assert load_optimizer(checkpoint, other, other_optimizer, share_nothing(other)) == STATE
+    assert load_optimizer(checkpoint, other, other_optimizer) == STATE
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         for key, value in optimizer.state[a].items():
@@ -112,7 +106,7 @@ def test_a_weight_that_is_no_number_is_refused_by_name(value: float, tmp_path: P
     """A search may never meet it, or only in what it then drops as improbable."""
     model, optimizer = make_trained(1)
     model.tgt_embedding.weight.data[4, 3] = value
-    snapshot = take_snapshot(model, optimizer, share_nothing(model))
+    snapshot = take_snapshot(model, optimizer)
     save_checkpoint(tmp_path / "c", snapshot, STATE, CONFIG, VOCAB)
     with pytest.raises(
         UserError, match=r"model.safetensors: tensor tgt_embedding.weight has a weight that is NaN"
@@ -258,6 +252,15 @@ def test_the_state_of_an_average(case: str, tmp_path: Path) -> None:
     else:
         with pytest.raises(UserError, match=expected):
             read_origin(tmp_path)
+
+
+def test_the_sums_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    state = json.loads((tmp_path / STATE_FILE).read_text())
+    sums = {f"window_{name}": value for name, value in state.pop("window").items()}
+    (tmp_path / STATE_FILE).write_text(json.dumps(state | sums))
+    with pytest.raises(UserError, match="window_loss: unknown key; damaged, or of another version"):
+        read_origin(tmp_path)
 
 
 def test_newest(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from nmt.average.select import read_validations
-from nmt.checkpoint import Checkpoint, parse_step
+from nmt.checkpoint.checkpoint import Checkpoint, parse_step
 from nmt.config import DataConfig
 from nmt.data.vocab import Vocabulary
 from nmt.system.errors import UserError

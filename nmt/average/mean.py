@@ -14,17 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from nmt.agreement import check_agreement
-from nmt.checkpoint import (
+from nmt.checkpoint.checkpoint import (
     Average,
     Checkpoint,
     TrainState,
-    check_finite,
     is_without_optimizer,
-    list_steps,
-    open_checkpoint,
-    open_tensors,
     write_small_files,
 )
+from nmt.checkpoint.run_checkpoints import list_steps, open_checkpoint
+from nmt.checkpoint.tensors import check_finite, open_tensors
 from nmt.config import list_differences
 from nmt.system.errors import UserError
 from nmt.system.files import check_exchangeable, write_folder

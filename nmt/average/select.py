@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nmt.checkpoint import TrainState, list_steps, read_origin
+from nmt.checkpoint.checkpoint import TrainState, read_origin
+from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.config import load_recorded_config
 from nmt.system.errors import UserError, explain_unreadable
 from nmt.system.files import (

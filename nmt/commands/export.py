@@ -69,7 +69,7 @@ def export_model(args: Namespace) -> int:
     tune_process()  # before torch is imported
 
     from nmt.api import convert_published
-    from nmt.checkpoint import open_checkpoint
+    from nmt.checkpoint.run_checkpoints import open_checkpoint
     from nmt.corpus.text_files import TextFile, read_lines
     from nmt.extras.export.export import export, make_lines
     from nmt.system.files import check_exchangeable

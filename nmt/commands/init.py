@@ -121,7 +121,7 @@ def write_config(args: Namespace) -> int:
 def open_start(name: str, config: Path, is_forced: bool) -> "Start":
     """Open the model of --from. A published one is converted first, to a folder beside the config."""
     from nmt.api import convert_published
-    from nmt.checkpoint import open_checkpoint
+    from nmt.checkpoint.run_checkpoints import open_checkpoint
     from nmt.extras.init.recipe import Start
 
     path = convert_published(name, config.with_name(f"{config.stem}.start"), is_forced)

@@ -24,7 +24,7 @@ import numpy as np
 
 from nmt.data.vocab import MAX_PIECES, MOSTLY_UNKNOWN, UNK, Vocabulary, combine_digests
 from nmt.system.errors import UserError, explain_unreadable
-from nmt.system.files import has_plain_file, open_plain_file, read_manifest, verify
+from nmt.system.files import check_sizes, has_plain_file, open_plain_file, read_manifest
 from nmt.system.progress import say_once
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files, ids_file, offsets_file
 
@@ -187,7 +187,7 @@ def open_store(folder: Path, split: str, vocab: Vocabulary | None = None) -> Tok
         )
     vocab_files = find_vocab_files(manifest)
     arrays = [name(split, side) for name in (ids_file, offsets_file) for side in ("src", "tgt")]
-    verify(folder, [*vocab_files, *arrays], only=())
+    check_sizes(folder, manifest, [*vocab_files, *arrays])
     digest = combine_digests([manifest[name]["sha256"] for name in vocab_files])
     if vocab is not None and vocab.digest != digest:
         raise UserError(

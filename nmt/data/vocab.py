@@ -223,7 +223,12 @@ def load_vocab(folder: Path) -> Vocabulary:
         names = set(read_manifest(folder))
     else:
         names = {path.name for path in folder.glob("vocab.*")}
-    models = [Vocab.load(folder / name) for name in find_vocab_files(names)]
+    return load_vocab_files(folder, find_vocab_files(names))
+
+
+def load_vocab_files(folder: Path, names: Sequence[str]) -> Vocabulary:
+    """Load the vocabulary from these files of a folder."""
+    models = [Vocab.load(folder / name) for name in names]
     return VocabPair(*models) if len(models) > 1 else models[0]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint import Average, Checkpoint, read_origin
+from nmt.checkpoint.checkpoint import Average, Checkpoint, read_origin
 from nmt.config import DataConfig, load_recorded_config
 from nmt.data.vocab import Vocab, Vocabulary, load_vocab
 from nmt.evaluate.description import (

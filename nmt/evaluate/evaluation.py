@@ -18,7 +18,8 @@ from typing import Any
 import nmt
 from nmt.agreement import check_agreement, check_corpus, check_sides, find_direction
 from nmt.average.dev_check import find_better_member
-from nmt.checkpoint import Checkpoint, open_checkpoint
+from nmt.checkpoint.checkpoint import Checkpoint
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import (
     RunConfig,
     load_recorded_config,

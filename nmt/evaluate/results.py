@@ -118,7 +118,9 @@ def choose_headline(results: Sequence[Result], test: CorpusConfig | None) -> Res
 
 def find_last_step(folder: Path) -> int:
     """Return the newest step of the run that a checkpoint or an average is in; 0 if it is in none."""
-    from nmt.checkpoint import list_steps  # and so torch, which a report does without
+    from nmt.checkpoint.run_checkpoints import (
+        list_steps,  # and so torch, which a report does without
+    )
 
     run = find_run(folder)
     return max(list_steps(RunFolder(run)), default=0) if run else 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nmt.checkpoint import Checkpoint
+from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.config import CorpusConfig, DataConfig, RunConfig
 from nmt.corpus.test_sets import TestSet, add_references, open_reference, open_test_set
 from nmt.known_test_sets import KnownSet, find_filtered_set

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from nmt.checkpoint import Average, Checkpoint, Origin, parse_step
+from nmt.checkpoint.checkpoint import Average, Checkpoint, Origin, parse_step
 from nmt.config import COURSE_KEYS, MACHINE_KEYS, list_differences, override_config
 from nmt.evaluate.results import find_last_step
 from nmt.evaluate.systems import System

@@ -9,11 +9,10 @@ programs need is not counted.
 from dataclasses import asdict
 
 from nmt.config import ModelConfig, VocabConfig
+from nmt.model.moments import MOMENT_BYTES, WEIGHT_BYTES
 from nmt.system.errors import UserError
 from nmt.system.memory import MemoryLimit, find_memory_limit, format_memory
 
-WEIGHT_BYTES = 4
-MOMENT_BYTES = 8  # of Adam's two moments of a weight
 LAYER_BYTES = 10_000  # of the Python objects of a layer, at the very least
 
 

@@ -428,6 +428,13 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
     are `needed`.
     """
     entries = read_manifest(folder)
+    digests = {name: entry["sha256"] for name, entry in entries.items()}
+    check_sizes(folder, entries, needed)
+    check_digests(folder, digests, digests if only is None else only)
+
+
+def check_sizes(folder: Path, entries: dict[str, Any], needed: Iterable[str]) -> None:
+    """Raise a `UserError` if a file is missing or has another size than the manifest's entries say."""
     for name in needed:
         if name not in entries:
             raise UserError(
@@ -443,11 +450,15 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
                 f"{path}: is damaged ({size:,} bytes, not {entry['size']:,} as in {MANIFEST_FILE}); "
                 "use another copy"
             )
-    for name in entries if only is None else only:
+
+
+def check_digests(folder: Path, digests: Mapping[str, str], names: Iterable[str]) -> None:
+    """Raise a `UserError` if the sha256 of one of these files is not what the manifest says."""
+    for name in names:
         path = folder / name
         with explain_unreadable(path, "; use another copy"):
             sha256 = digest_file(path)
-        if sha256 != entries[name]["sha256"]:
+        if sha256 != digests[name]:
             raise UserError(
                 f"{path}: is damaged: its sha256 does not match {MANIFEST_FILE}; use another copy"
             )

@@ -115,6 +115,13 @@ class World:
                 result = work()
             except (UserError, Failure) as caught:
                 error = caught
+        self.fail_if(error)
+        return result
+
+    def fail_if(self, error: UserError | Failure | None) -> None:
+        """End all ranks if rank 0 has an error, which it alone reports. All ranks must call this."""
+        if not self.is_main:
+            error = None
         code = 0
         if error is not None:
             code = 2 if isinstance(error, UserError) else 1
@@ -125,7 +132,6 @@ class World:
             # torchrun ends all ranks once one has failed, and rank 0 has yet to say why
             time.sleep(REPORT_S)
             raise SystemExit(code)
-        return result
 
     def decide(self, choose: Callable[[], float]) -> float:
         """Return the number that rank 0 chooses, on every rank, as `on_main` does."""

@@ -10,8 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
-from nmt import checkpoint
-from nmt.checkpoint import Snapshot, TrainState
+from nmt.checkpoint import checkpoint
+from nmt.checkpoint.checkpoint import Snapshot, TrainState
+from nmt.checkpoint.run_checkpoints import link_checkpoint
 from nmt.config import RunConfig
 from nmt.data.vocab import Vocabulary
 from nmt.system.errors import Failure, UserError
@@ -93,9 +94,9 @@ class CheckpointWriter:
         best_link = self.run.checkpoints / "best"
         try:
             if self.run.checkpoint(state.step).exists():
-                checkpoint.link_checkpoint(self.run, "last", state.step)
+                link_checkpoint(self.run, "last", state.step)
             if self.run.checkpoint(state.best_step).exists():
-                checkpoint.link_checkpoint(self.run, "best", state.best_step)
+                link_checkpoint(self.run, "best", state.best_step)
             best_step = 0
             if best_link.is_symlink():
                 # A stranger's link may have any name in it.

@@ -15,13 +15,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from nmt.system.errors import UserError
 from nmt.system.files import check_size, has_plain_file, open_plain_file
 from nmt.system.run_folder import METRICS_FILE
 from nmt.system.strict_json import parse_json
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nmt.data.loader import Update
+
+Phase = Literal["training", "validating", "saving", "end"]  # of a rank, after its start
 MAX_METRICS_BYTES = 1 << 30  # some millions of lines
 LONGEST_LINE = 1 << 16
 
@@ -50,12 +56,21 @@ class Event:
 
 
 class Listener:
-    """Hears every event of a run while it trains. This one does nothing; trackers override it."""
+    """Hears every event of a run while it trains. This one does nothing; trackers override it.
+
+    The main rank's hears events. That of each rank hears `enter` and `hear_update`.
+    """
 
     def start(self, run: Path, earlier: Sequence[Event]) -> None:
         """Begin with the events that the run's folder has already."""
 
     def send(self, event: Event) -> None: ...
+
+    def enter(self, phase: Phase) -> None:
+        """Hear what the rank does next."""
+
+    def hear_update(self, step: int, update: "Update", micro_sums: "Tensor") -> None:
+        """Hear what the rank has computed of an update: its micro-batches and the sums of their losses."""
 
     def finish(self) -> None:
         """Take the time for what is not done yet, but not long."""

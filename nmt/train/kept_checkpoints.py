@@ -5,7 +5,7 @@ that was written for safety, or for a good dev score, does not count. The newest
 can continue are always kept, because other checkpoints may have only weights.
 """
 
-from nmt.checkpoint import list_steps
+from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.config import TrainingConfig
 from nmt.system.files import has_plain_file, remove_folder
 from nmt.system.run_folder import OPTIMIZER_FILE, RunFolder

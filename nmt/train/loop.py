@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from nmt import checkpoint
-from nmt.checkpoint import Snapshot
+from nmt.checkpoint.checkpoint import Window
 from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.run_folder import RunFolder
@@ -20,10 +19,18 @@ from nmt.train.checkpoint_writer import CheckpointWriter
 from nmt.train.events import Listener, SkippedEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
-from nmt.train.run_log import RunLog, Throughput
+from nmt.train.optimizer import find_idle_weights, take_snapshot
+from nmt.train.run_log import RunLog
 from nmt.train.setup import Setup
 from nmt.train.shutdown import State, StatusFile, StopRequest
-from nmt.train.update import Outcomes, StopVotes, UpdateOutcome, run_update
+from nmt.train.update import (
+    Outcomes,
+    StopVotes,
+    Throughput,
+    UpdateOutcome,
+    add_to_window,
+    run_update,
+)
 from nmt.train.validate import Validation, validate
 from nmt.translate.translator import Translator
 
@@ -41,7 +48,7 @@ class Trainer:
     def __init__(
         self, setup: Setup, stop: StopRequest, status: StatusFile, listener: Listener
     ) -> None:
-        self.setup, self.stop, self.status = setup, stop, status
+        self.setup, self.stop, self.status, self.listener = setup, stop, status, listener
         self.config, self.world = setup.config, setup.world
         self.run = RunFolder(setup.config.folder)
         self.model, self.optimizer = setup.model, setup.optimizer
@@ -91,6 +98,7 @@ class Trainer:
         ):
             self.prepare_loop()
             while not self.end_reason and not self.stop.exit_code:
+                self.listener.enter("training")
                 # wait for the next update's data
                 step = self.state.step + 1
                 started_at = clock()
@@ -108,6 +116,7 @@ class Trainer:
                     world,
                     self.cast_votes,
                 )
+                self.listener.hear_update(step, update, pending.micro_sums)
                 self.outcomes.add(pending)
                 elapsed_s = clock() - self.started_at
                 self.state = replace(
@@ -137,6 +146,7 @@ class Trainer:
                 # validating and saving do not count
                 self.throughput.started_at += clock() - started_at
 
+        self.listener.enter("end")
         if self.end_reason and not self.is_validation_due:
             self.stop.exit_code = 0  # a stop was requested, but the run is complete anyway
         if world.is_main and not self.stop.exit_code:
@@ -207,89 +217,86 @@ class Trainer:
 
     def apply_outcomes(self, wait_for_newest: bool) -> None:
         for outcome in self.outcomes.take_completed(wait_for_newest):
-            self.apply_outcome(outcome)
+            if outcome.is_applied:
+                self.refuse_idle_weights(outcome)
+                self.add_up(outcome)
+            else:
+                self.reject_update(outcome)
+            self.act_on(outcome.votes)
 
-    def apply_outcome(self, outcome: UpdateOutcome) -> None:
-        """Add an update's results to the running totals, and act on the ranks' votes."""
+    def add_up(self, outcome: UpdateOutcome) -> None:
+        """Add an update's results to the running totals."""
         state, update, stats = self.state, outcome.pending.update, outcome.stats
-        if outcome.is_applied:
-            if not stats.grad_norm:
-                self.world.on_main(
-                    lambda: _refuse_zero("all gradients are zero, so the model learns nothing")
-                )
-            if not state.tokens_seen and update.n_tgt >= ENOUGH_TOKENS:
-                self.refuse_idle_weights()
-            self.grad_norm = stats.grad_norm
-            # A loss above a uniform guess means the weights have diverged, long before they are
-            # infinite.
-            if stats.nll / update.n_tgt < math.log(self.model.n_vocab) + 1:
-                self.sound_step = outcome.pending.step - 1
-            self.throughput.add(update.n_src, update.n_tgt)
-            self.state = replace(
-                state,
-                skipped=0,
-                tokens_seen=state.tokens_seen + update.n_tgt,
-                window_loss=state.window_loss + stats.loss,
-                window_nll=state.window_nll + stats.nll,
-                window_tokens=state.window_tokens + update.n_tgt,
-            )
-        else:
-            self.grad_norm = 0.0
-            self.state = replace(state, skipped=state.skipped + 1)
-            self.reject_update(outcome)
-        votes = outcome.votes
+        self.grad_norm = stats.grad_norm
+        # A loss above a uniform guess means the weights have diverged, long before they are infinite.
+        if stats.nll / update.n_tgt < math.log(self.model.n_vocab) + 1:
+            self.sound_step = outcome.pending.step - 1
+        self.throughput.add(update.n_src, update.n_tgt)
+        self.state = replace(
+            state,
+            skipped=0,
+            tokens_seen=state.tokens_seen + update.n_tgt,
+            window=add_to_window(state.window, outcome),
+        )
+
+    def act_on(self, votes: StopVotes) -> None:
+        """Do what the ranks have asked for, once all know of it."""
         self.stop.agree(votes.interrupt, votes.preempt)
         self.is_save_due = self.is_save_due or votes.checkpoint > 0
         self.is_time_up = self.is_time_up or votes.finish > 0
 
-    def refuse_idle_weights(self) -> None:
-        """After the first update of a run, Adam's first moments show whether a weight had no gradient.
-        The squares in its second may all be too small for a float.
+    def refuse_idle_weights(self, outcome: UpdateOutcome) -> None:
+        """Fail if all gradients are zero, or after the first update of a run those of one weight. Some
+        releases of torch compile code whose losses are right and whose gradients are zero.
         """
-        moments = self.take_snapshot(has_moments=True).moments
-
-        def refuse() -> None:
-            for name, moment in moments.items():
-                weight = name.removeprefix("exp_avg.")
-                if weight != name and not (moment.any() or self.config.training.freeze):
-                    _refuse_zero(f"the gradients of {weight} are zero, so it learns nothing")
-
-        self.world.on_main(refuse)
+        fault = None
+        if not outcome.stats.grad_norm:
+            fault = "all gradients are zero, so the model learns nothing"
+        elif not self.state.tokens_seen and outcome.pending.update.n_tgt >= ENOUGH_TOKENS:
+            idle = find_idle_weights(self.optimizer, self.setup.replica.gather)
+            if idle and not self.config.training.freeze:
+                fault = f"the gradients of {idle[0]} are zero, so it learns nothing"
+        else:
+            return
+        remedy = "try training.compile=off, or another version of torch"
+        self.world.fail_if(Failure(f"{fault}: {remedy}") if fault else None)
 
     def reject_update(self, outcome: UpdateOutcome) -> None:
         """Report an update that was not applied; fail if the config says so or too many in a row
         were skipped.
         """
         setup = self.setup
+        self.grad_norm = 0.0
+        self.state = replace(self.state, skipped=self.state.skipped + 1)
         setup.replica.gather_weights()
         summary = report_nonfinite(
             outcome, self.run, self.model, setup.store, setup.vocab, self.world
         )
         may_skip = self.config.training.on_nonfinite == "skip"
         is_fatal = not may_skip or self.state.skipped > MAX_SKIPPED
-
-        def report() -> None:
+        error = None
+        if self.world.is_main:
             loss, grad_norm = str(outcome.stats.loss), str(outcome.stats.grad_norm)
             self.log.write(SkippedEvent(step=outcome.pending.step, loss=loss, grad_norm=grad_norm))
+            saved_step = self.writer.saved_step
+            is_sound = saved_step <= self.sound_step
+            advice = advise_after_failure(saved_step, is_sound, self.config.optimizer)
             if is_fatal:
-                saved_step = self.writer.saved_step
-                is_sound = saved_step <= self.sound_step
-                advice = advise_after_failure(saved_step, is_sound, self.config.optimizer)
-                raise Failure(f"{summary}; {advice}")
-            say(f"warning: {summary}")
-
-        self.world.on_main(report)
+                error = Failure(f"{summary}; {advice}")
+            else:
+                say(f"warning: {summary}")
+        self.world.fail_if(error)
 
     def describe_window(self) -> str | None:
         """Describe the updates since the last log line for the progress bar; None if none was
         applied. All figures are on the host already, so no device waits for the bar.
         """
-        state, throughput = self.state, self.throughput
-        if not state.window_tokens:
+        window, throughput = self.state.window, self.throughput
+        if not window.tokens:
             return None
         lr = self.optimizer.param_groups[0]["lr"]
         return (
-            f"loss {state.mean_loss:.3f}, nll {state.mean_nll:.3f}, lr {lr:.2e}, "
+            f"loss {window.mean_loss:.3f}, nll {window.mean_nll:.3f}, lr {lr:.2e}, "
             f"{throughput.n_tgt / throughput.seconds:,.0f} target tokens/s"
         )
 
@@ -297,8 +304,8 @@ class Trainer:
         """Log the updates since the last log line, unless all of them were skipped."""
         state, throughput = self.state, self.throughput
         self.throughput = Throughput()
-        self.state = replace(state, window_loss=0.0, window_nll=0.0, window_tokens=0)
-        if not state.window_tokens or not self.world.is_main:
+        self.state = replace(state, window=Window())
+        if not state.window.tokens or not self.world.is_main:
             return
         lr = self.optimizer.param_groups[0]["lr"]
         self.log.write_window(state, throughput, lr, self.grad_norm)
@@ -333,6 +340,7 @@ class Trainer:
     def score(self) -> Validation | None:
         setup, world, config = self.setup, self.world, self.config
         assert setup.dev is not None
+        self.listener.enter("validating")
         setup.replica.gather_weights()
         translator = Translator(self.model, setup.vocab, config.dev_decoding, world.device)
         step, evaluation = self.state.step, config.evaluation
@@ -344,6 +352,7 @@ class Trainer:
         """Write a checkpoint for the current update unless it already has one. It has only weights
         if one with Adam's moments, three times as large, was written a moment ago.
         """
+        self.listener.enter("saving")
         self.setup.replica.gather_weights()
         if self.state.skipped and not self.has_finite_weights():
             return  # a run cannot be resumed from NaN or infinite weights
@@ -351,7 +360,8 @@ class Trainer:
         is_new = self.saved_step != self.state.step
         lacks_moments = has_moments and self.moments_step != self.state.step
         if is_new or lacks_moments:
-            snapshot = self.take_snapshot(has_moments)
+            gather = self.setup.replica.gather
+            snapshot = take_snapshot(self.model, self.optimizer, has_moments, gather)
 
             def write() -> None:
                 self.writer.save(snapshot, self.state)
@@ -376,14 +386,6 @@ class Trainer:
         # Weights alone might fit where the checkpoint that failed did not, and hide that it did.
         has_failed = self.world.is_main and self.writer.failures > 0
         return bool(self.world.broadcast(float(is_last or is_old or has_failed)))
-
-    def take_snapshot(self, has_moments: bool) -> Snapshot:
-        """Collect what a checkpoint holds; all ranks must call this."""
-        average, gather = self.optimizer.average, self.setup.replica.gather
-        averages = None if average is None else average.averages
-        return checkpoint.take_snapshot(
-            self.model, self.optimizer, self.optimizer.shares, averages, has_moments, gather
-        )
 
     def has_finite_weights(self) -> bool:
         weights = [p.detach() for p in self.model.parameters()]
@@ -436,10 +438,5 @@ class Trainer:
     def close(self) -> None:
         """Let the listener and the writer finish, whatever ended the training."""
         if self.world.is_main:
-            self.log.listener.finish()
+            self.listener.finish()
             self.writer.close()
-
-
-def _refuse_zero(fault: str) -> None:
-    """Some releases of torch compile code whose losses are right and whose gradients are zero."""
-    raise Failure(f"{fault}: try training.compile=off, or another version of torch")

@@ -12,7 +12,7 @@ import contextlib
 import numpy as np
 import torch
 
-from nmt.checkpoint import load_run_config
+from nmt.checkpoint.run_checkpoints import load_run_config
 from nmt.config import ModelConfig, RunConfig, TrainingConfig, VocabConfig
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.loader import make_batch

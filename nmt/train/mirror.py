@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint import list_steps, parse_step
+from nmt.checkpoint.checkpoint import parse_step
+from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.config import RunConfig, list_differences, parse_recorded_config
 from nmt.system.errors import Failure, UserError
 from nmt.system.extras import name_remedy

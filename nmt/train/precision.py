@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from nmt.checkpoint import load_run_config
+from nmt.checkpoint.run_checkpoints import load_run_config
 from nmt.config import TrainingConfig
 from nmt.system.device import Precision, choose_precision
 from nmt.system.errors import UserError

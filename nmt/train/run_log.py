@@ -13,34 +13,15 @@ import json
 import os
 from pathlib import Path
 
-from nmt.checkpoint import TrainState
-from nmt.score.score import compute_perplexity
-from nmt.system.device import read_peak_memory
+from nmt.checkpoint.checkpoint import TrainState
 from nmt.system.files import has_plain_file, open_plain_file
-from nmt.system.progress import clock, say
+from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
-from nmt.train.events import LONGEST_LINE, Event, Listener, TrainEvent, ValidEvent, read_events
+from nmt.train.events import LONGEST_LINE, Event, Listener, ValidEvent, read_events
 from nmt.train.on_track import LearningCheck
 from nmt.train.setup import Setup
+from nmt.train.update import Throughput, make_train_event
 from nmt.train.validate import Validation
-
-
-class Throughput:
-    """Counts updates and tokens since the last log line, for rates per second."""
-
-    def __init__(self) -> None:
-        self.started_at = clock()
-        self.n_src = self.n_tgt = self.updates = 0
-        self.waited_s = 0.0  # for data
-
-    def add(self, n_src: int, n_tgt: int) -> None:
-        self.n_src += n_src
-        self.n_tgt += n_tgt
-        self.updates += 1
-
-    @property
-    def seconds(self) -> float:
-        return max(clock() - self.started_at, 1e-9)
 
 
 class RunLog:
@@ -63,27 +44,8 @@ class RunLog:
         self, state: TrainState, throughput: Throughput, lr: float, grad_norm: float
     ) -> None:
         """Report the updates since the last log line, at least one of which was applied."""
-        nll, seconds = state.mean_nll, throughput.seconds
-        event = TrainEvent(
-            step=state.step,
-            epoch=state.cursor.epoch,
-            loss=round(state.mean_loss, 5),
-            nll=round(nll, 5),
-            ppl=round(compute_perplexity(nll), 3),
-            lr=lr,
-            grad_norm=round_digits(grad_norm),
-            src_tokens_per_s=round(throughput.n_src / seconds, 1),
-            tgt_tokens_per_s=round(throughput.n_tgt / seconds, 1),
-            updates_per_s=round(throughput.updates / seconds, 3),
-            waited_s=round(throughput.waited_s, 3),
-            memory_bytes=read_peak_memory(self.device),
-            elapsed_s=round(state.elapsed_s, 1),
-        )
-        self.write(event)
-        self._warn_if_not_learning(state.step, nll)
-
-    def _warn_if_not_learning(self, step: int, nll: float) -> None:
-        warning = self.learning.check(step, nll)
+        self.write(make_train_event(state, throughput, lr, grad_norm, self.device))
+        warning = self.learning.check(state.step, state.window.mean_nll)
         if warning is None:
             return
         say(f"warning: {warning.message}")
@@ -111,11 +73,6 @@ class RunLog:
             f"update {state.step}: dev NLL {result.nll:.4f}, perplexity {result.perplexity:.2f}"
             f"{bleu}{mark}"
         )
-
-
-def round_digits(value: float) -> float:
-    """Keep the significant digits of a norm."""
-    return float(f"{value:.5g}")
 
 
 # ---- the file ------------------------------------------------------------------------------------

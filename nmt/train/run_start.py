@@ -8,7 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from nmt import checkpoint
+from nmt.checkpoint import run_checkpoints as checkpoint
 from nmt.config import RunConfig, format_config, list_differences
 from nmt.corpus.ledger import describe_mixture
 from nmt.data.vocab import format_size, write_vocab

@@ -12,9 +12,15 @@ from pathlib import Path
 
 import torch
 
-from nmt import checkpoint
 from nmt.agreement import check_agreement, find_direction
-from nmt.checkpoint import Checkpoint, TrainState
+from nmt.checkpoint.checkpoint import (
+    Checkpoint,
+    TrainState,
+    load_grown_weights,
+    load_weights,
+    open_unverified,
+)
+from nmt.checkpoint.run_checkpoints import find_newest, list_steps, open_checkpoint
 from nmt.config import RunConfig, list_differences
 from nmt.corpus.ledger import read_ledger, read_mixture
 from nmt.data.batch import BatchShape
@@ -33,7 +39,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 from nmt.train.engine import choose_training_engine
 from nmt.train.loss import Objective
-from nmt.train.optimizer import Adam, make_optimizer
+from nmt.train.optimizer import Adam, load_optimizer, make_optimizer
 from nmt.train.replica import Replica
 from nmt.train.validate import DevSet, open_dev
 
@@ -145,16 +151,12 @@ def resume(setup: Setup) -> Setup:
     kernels = choose_training_engine(setup.world.device).name_kernels(setup.config.training)
     new = TrainState(store_sha256=read_ledger(setup.store_folder).store, kernels=kernels)
     stores = set(setup.world.collect(str(new.store_sha256).encode()))
-    setup.world.on_main(lambda: _check_one_store(setup.store_folder, len(stores)))
+    several = UserError(
+        f"{setup.store_folder}: holds other data on another machine; give all machines the same store"
+    )
+    setup.world.fail_if(several if len(stores) > 1 else None)
     state = replace(_restore(setup, new), store_sha256=new.store_sha256, kernels=kernels)
     return replace(setup, state=state)
-
-
-def _check_one_store(folder: Path, n_stores: int) -> None:
-    if n_stores > 1:
-        raise UserError(
-            f"{folder}: holds other data on another machine; give all machines the same store"
-        )
 
 
 def _restore(setup: Setup, new: TrainState) -> TrainState:
@@ -165,7 +167,7 @@ def _restore(setup: Setup, new: TrainState) -> TrainState:
     run = RunFolder(config.folder)
     # Only the main rank verifies it: if all N ranks hashed the same files, that would take N times
     # as long.
-    newest = world.on_main(lambda: checkpoint.find_newest(run, config))
+    newest = world.on_main(lambda: find_newest(run, config))
     step = int(world.broadcast(newest.step if newest else 0))
     average = optimizer.average
     if not step:
@@ -174,15 +176,15 @@ def _restore(setup: Setup, new: TrainState) -> TrainState:
             if average is not None:
                 average.restart()
         return new
-    newest = newest or checkpoint.open_unverified(run.checkpoint(step))
+    newest = newest or open_unverified(run.checkpoint(step))
     _check_continued(setup, new, newest)
-    checkpoint.load_weights(newest, model)
+    load_weights(newest, model)
     if average is not None:
         # With training.ema, model.safetensors has the averages, because they are what translates;
         # the weights that training continues from are in the optimizer's file. So the averages are
         # taken from the model here, before load_optimizer overwrites it with the weights.
         average.restart()
-    return checkpoint.load_optimizer(newest, model, optimizer, optimizer.shares)
+    return load_optimizer(newest, model, optimizer)
 
 
 def _check_continued(setup: Setup, new: TrainState, newest: Checkpoint) -> None:
@@ -209,10 +211,10 @@ def check_initial_model(config: RunConfig) -> None:
     later, once the store exists.
     """
     path = config.training.init_from
-    if path is None or checkpoint.list_steps(RunFolder(config.folder)):
+    if path is None or list_steps(RunFolder(config.folder)):
         return
     try:
-        initial = checkpoint.open_checkpoint(Path(path))
+        initial = open_checkpoint(Path(path))
     except UserError as error:
         raise UserError(f"training.init_from: {error}") from None
     without_weights = ["dropout", "attention_dropout", "ffn_dropout"]
@@ -231,12 +233,12 @@ def check_initial_model(config: RunConfig) -> None:
 def _load_initial_weights(path: Path, setup: Setup) -> None:
     """Load the weights that another run ended with; nothing else is taken from it."""
     config, world, vocab = setup.config, setup.world, setup.vocab
-    initial = world.on_main(lambda: checkpoint.open_checkpoint(path))
+    initial = world.on_main(lambda: open_checkpoint(path))
     step = int(world.broadcast(initial.step if initial else 0))
     if initial is None:
         # The main rank has chosen one, of a run that may still be saving others.
         is_run = (path / "checkpoints").is_dir()
-        initial = checkpoint.open_checkpoint(RunFolder(path).checkpoint(step) if is_run else path)
+        initial = open_checkpoint(RunFolder(path).checkpoint(step) if is_run else path)
     is_grown = is_extension(vocab, initial.vocab)
     if not is_grown:
         keys = zip(("vocab.model", "vocab.tgt_model"), initial.vocab.files, strict=False)
@@ -255,9 +257,9 @@ def _load_initial_weights(path: Path, setup: Setup) -> None:
                 f"the vocabulary has grown from {format_size(initial.vocab)} to "
                 f"{format_size(vocab)} pieces; new ones begin as the mean of the others"
             )
-        checkpoint.load_grown_weights(initial, setup.model)
+        load_grown_weights(initial, setup.model)
     else:
-        checkpoint.load_weights(initial, setup.model)
+        load_weights(initial, setup.model)
     if world.is_main:
         directions = find_direction(initial.config.data), find_direction(config.data)
         if None not in directions and directions[0] != directions[1]:

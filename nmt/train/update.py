@@ -5,7 +5,8 @@ the loss and the ranks' votes to stop or save, so all ranks stop or save after t
 If the loss or a gradient is NaN or infinite, the optimizer skips the step. That is decided on the
 device, so the host does not wait: on a GPU it reads each outcome one update later.
 
-A new figure of each update is a field of `UpdateStats`, and of an event (events.py).
+A new figure of each update is a field of `UpdateStats`, of the `Window` that holds its sum
+(nmt/checkpoint/checkpoint.py), and of the event that is made of it (events.py).
 """
 
 import hashlib
@@ -18,9 +19,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nmt.checkpoint.checkpoint import TrainState, Window
 from nmt.config import RunConfig
 from nmt.data.loader import Update
+from nmt.score.score import compute_perplexity
+from nmt.system.device import read_peak_memory
+from nmt.system.progress import clock
 from nmt.system.ranks import World
+from nmt.train.events import TrainEvent
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.replica import Replica
 
@@ -159,3 +165,52 @@ class Outcomes:
             numbers = values.tolist()
             stats = UpdateStats(*numbers[:N_STATS])
             yield UpdateOutcome(pending, stats, StopVotes(*numbers[N_STATS:]))
+
+
+# ---- between two log lines -----------------------------------------------------------------------------
+
+
+def add_to_window(window: Window, outcome: UpdateOutcome) -> Window:
+    """Add the figures of an update that was applied."""
+    stats, n_tgt = outcome.stats, outcome.pending.update.n_tgt
+    return Window(window.loss + stats.loss, window.nll + stats.nll, window.tokens + n_tgt)
+
+
+class Throughput:
+    """Counts updates and tokens since the last log line, or this process began, for rates per second."""
+
+    def __init__(self) -> None:
+        self.started_at = clock()
+        self.n_src = self.n_tgt = self.updates = 0
+        self.waited_s = 0.0  # for data
+
+    def add(self, n_src: int, n_tgt: int) -> None:
+        self.n_src += n_src
+        self.n_tgt += n_tgt
+        self.updates += 1
+
+    @property
+    def seconds(self) -> float:
+        return max(clock() - self.started_at, 1e-9)
+
+
+def make_train_event(
+    state: TrainState, throughput: Throughput, lr: float, grad_norm: float, device: torch.device
+) -> TrainEvent:
+    """Report the window, in which at least one update was applied."""
+    window, seconds = state.window, throughput.seconds
+    return TrainEvent(
+        step=state.step,
+        epoch=state.cursor.epoch,
+        loss=round(window.mean_loss, 5),
+        nll=round(window.mean_nll, 5),
+        ppl=round(compute_perplexity(window.mean_nll), 3),
+        lr=lr,
+        grad_norm=float(f"{grad_norm:.5g}"),
+        src_tokens_per_s=round(throughput.n_src / seconds, 1),
+        tgt_tokens_per_s=round(throughput.n_tgt / seconds, 1),
+        updates_per_s=round(throughput.updates / seconds, 3),
+        waited_s=round(throughput.waited_s, 3),
+        memory_bytes=read_peak_memory(device),
+        elapsed_s=round(state.elapsed_s, 1),
+    )

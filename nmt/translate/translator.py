@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from nmt.agreement import check_agreement, find_direction
-from nmt.checkpoint import Checkpoint, load_weights, open_checkpoint
+from nmt.checkpoint.checkpoint import Checkpoint, load_weights
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import (
     DecodingConfig,
     ModelConfig,

@@ -64,7 +64,7 @@ def prepare(
     """Write the model for all systems, and the sentences, into `folder`."""
     import torch
 
-    from nmt.checkpoint import open_checkpoint
+    from nmt.checkpoint.run_checkpoints import open_checkpoint
     from nmt.extras.export import ctranslate2
     from nmt.translate.translator import make_translator
 
@@ -89,7 +89,7 @@ def write_random_checkpoint(path: Path, data: Path) -> None:
     """Write base with random weights, and with pieces learned from the training set."""
     import torch
 
-    from nmt.checkpoint import Snapshot, TrainState, save_checkpoint
+    from nmt.checkpoint.checkpoint import Snapshot, TrainState, save_checkpoint
     from nmt.config import ModelConfig, RunConfig, VocabConfig
     from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
     from nmt.data.vocab import Vocab
@@ -129,7 +129,7 @@ def open_ours(folder: Path, precision: str) -> System:
     """Our own search, compiled."""
     import torch
 
-    from nmt.checkpoint import open_checkpoint
+    from nmt.checkpoint.run_checkpoints import open_checkpoint
     from nmt.config import override_config
     from nmt.extras.export.parity import add_eos
     from nmt.translate.batching import Requests

@@ -29,7 +29,8 @@ from typing import NamedTuple
 
 from machine import describe_machine
 
-from nmt.checkpoint import Checkpoint, open_checkpoint
+from nmt.checkpoint.checkpoint import Checkpoint
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.cli import run_command
 from nmt.extras.export.export import export
 from nmt.system.errors import UserError

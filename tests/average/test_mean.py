@@ -16,7 +16,8 @@ from torch import Tensor
 
 from nmt.average import mean as averaging
 from nmt.average.mean import average_checkpoints
-from nmt.checkpoint import COMMON_FILES, load_weights, open_checkpoint
+from nmt.checkpoint.checkpoint import COMMON_FILES, load_weights
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.average import main as nmt_average
 from nmt.config import (
     DataConfig,

@@ -27,7 +27,7 @@ from support.toy_corpus import sentences
 from support.untrained import DECODING, make_checkpoint, make_vocab
 from support.warm_process import CONTEXT, TranslateProcess
 
-from nmt.checkpoint import open_checkpoint
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate
 from nmt.config import DecodingConfig

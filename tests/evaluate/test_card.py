@@ -16,7 +16,7 @@ from support.untrained import make_checkpoint, make_vocab
 from test_results import RESULT
 
 from nmt.average.mean import average_checkpoints
-from nmt.checkpoint import open_checkpoint
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import CorpusConfig, DataConfig, format_config, load_config
 from nmt.data.vocab import Vocab
 from nmt.evaluate.card import write_average_card

@@ -11,7 +11,8 @@ from support.needs import needs_package
 from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 
-from nmt.checkpoint import Checkpoint, open_checkpoint
+from nmt.checkpoint.checkpoint import Checkpoint
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.export import main as nmt_export
 from nmt.commands.translate import main as nmt_translate
 from nmt.extras.export.argos import check_packable

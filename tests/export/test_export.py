@@ -26,7 +26,8 @@ from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 
 import nmt.api
-from nmt.checkpoint import Checkpoint, load_weights, open_checkpoint
+from nmt.checkpoint.checkpoint import Checkpoint, load_weights
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.export import FORMAT_NAMES
 from nmt.commands.export import main as nmt_export
 from nmt.config import (

@@ -22,7 +22,8 @@ from support.toy_corpus import sentences
 from support.untrained import SHAPE, make_checkpoint, make_vocab
 
 from nmt.api import convert_published, open_model
-from nmt.checkpoint import Checkpoint, open_checkpoint
+from nmt.checkpoint.checkpoint import Checkpoint
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.export import main as nmt_export

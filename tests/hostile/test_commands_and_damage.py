@@ -32,7 +32,7 @@ from support.saved_run import skip_fsync  # noqa: F401
 from support.soaking import counted, lines, make_ground, tensor_digests
 from support.untrained import make_checkpoint
 
-from nmt.checkpoint import find_newest, list_steps
+from nmt.checkpoint.run_checkpoints import find_newest, list_steps
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.export import main as nmt_export

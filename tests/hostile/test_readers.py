@@ -68,7 +68,9 @@ from support.soaking import counted
 from support.untrained import make_checkpoint, make_vocab
 
 from nmt.average.select import read_validations
-from nmt.checkpoint import TrainState, find_newest, open_checkpoint, open_tensors, read_origin
+from nmt.checkpoint.checkpoint import TrainState, read_origin
+from nmt.checkpoint.run_checkpoints import find_newest, open_checkpoint
+from nmt.checkpoint.tensors import open_tensors
 from nmt.config import (
     CorpusConfig,
     DecodingConfig,

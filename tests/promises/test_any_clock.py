@@ -19,7 +19,7 @@ from support.soaking import counted, digest, make_ground
 
 import nmt.train.loop
 from nmt.average.select import choose_checkpoints
-from nmt.checkpoint import Average, Checkpoint, TrainState
+from nmt.checkpoint.checkpoint import Average, Checkpoint, TrainState
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
 from nmt.config import RunConfig, format_config, load_config

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from support.finished_run import read_lines
 from support.soaking import Ground, Order, counted, make_ground
 
-from nmt.checkpoint import TrainState, find_newest
+from nmt.checkpoint.checkpoint import TrainState
+from nmt.checkpoint.run_checkpoints import find_newest
 from nmt.config import COURSE_KEYS, MACHINE_KEYS, list_setting_keys
 
 BOUND = 1e-5

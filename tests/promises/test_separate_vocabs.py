@@ -15,7 +15,7 @@ from support.once import make_once
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
 import nmt.api
-from nmt.checkpoint import open_checkpoint
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.export import main as nmt_export

@@ -13,7 +13,8 @@ from support.untrained import TINY, make_checkpoint, make_vocab
 from torch import Tensor
 
 from nmt.average.mean import average_checkpoints
-from nmt.checkpoint import load_weights, open_checkpoint
+from nmt.checkpoint.checkpoint import load_weights
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import DecodingConfig, RunConfig, override_config
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS

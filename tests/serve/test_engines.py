@@ -9,7 +9,7 @@ from support.needs import needs_package
 from support.untrained import make_checkpoint, make_vocab
 
 from nmt.api import open_model
-from nmt.checkpoint import open_checkpoint
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.extras.export.ctranslate2 import open_ctranslate2
 from nmt.extras.export.export import export
 from nmt.extras.serve.batcher import count_search_threads

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_checkpoint import STATE, write
 
-from nmt.checkpoint import MAX_HEADER_BYTES
+from nmt.checkpoint.tensors import MAX_HEADER_BYTES
 from nmt.system.files import seal
 from nmt.system.run_folder import (
     CONFIG_FILE,

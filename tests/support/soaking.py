@@ -33,7 +33,8 @@ from typing import Any, TypeVar
 
 from safetensors.torch import load_file
 
-from nmt import checkpoint
+from nmt.checkpoint.checkpoint import COMMON_FILES
+from nmt.checkpoint.run_checkpoints import find_newest, list_steps
 from nmt.system.files import read_json, verify
 from nmt.system.run_folder import OPTIMIZER_FILE, VOCAB_FILE, RunFolder
 from support.toy_words import WORDS
@@ -193,19 +194,19 @@ def _run(order: Order) -> None:
 
 def _arm(order: Order, folder: Path) -> None:
     import nmt.system.tensor_files
-    import nmt.train.loop
     import nmt.translate.engine
+    from nmt.train.events import Listener
 
     _tell_phases(os.open(folder / "phase", os.O_WRONLY | os.O_CREAT))
+    if order.is_recorded:
+        _record(folder / "updates.jsonl")
     rooms = {
         "save": (nmt.system.tensor_files, "open_plain_file"),
         "decode": (nmt.translate.engine, "search"),
-        "update": (nmt.train.loop, "run_update"),
+        "update": (Listener, "hear_update"),
     }
     for what, seconds in order.slow.items():
         _slow_down(*rooms[what], seconds, folder / f"slow-{what}")
-    if order.is_recorded:
-        _record(folder / "updates.jsonl")
     if order.watched:
         _count_changes(order, os.open(folder / "changes", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
 
@@ -232,53 +233,24 @@ def _slow_down(module: Any, name: str, seconds: float, mark: Path) -> None:
 
 def _tell_phases(file: int) -> None:
     """Keep in `file` what the process is at."""
-    import nmt.train.checkpoint_writer
-    import nmt.train.loop
+    from nmt.train.events import Listener
 
-    phases = ["start"]
-
-    def enter(phase: str) -> None:
-        phases.append(phase)
+    def enter(_: Listener, phase: str) -> None:
         os.pwrite(file, phase.ljust(12).encode(), 0)
 
-    def told(phase: str, after: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **named: Any) -> Any:
-            before = phases[-1]
-            enter(phase)
-            try:
-                return function(*args, **named)
-            finally:
-                enter(after or before)
-
-        return wrapped
-
-    enter("start")
-    trainer = nmt.train.loop
-    for module, name, phase, after in (
-        (trainer.Trainer, "train", "training", "end"),
-        (trainer.Trainer, "validate", "validating", ""),
-        (trainer.Trainer, "save", "saving", ""),
-        (nmt.train.checkpoint_writer, "prune_checkpoints", "pruning", ""),
-    ):
-        assert hasattr(module, name), (
-            f"{module} has no {name} any more; the harness must learn the new one"
-        )
-        _exchange(module, name, told(phase, after, getattr(module, name)))
+    _exchange(Listener, "enter", enter)
 
 
 def _record(path: Path) -> None:
     """Append each update as this rank sees it: what its micro-batches say, their sums, the target
     tokens of all.
     """
-    import nmt.train.loop
+    from nmt.train.events import Listener
 
-    run_update: Any = nmt.train.loop.run_update
-
-    def recorded(objective: Any, optimizer: Any, update: Any, step: int, *rest: Any) -> Any:
-        sent = run_update(objective, optimizer, update, step, *rest)
+    def hear_update(_: Listener, step: int, update: Any, micro_sums: Any) -> None:
         micros = {
             micro.number: (content(micro.batch), sums)
-            for micro, sums in zip(update.micros, sent.micro_sums.tolist(), strict=True)
+            for micro, sums in zip(update.micros, micro_sums.tolist(), strict=True)
             if micro.batch.n_tokens
         }
         line = {
@@ -289,9 +261,8 @@ def _record(path: Path) -> None:
         }
         with open(path, "a") as file:
             file.write(json.dumps(line) + "\n")
-        return sent
 
-    _exchange(nmt.train.loop, "run_update", recorded)
+    _exchange(Listener, "hear_update", hear_update)
 
 
 def content(batch: Any) -> str:
@@ -748,10 +719,10 @@ def check_readable(run: RunFolder) -> list[int]:
     """What must hold at any moment at all: each checkpoint that has its name is whole, and so is
     what is linked.
     """
-    found = checkpoint.list_steps(run)
+    found = list_steps(run)
     for step in found:
-        verify(run.checkpoint(step), (*checkpoint.COMMON_FILES, VOCAB_FILE, OPTIMIZER_FILE))
-    newest = checkpoint.find_newest(run)
+        verify(run.checkpoint(step), (*COMMON_FILES, VOCAB_FILE, OPTIMIZER_FILE))
+    newest = find_newest(run)
     assert (newest.step if newest else None) == (found[-1] if found else None)
     for link in (run.checkpoints / "last", run.checkpoints / "best"):
         assert not link.is_symlink() or link.exists(), f"{link} leads nowhere"

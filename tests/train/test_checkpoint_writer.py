@@ -12,8 +12,9 @@ from support.small_disk import SmallDisk
 from support.soaking import make_ground
 from test_checkpoint import VOCAB
 
-from nmt import checkpoint
-from nmt.checkpoint import Snapshot, TrainState, take_snapshot
+from nmt.checkpoint import checkpoint
+from nmt.checkpoint.checkpoint import Snapshot, TrainState
+from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.commands.train import main
 from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.model.transformer import Transformer
@@ -22,7 +23,7 @@ from nmt.system.files import verify
 from nmt.system.run_folder import RunFolder
 from nmt.train import checkpoint_writer
 from nmt.train.checkpoint_writer import CheckpointWriter
-from nmt.train.optimizer import Adam, make_optimizer, set_learning_rate
+from nmt.train.optimizer import Adam, make_optimizer, set_learning_rate, take_snapshot
 from nmt.train.run_log import MetricsLog
 
 CONFIG = RunConfig(
@@ -49,7 +50,7 @@ def make_trained() -> tuple[Transformer, Adam]:
 
 
 def take(model: Transformer, optimizer: Adam) -> Snapshot:
-    return take_snapshot(model, optimizer, optimizer.shares)
+    return take_snapshot(model, optimizer)
 
 
 def train_on(model: Transformer, optimizer: Adam) -> None:
@@ -145,7 +146,7 @@ def test_a_failure_is_counted_and_forgotten_and_the_third_ends_the_run(
             writer.finish()
     writer.save(taken, TrainState(step=3))
     writer.finish()
-    assert writer.failures == 0 and checkpoint.list_steps(RunFolder(tmp_path)) == [3]
+    assert writer.failures == 0 and list_steps(RunFolder(tmp_path)) == [3]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name[0] == "."] == []
     with monkeypatch.context() as context:
         context.setattr("nmt.system.files.os.fsync", _full)
@@ -169,7 +170,7 @@ def test_a_checkpoint_waits_for_the_copy_of_the_one_before(
 
     def copy_slowly(*_: object) -> None:
         is_free.wait()
-        seen.append(checkpoint.list_steps(run))
+        seen.append(list_steps(run))
         raise ValueError("what nobody expects of a mirror")
 
     monkeypatch.setattr(checkpoint_writer, "copy_run", copy_slowly)
@@ -192,11 +193,9 @@ def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
         checkpoint.save_checkpoint(run.checkpoint(step), taken, TrainState(step=step), one, VOCAB)
     writer = CheckpointWriter(run, one, VOCAB, MetricsLog(run.metrics, 0), 2)
     writer.link_and_prune(TrainState(step=2))
-    assert checkpoint.list_steps(run) == [2, 3] and (
-        run.checkpoints / "last"
-    ).resolve() == run.checkpoint(2)
+    assert list_steps(run) == [2, 3] and (run.checkpoints / "last").resolve() == run.checkpoint(2)
     writer.save(taken, TrainState(step=3))
-    assert checkpoint.list_steps(run) == [3]
+    assert list_steps(run) == [3]
     verify(run.checkpoint(3))
 
 
@@ -210,7 +209,7 @@ def test_a_best_that_could_not_be_written_leaves_the_one_before(
         writer.save(taken, TrainState(step=2, best=2.0, best_step=2))
     for step in (3, 4, 5):
         writer.save(taken, TrainState(step=step, best=2.0, best_step=2))
-    assert checkpoint.list_steps(writer.run) == [1, 4, 5]
+    assert list_steps(writer.run) == [1, 4, 5]
     assert (writer.run.checkpoints / "best").resolve() == writer.run.checkpoint(1)
 
 
@@ -219,7 +218,7 @@ def test_links_that_cannot_be_made_are_no_failed_checkpoint(
 ) -> None:
     writer, taken = make_writer(tmp_path), take(*make_trained())
     with monkeypatch.context() as context:
-        context.setattr("nmt.checkpoint.point_link", lambda *_: _full(0))
+        context.setattr("nmt.checkpoint.run_checkpoints.point_link", lambda *_: _full(0))
         writer.save(taken, TrainState(step=1))
     assert (writer.failures, writer.saved_step) == (0, 1)
     assert "could not update the links" in capsys.readouterr().err

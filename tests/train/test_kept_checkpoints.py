@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.checkpoint import list_steps
+from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.config import TrainingConfig
 from nmt.system.run_folder import RunFolder
 from nmt.train.kept_checkpoints import prune_checkpoints

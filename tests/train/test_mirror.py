@@ -18,7 +18,8 @@ from support.prepared_toy import prepare_toy
 from support.soaking import Order, check_done, check_same, counted, make_ground
 
 import nmt.api
-from nmt.checkpoint import TrainState, list_steps
+from nmt.checkpoint.checkpoint import TrainState
+from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.config import DataConfig, RunConfig, TrainingConfig, format_config, load_config
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (

@@ -10,7 +10,7 @@ from support.toy_corpus import write_toy_config, write_toy_corpus
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from nmt.checkpoint import open_checkpoint
+from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import RunConfig
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer

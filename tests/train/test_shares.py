@@ -13,7 +13,7 @@ from support.pretend_device import GPU, DeviceTensor, pretend_device
 from support.soaking import Ground, Order, Start, check_same, lines, make_ground
 from torch import Tensor
 
-from nmt.checkpoint import list_steps
+from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.data.batch import BatchShape
 from nmt.engines.cuda import recorded_replica as replica_module
 from nmt.engines.cuda.cuda_graph import capture, warm_up

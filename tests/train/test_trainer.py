@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,18 @@ import torch
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.soaking import Ground, check_same, make_ground
 
-from nmt import checkpoint
-from nmt.checkpoint import list_steps
+from nmt.checkpoint import checkpoint
+from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main
 from nmt.config import load_config, load_recorded_config
+from nmt.data.loader import Update
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes, read_json, write_json
 from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
+from nmt.train import run_start
+from nmt.train.events import Listener, Phase
 from nmt.train.run_start import check_same_run
 from nmt.train.update import Outcomes, UpdateOutcome
 
@@ -53,6 +57,31 @@ def test_twenty_updates_are_ten_a_stop_and_ten_more(ground: Ground, whole: RunFo
     assert read_losses(whole.path) == read_losses(two.path)
     other = train(ground, "other", *LOGGED, "seed=4")
     assert list_differing(read_tensors(whole.path, 20), read_tensors(other.path, 20))
+
+
+class Notes(Listener):
+    def __init__(self) -> None:
+        self.phases: list[Phase] = []
+        self.losses: dict[int, float] = {}
+
+    def enter(self, phase: Phase) -> None:
+        self.phases.append(phase)
+
+    def hear_update(self, step: int, update: Update, micro_sums: torch.Tensor) -> None:
+        assert len(update.micros) == len(micro_sums)
+        self.losses[step] = float(micro_sums[:, 0].sum() / update.n_tgt)
+
+
+def test_a_listener_hears_what_a_rank_does(ground: Ground, whole: RunFolder) -> None:
+    settings = [*LOGGED, "training.validate_every=10", f"out={ground.folder / 'heard'}"]
+    notes = Notes()
+    config = load_config(str(ground.config), settings)
+    assert run_start.train(config, World(0, 1, torch.device("cpu")), notes) == 0
+    expected = {line["step"]: line["loss"] for line in read_lines(whole.path, "train")}
+    assert notes.losses == pytest.approx(expected, abs=1e-5) and len(expected) == 20
+    found = [phase for phase, _ in groupby(notes.phases)]
+    assert found[:2] == ["training", "saving"] and found[-1] == "end"
+    assert found.count("validating") == 2
 
 
 class Late(Outcomes):

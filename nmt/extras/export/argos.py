@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.checkpoint import Checkpoint
+from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.extras.export.export import export
 from nmt.extras.export.parity import Agreement
 from nmt.languages import name_language

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from nmt.checkpoint import Checkpoint
+from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.config import DataConfig, DecodingConfig, format_config
 from nmt.data.vocab import CONTROL_IDS, UNK, Vocabulary
 from nmt.evaluate.card import render_export_card

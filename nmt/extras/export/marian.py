@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
-from nmt.checkpoint import Average, Snapshot, is_without_optimizer, save_checkpoint
+from nmt.checkpoint.checkpoint import Average, Snapshot, is_without_optimizer, save_checkpoint
 from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
 from nmt.data.vocab import (
     MAX_MODEL_BYTES,

@@ -13,13 +13,13 @@ import torch
 from torch.utils.benchmark import Timer
 
 from nmt.config import ModelConfig
+from nmt.model.moments import MOMENT_BYTES, WEIGHT_BYTES
 from nmt.system.progress import clock
 
 # Operations for a multiply-add of the forward pass: two there, and four for the two gradients.
 FLOP_PER_MULTIPLY_ADD = 6
-# Bytes of a parameter in a checkpoint, all of them fp32: the weight and Adam's two moments
-CHECKPOINT_BYTES = 12
-AVERAGE_BYTES = 4  # more with training.ema
+# Bytes of a parameter in a checkpoint; with training.ema there is a second weight
+CHECKPOINT_BYTES = WEIGHT_BYTES + MOMENT_BYTES
 MEASURED_S = 1.5
 
 

@@ -7,7 +7,7 @@ of typical updates. What could not be measured is listed as not included.
 import math
 from dataclasses import dataclass
 
-from nmt.extras.profile.cost import AVERAGE_BYTES, CHECKPOINT_BYTES
+from nmt.extras.profile.cost import CHECKPOINT_BYTES
 from nmt.extras.profile.dry_run import (
     DryRun,
     Timing,
@@ -15,6 +15,7 @@ from nmt.extras.profile.dry_run import (
     format_bytes,
     format_rows,
 )
+from nmt.model.moments import WEIGHT_BYTES
 from nmt.system.progress import format_duration
 from nmt.train.memory_probe import order_by_memory
 
@@ -61,7 +62,7 @@ def estimate_run(dry_run: DryRun, price: float | None = None) -> Estimate:
     tgt_tokens = training.steps * timing.n_tgt / timing.n_updates
     tgt, mixture = setup.store.tgt, setup.mixture
     epochs = tgt_tokens / (tgt.n_tokens if mixture is None else mixture.count_tokens(tgt.lengths))
-    parameter_bytes = CHECKPOINT_BYTES + (0 if training.ema is None else AVERAGE_BYTES)
+    parameter_bytes = CHECKPOINT_BYTES + (0 if training.ema is None else WEIGHT_BYTES)
     rows = {
         "on": describe_machine(setup),
         "peak memory": f"{format_bytes(max(peak, timing.peak))}, the largest micro-batches included",

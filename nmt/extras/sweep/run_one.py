@@ -22,7 +22,7 @@ from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder, dev_text_file
 
 if TYPE_CHECKING:
-    from nmt.checkpoint import Checkpoint
+    from nmt.checkpoint.checkpoint import Checkpoint
 
 SAVING_S = 120.0  # how long a training that was asked to stop may take to save
 PREPARING_S = 24 * 3600.0  # how long another run may prepare the same data
@@ -81,7 +81,8 @@ def train_run(run: PlannedRun) -> None:
 
 def score_run(sweep: Sweep, run: PlannedRun) -> RunResult:
     """Average the last checkpoints if the grid says so, and score dev and test set as nmt-eval does."""
-    from nmt.checkpoint import TrainState, find_newest, open_checkpoint
+    from nmt.checkpoint.checkpoint import TrainState
+    from nmt.checkpoint.run_checkpoints import find_newest, open_checkpoint
 
     newest = find_newest(run.folder)
     if newest is None or not isinstance(newest.origin, TrainState):
