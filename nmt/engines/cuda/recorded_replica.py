@@ -37,8 +37,8 @@ from nmt.train.replica import Replica
 BACKEND = "inductor"
 # (batch, what it reads in place of the parameters) -> the sums of the smoothed and the plain loss
 RunObjective = Callable[[Batch, dict[str, Tensor]], tuple[Tensor, Tensor]]
-# The sums of both losses, and the gradients in the order of what was read
-Computed = tuple[Tensor, tuple[Tensor, ...]]
+# The gradients are in the order of what was read.
+SumsAndGradients = tuple[Tensor, tuple[Tensor, ...]]
 
 
 def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) -> bool:
@@ -106,24 +106,23 @@ class Recording:
     """
 
     def __init__(
-        self, compute: Callable[[Batch, Tensor], Computed], batch: Batch, model: Transformer
+        self, compute: Callable[[Batch, Tensor], SumsAndGradients], batch: Batch, model: Transformer
     ) -> None:
-        self.device = batch.labels.device
         # The graph reads these tensors; each batch is copied into them.
         self.inputs = deepcopy(batch)
-        self.scale = torch.zeros((), device=self.device)
+        self.scale = torch.zeros((), device=batch.labels.device)
         # Decoding may replace these tables with longer ones, so the old ones are kept alive here.
         self.tables = model.src_positions.table, model.tgt_positions.table
-        self.launch: Callable[[], Computed] = partial(compute, self.inputs, self.scale)
+        self.launch: Callable[[], SumsAndGradients] = partial(compute, self.inputs, self.scale)
 
     def prepare(self) -> None:
         """Compile the pass, and allocate what stays."""
-        warm_up(self.launch, self.device)
+        warm_up(self.launch, self.scale.device)
 
     def capture(self) -> None:
-        self.launch = capture(self.launch, self.device)
+        self.launch = capture(self.launch, self.scale.device)
 
-    def replay(self, batch: Batch, scale: float) -> Computed:
+    def replay(self, batch: Batch, scale: float) -> SumsAndGradients:
         """Return the sums and gradients of a batch, which the next call overwrites."""
         for recorded, new in zip(self.inputs.tensors, batch.tensors, strict=True):
             recorded.copy_(new)
@@ -181,7 +180,9 @@ class RecordedReplica(Replica):
     def run_eagerly(self, batch: Batch, used: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return functional_call(self.objective, used, (batch,))
 
-    def compute(self, objective: RunObjective, batch: Batch, scale: Tensor | float) -> Computed:
+    def compute(
+        self, objective: RunObjective, batch: Batch, scale: Tensor | float
+    ) -> SumsAndGradients:
         """Run forward and backward."""
         with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=self.is_bf16):
             loss, nll = objective(batch, self.used)
