@@ -17,8 +17,8 @@ from nmt.score.text_checks import Text, find_problems, warn_of_traces, warn_of_u
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
 from nmt.translate.translator import (
-    NO_TRANSLATION,
     OUR_ENGINE,
+    FoundBatch,
     LoadedModel,
     list_cut,
     warn_if_untagged,
@@ -131,11 +131,12 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     model = _set_tag(model, choice)
     warn_if_untagged(model.config)
     started_at = clock()
-    found = [[NO_TRANSLATION]] * len(test.src)
+    found: FoundBatch = []
     with Progress("translating", len(test.src), "sentences") as progress:
-        for n_done in model.translator.find_into(found, test.src):
-            progress.advance(n_done)
-    translations = [best for best, *_ in found]
+        for batch in model.translator.find_by_batch(test.src):
+            found += batch
+            progress.advance(len(batch))
+    translations = [best for _, (best, *_) in sorted(found)]
     cut = list_cut(translations)
     if len(cut) > FEW_CUT * len(translations):
         warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations))

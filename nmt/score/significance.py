@@ -206,11 +206,15 @@ def _setting_seed(seed: int) -> Iterator[None]:
 
 def estimate_spread(values: Sequence[float]) -> Spread:
     """Estimate it from scores of BLEU, which ends at 0 and 100."""
-    n = len(values)
-    mean, std = statistics.fmean(values), statistics.stdev(values)
-    half_width = student_t(n - 1) * std / math.sqrt(n)
+    mean, half_width = statistics.fmean(values), find_half_width(values)
     low, high = max(0.0, mean - half_width), min(HIGHEST_SCORE, mean + half_width)
-    return Spread(n, mean, std, low, high)
+    return Spread(len(values), mean, statistics.stdev(values), low, high)
+
+
+def find_half_width(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval of the mean (Student's t), of at least two values."""
+    n = len(values)
+    return student_t(n - 1) * statistics.stdev(values) / math.sqrt(n)
 
 
 def student_t(freedom: int) -> float:

@@ -7,8 +7,8 @@ Perplexity is per piece and without label smoothing, comparable across tools wit
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import astuple, dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from nmt.train.loss import Objective
 from nmt.train.samples import SAMPLED_LINES, take_sample
 from nmt.train.shutdown import StopRequest
 from nmt.translate.batching import halve_until_it_fits
-from nmt.translate.translator import NO_TRANSLATION, Translation, Translator
+from nmt.translate.translator import FoundBatch, Translator
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,11 @@ def validate(
         return Validation(nll, None, -nll)
     chosen = choose_dev_lines(len(dev.sources), evaluation.sentences)
     sources = [dev.sources[line] for line in chosen]
-    results = _translate(translator, sources, world, stop)
-    if results is None:
+    texts = _translate(translator, sources, world, stop)
+    if texts is None:
         return None
     if not world.is_main:
         return Validation(nll, None, -nll)
-    texts = [result.text for result in results]
     references = [dev.references[line] for line in chosen]
     samples = [
         take_sample(step, chosen[i], sources[i], references[i], texts[i])
@@ -155,24 +154,25 @@ def validate(
 
 def _translate(
     translator: Translator, sources: Sequence[str], world: World, stop: StopRequest
-) -> list[Translation] | None:
-    """Translate the lines, which are dealt to the ranks like cards. Rank 0 returns all translations;
-    all return None if `stop` cut it short.
+) -> list[str] | None:
+    """Translate the lines, which are dealt to the ranks like cards. Rank 0 returns all texts; all return
+    None if `stop` cut it short.
     """
     mine = sources[world.rank :: world.size]
-    found = [[NO_TRANSLATION]] * len(mine)
+    found: FoundBatch = []
     progress = Progress("  decoding dev", len(mine), "sentences", is_shown=world.is_main)
-    with progress, closing(translator.find_into(found, mine)) as batches:
-        if not stop.run_in_step(map(progress.advance, batches), world):
+
+    def take(batch: FoundBatch) -> None:
+        found.extend(batch)
+        progress.advance(len(batch))
+
+    with progress, closing(translator.find_by_batch(mine)) as batches:
+        if not stop.run_in_step(map(take, batches), world):
             return None
-    results = [best for best, *_ in found]
-    if world.size == 1:
-        return results
-    hands = world.collect(json.dumps([astuple(result) for result in results]).encode())
-    everything = [NO_TRANSLATION] * len(sources)
-    for rank, hand in enumerate(hands):
-        everything[rank :: world.size] = [Translation(*fields) for fields in json.loads(hand)]
-    return everything
+    texts = [best.text for _, (best, *_) in sorted(found)]
+    hands = world.collect(json.dumps(texts).encode())
+    rounds = zip_longest(*map(json.loads, hands))  # the first line of each rank, then the second
+    return [text for of_round in rounds for text in of_round if text is not None]
 
 
 def choose_dev_lines(n_lines: int, n_wanted: int | None) -> Sequence[int]:

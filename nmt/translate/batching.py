@@ -35,14 +35,12 @@ class Requests:
     """
 
     sources: Sentences
-    prefixes: Sentences | None = None
+    prefixes: Sentences = ()  # none, or one for each
 
     def choose(self, numbers: Sequence[int]) -> "Requests":
         """Return those at some places, in that order."""
-        return Requests(
-            [self.sources[i] for i in numbers],
-            None if self.prefixes is None else [self.prefixes[i] for i in numbers],
-        )
+        prefixes = [self.prefixes[i] for i in numbers] if self.prefixes else ()
+        return Requests([self.sources[i] for i in numbers], prefixes)
 
     def pack(self, device: torch.device) -> Packed:
         return pack(self.sources).to(device)

@@ -9,7 +9,7 @@ invalid UTF-8 is reported and replaced by U+FFFD.
 import os
 import select
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -35,7 +35,7 @@ class Chunk:
     first: int  # number of the first line, from 1
     lines: list[str]
     share: float  # of the stream, read up to the end of the chunk; 0: unknown
-    prefixes: list[str] | None = None  # how the translation of each must begin
+    prefixes: Sequence[str] = ()  # how the translation of each must begin, if they are given
 
     @property
     def numbers(self) -> range:
@@ -44,8 +44,7 @@ class Chunk:
 
     def cut(self, n: int) -> "Chunk":
         """Its first `n` lines."""
-        prefixes = self.prefixes and self.prefixes[:n]
-        return Chunk(self.first, self.lines[:n], self.share, prefixes)
+        return Chunk(self.first, self.lines[:n], self.share, self.prefixes[:n])
 
 
 class LineReader:

@@ -46,7 +46,7 @@ def search(
     model: Decodable,
     src: Packed,
     rules: SearchRules,
-    prefixes: Sequence[Sequence[int]] | None = None,
+    prefixes: Sequence[Sequence[int]] = (),
 ) -> list[list[Hypothesis]]:
     """Find the best translations of each sentence, best first, or draw samples.
 

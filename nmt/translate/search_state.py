@@ -81,7 +81,7 @@ def start_beams(
     src: Packed,
     rules: SearchRules,
     model: ModelConfig,
-    prefixes: Sequence[Sequence[int]] | None,
+    prefixes: Sequence[Sequence[int]],
 ) -> Beams:
     """Return the state before the first step: each sentence at bos, with its length limit and its prefix."""
     n, device, beam = src.n_sentences, src.tokens.device, rules.beam

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -59,6 +59,7 @@ SHOWN_OF_PART = 60  # characters, in a message
 # By which lines are given at a time, even if batches are larger: others may wait for them.
 MOST_CHUNK_TOKENS = 32_768
 Candidates = list["Translation"]  # of a line, best first
+FoundBatch = list[tuple[int, Candidates]]  # the indices of some lines, and what was found for them
 
 
 @dataclass(frozen=True)
@@ -236,61 +237,60 @@ class TextToText(ABC):
         self,
         lines: Sequence[str],
         request: Request,
-        prefixes: Sequence[str] | None = None,
-        numbers: Sequence[int] | None = None,
+        prefixes: Sequence[str] = (),
+        numbers: Sequence[int] = (),
     ) -> list[Candidates]:
-        """Find the candidates of each line, which begin with its prefix. An empty line has one.
+        """Find the candidates of each line, in order, as `find_by_batch` does."""
+        batches = self.find_by_batch(lines, request, prefixes, numbers)
+        return [candidates for _, candidates in sorted(chain.from_iterable(batches))]
+
+    def find_by_batch(
+        self,
+        lines: Sequence[str],
+        request: Request = Request(),
+        prefixes: Sequence[str] = (),
+        numbers: Sequence[int] = (),
+    ) -> Generator[FoundBatch]:
+        """Yield the candidates of lines batch by batch. Those of a line begin with its prefix. Empty lines
+        have one, without a search, and come first.
 
         `numbers` are those of the lines in messages; without them the first line is 1.
         """
-        results = [[NO_TRANSLATION]] * len(lines)
-        for _ in self.find_into(results, lines, request, prefixes, numbers):
-            pass
-        return results
-
-    def find_into(
-        self,
-        results: list[Candidates],
-        lines: Sequence[str],
-        request: Request = Request(),
-        prefixes: Sequence[str] | None = None,
-        numbers: Sequence[int] | None = None,
-    ) -> Generator[int]:
-        """Fill `results` batch by batch, except for empty lines; yields how many lines each batch
-        completed.
-        """
         numbers = numbers or range(1, len(lines) + 1)
         self._warn_of_unknown(lines, numbers)
-        indices = []  # of the lines that are not empty
-        sources = []
-        own_prefixes = []
-        all_prefixes = self.vocab.tgt.encode(prefixes or [""] * len(lines))
-        requested = zip(numbers, lines, self.encode_source(lines), all_prefixes, strict=True)
-        for index, (number, line, ids, prefix) in enumerate(requested):
+        sources: dict[int, list[int]] = {}
+        empty: FoundBatch = []
+        starts = self.vocab.tgt.encode(prefixes or [""] * len(lines))
+        requested = zip(numbers, lines, self.encode_source(lines), starts, strict=True)
+        for index, (number, line, ids, start) in enumerate(requested):
             if self.is_lowered(line):
                 say_once(SAID_OF_CAPITALS)
-            if len(prefix) > self.longest:
+            if len(start) > self.longest:
                 raise LineTooLong(
                     number,
-                    f": its prefix has {len(prefix):,} pieces, more than {self.longest:,}; "
+                    f": its prefix has {len(start):,} pieces, more than {self.longest:,}; "
                     "shorten it, or raise decoding.max_source",
                 )
             if ids:
-                indices.append(index)
-                sources.append([*self.tag_ids, *self.shorten(ids, number)])
-                own_prefixes.append(prefix)
+                sources[index] = [*self.tag_ids, *self.shorten(ids, number)]
+            else:
+                empty.append((index, [NO_TRANSLATION]))
+        if empty:
+            yield empty
 
-        requests = Requests(sources, own_prefixes if any(own_prefixes) else None)
-        for batch, hypotheses in self.search_batches(requests, request.n_best):
-            translations = self._make_translations([sources[i] for i in batch], hypotheses, request)
-            for i, candidates in zip(batch, translations, strict=True):
-                index = indices[i]
+        indices = list(sources)
+        own_starts = [starts[index] for index in indices]
+        requests = Requests(list(sources.values()), own_starts if any(own_starts) else ())
+        for places, hypotheses in self.search_batches(requests, request.n_best):
+            searched = requests.choose(places).sources
+            translations = self._make_translations(searched, hypotheses, request)
+            found = []
+            for place, candidates in zip(places, translations, strict=True):
+                index = indices[place]
                 if self.is_lowered(lines[index]):
-                    candidates = [
-                        replace(candidate, text=candidate.text.upper()) for candidate in candidates
-                    ]
-                results[index] = candidates
-            yield len(batch)
+                    candidates = [replace(each, text=each.text.upper()) for each in candidates]
+                found.append((index, candidates))
+            yield found
 
     def _warn_of_unknown(self, lines: Sequence[str], numbers: Sequence[int]) -> None:
         """Say once that the model cannot read a text."""

@@ -322,8 +322,8 @@ def has_graph(replica: RecordedReplica) -> bool:
     """Whether a CUDA graph was recorded. Where that fails, training goes on without and only says
     so.
     """
-    replay = replica.replay
-    return replay is not None and replay.__module__ == "nmt.engines.cuda.cuda_graph"
+    recording = replica.recording
+    return recording is not None and recording.launch.__module__ == "nmt.engines.cuda.cuda_graph"
 
 
 @dataclass

@@ -242,7 +242,7 @@ def test_compiled_code_gives_the_gradients_of_eager_code(monkeypatch: pytest.Mon
     for shape in (None, BatchShape(64, 64, 16, 64)):
         replica = RecordedReplica(make_objective(1), World(0, 1, torch.device("cpu")), True, shape)
         replica.run(batch, 0.1, 0)
-        assert (replica.replay is None) == (shape is None)
+        assert (replica.recording is None) == (shape is None)
         found.append([bucket.gradients for bucket in replica.shares.buckets])
     for ours, theirs in zip(*found, strict=True):
         assert theirs.any() and torch.equal(ours, theirs)
@@ -297,7 +297,7 @@ def test_what_another_rank_cannot_do_no_rank_does(
         assert device.replays == 0
         assert isinstance(found, DeviceTensor)
         assert torch.allclose(found.on_host, expected, rtol=1e-5)
-    assert (replica.compiled is None) == (replica.replay is None) == (n_refused == 1)
+    assert (replica.compiled is None) == (replica.recording is None) == (n_refused == 1)
     what = {1: "the model cannot be compiled", 2: "the CUDA graph cannot be recorded"}[n_refused]
     (told,) = capsys.readouterr().err.splitlines()
     assert what in told and "it fails on another rank" in told

@@ -235,5 +235,5 @@ def test_a_batch_of_another_shape_runs_as_plain_code(monkeypatch: pytest.MonkeyP
     plain, fixed = (
         RecordedReplica(Objective(model, 0.1), world, False, given) for given in (None, shape)
     )
-    assert torch.equal(fixed.run(odd, 1.0, 3), plain.run(odd, 1.0, 3)) and not fixed.replay
-    assert torch.equal(fixed.run(usual, 1.0, 3), plain.run(usual, 1.0, 3)) and fixed.replay
+    assert torch.equal(fixed.run(odd, 1.0, 3), plain.run(odd, 1.0, 3)) and not fixed.recording
+    assert torch.equal(fixed.run(usual, 1.0, 3), plain.run(usual, 1.0, 3)) and fixed.recording

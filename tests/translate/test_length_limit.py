@@ -21,7 +21,7 @@ def test_the_search_and_its_report_have_one_limit_which_is_exact() -> None:
     for hundredths in HUNDREDTHS:
         config = DecodingConfig(beam=1, max_ratio=hundredths / 100, max_extra=7)
         truth = [n * hundredths // 100 + 7 for n in LENGTHS]
-        searched = start_beams(sources, make_rules(config), model, None).limits.tolist()
+        searched = start_beams(sources, make_rules(config), model, ()).limits.tolist()
         reported = [config.find_longest(n) for n in LENGTHS]
         assert searched == truth and reported == truth, config.max_ratio
 

@@ -431,7 +431,7 @@ def search_compiled(
     weights: CompiledWeights,
     src: Packed,
     rules: SearchRules,
-    prefixes: Sequence[Sequence[int]] | None = None,
+    prefixes: Sequence[Sequence[int]] = (),
 ) -> list[list[Hypothesis]]:
     """Find the best translations of each sentence, best first, as `search` does."""
     model = weights.model

@@ -13,6 +13,7 @@ GPU; here each layer would be a collective of its own, for models that fit many 
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from nmt.engines.cuda.attention_triton import WIDEST_HEAD, can_attend
 from nmt.engines.cuda.cuda_graph import capture, warm_up
 from nmt.engines.cuda.loss_triton import can_compute_loss
 from nmt.engines.cuda.shares import Shares
+from nmt.model.transformer import Transformer
 from nmt.system.kernels import COMPILER_REMEDY, summarize_error, triton
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say
@@ -35,6 +37,8 @@ from nmt.train.replica import Replica
 BACKEND = "inductor"
 # (batch, what it reads in place of the parameters) -> the sums of the smoothed and the plain loss
 RunObjective = Callable[[Batch, dict[str, Tensor]], tuple[Tensor, Tensor]]
+# The gradients are in the order of what was read.
+SumsAndGradients = tuple[Tensor, tuple[Tensor, ...]]
 
 
 def has_fixed_shape(model: ModelConfig, training: TrainingConfig, world: World) -> bool:
@@ -96,6 +100,36 @@ def _compute_sums(
     return functional_call(objective, used, (Batch(src, tgt, labels, 0),))
 
 
+class Recording:
+    """The forward and backward pass of micro-batches of one shape. First `prepare` it, then `capture` it as
+    a graph, then `replay` it for each batch; without a graph it can be replayed, too.
+    """
+
+    def __init__(
+        self, compute: Callable[[Batch, Tensor], SumsAndGradients], batch: Batch, model: Transformer
+    ) -> None:
+        # The graph reads these tensors; each batch is copied into them.
+        self.inputs = deepcopy(batch)
+        self.scale = torch.zeros((), device=batch.labels.device)
+        # Decoding may replace these tables with longer ones, so the old ones are kept alive here.
+        self.tables = model.src_positions.table, model.tgt_positions.table
+        self.launch: Callable[[], SumsAndGradients] = partial(compute, self.inputs, self.scale)
+
+    def prepare(self) -> None:
+        """Compile the pass, and allocate what stays."""
+        warm_up(self.launch, self.scale.device)
+
+    def capture(self) -> None:
+        self.launch = capture(self.launch, self.scale.device)
+
+    def replay(self, batch: Batch, scale: float) -> SumsAndGradients:
+        """Return the sums and gradients of a batch, which the next call overwrites."""
+        for recorded, new in zip(self.inputs.tensors, batch.tensors, strict=True):
+            recorded.copy_(new)
+        self.scale.fill_(scale)
+        return self.launch()
+
+
 class RecordedReplica(Replica):
     """With a fixed shape, micro-batches run as compiled code, on a GPU as one CUDA graph. A batch of
     any other shape runs eagerly; only BPE-dropout without data.clean.max_pieces can make one.
@@ -115,7 +149,7 @@ class RecordedReplica(Replica):
         self.used = {f"model.{name}": used for name, used in self.shares.used.items()}
         self.is_first = True  # of an update, the next micro-batch
         self.compiled: CompiledObjective | None = None
-        self.replay: Callable[[], tuple[Tensor, tuple[Tensor, ...]]] | None = None
+        self.recording: Recording | None = None
         if shape is not None:
             # The table must have its final address before a graph records it.
             objective.model.reserve_positions(shape.longest)
@@ -133,17 +167,12 @@ class RecordedReplica(Replica):
     def run(self, batch: Batch, scale: float, seed: int) -> Tensor:
         if self.is_first:
             self.shares.collect_weights()
-        has_shape = self.shape is not None and batch.has_shape(self.shape)
-        if has_shape and self.compiled is not None and self.replay is None:
-            self.record(self.compiled, batch)
+        recording = self.find_recording(batch)
         torch.manual_seed(seed)
-        if has_shape and self.replay is not None:
-            for recorded, new in zip(self.inputs.tensors, batch.tensors, strict=True):
-                recorded.copy_(new)
-            self.scale.fill_(scale)
-            sums, gradients = self.replay()
-        else:
+        if recording is None:
             sums, gradients = self.compute(self.run_eagerly, batch, scale)
+        else:
+            sums, gradients = recording.replay(batch, scale)
         self.shares.add_gradients(gradients, self.is_first)
         self.is_first = False
         return sums
@@ -153,10 +182,8 @@ class RecordedReplica(Replica):
 
     def compute(
         self, objective: RunObjective, batch: Batch, scale: Tensor | float
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run forward and backward. Return the sums of the smoothed and the plain loss, and the
-        gradients in the order of `used`.
-        """
+    ) -> SumsAndGradients:
+        """Run forward and backward."""
         with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=self.is_bf16):
             loss, nll = objective(batch, self.used)
         gradients = torch.autograd.grad(
@@ -164,26 +191,21 @@ class RecordedReplica(Replica):
         )
         return torch.stack((loss.detach(), nll)), gradients
 
+    def find_recording(self, batch: Batch) -> Recording | None:
+        """Return what runs batches of this shape, made when the first comes; None if they run eagerly."""
+        if self.shape is None or not batch.has_shape(self.shape):
+            return None
+        if self.recording is None and self.compiled is not None:
+            self.record(self.compiled, batch)
+        return self.recording
+
     def record(self, compiled: CompiledObjective, batch: Batch) -> None:
-        """Compile and record the forward and backward pass over batches of this shape. If
-        compiling fails, batches run eagerly; if recording fails, the compiled code runs without a
-        graph. Either gives a warning, and on one rank makes all go the same way.
+        """Compile and record the pass over batches of this shape. If compiling fails, batches run
+        eagerly; if recording fails, the compiled code runs without a graph. Either gives a warning, and
+        on one rank makes all go the same way.
         """
-        device = batch.labels.device
-        self.inputs = deepcopy(batch)
-        self.scale = torch.zeros((), device=device)
-        model = self.objective.model
-        # The graph reads these tables. Decoding may replace them with longer ones, so the old
-        # ones are kept alive here.
-        self.tables = model.src_positions.table, model.tgt_positions.table
-
-        def work() -> tuple[Tensor, tuple[Tensor, ...]]:
-            return self.compute(compiled, self.inputs, self.scale)
-
-        def record_graph() -> None:
-            self.replay = capture(work, device)
-
-        fault = self.find_fault(lambda: warm_up(work, device))
+        recording = Recording(partial(self.compute, compiled), batch, self.objective.model)
+        fault = self.find_fault(recording.prepare)
         if fault is not None:
             say(
                 "warning: the model cannot be compiled, so training is much slower: "
@@ -191,10 +213,12 @@ class RecordedReplica(Replica):
             )
             self.compiled = None
             return
-        fault = self.find_fault(record_graph)
+        compiled_pass = recording.launch
+        fault = self.find_fault(recording.capture)
         if fault is not None:
             say(f"warning: the CUDA graph cannot be recorded, so training is slower: {fault}")
-            self.replay = work
+            recording.launch = compiled_pass  # this rank may have its graph
+        self.recording = recording
 
     def find_fault(self, work: Callable[[], object]) -> str | None:
         """Do this on every rank; return why it fails, on all ranks if on one."""

@@ -337,7 +337,7 @@ class CTranslate2Translator(TextToText):
         self.engine = f"ctranslate2 {self.version}, {quantization}"
 
     def search_batches(self, requests: Requests, n_best: int) -> Iterator[SearchedBatch]:
-        if n_best > 1 or requests.prefixes is not None or self.config.sample:
+        if n_best > 1 or requests.prefixes or self.config.sample:
             raise UserError(
                 "--engine ctranslate2 does not support --n-best, --sample or --prefix; leave them out"
             )

@@ -6,16 +6,15 @@ by seed. All numbers are read from RUN/sweep.json, so the table can be made at a
 table.md and table.csv have the same cells.
 """
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from nmt.config import tabulate_differences
 from nmt.extras.sweep.grid import PlannedRun, Sweep, format_setting_value
 from nmt.extras.sweep.result import RunResult, SetScore, read_result
 from nmt.score.score import compute_perplexity
-from nmt.score.significance import student_t
+from nmt.score.significance import find_half_width
 from nmt.system.escapes import escape_line, escape_markdown
 from nmt.system.files import write_text
 from nmt.system.tables import Cell, Table
@@ -37,35 +36,23 @@ class Row:
 
 def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
     """Read the results of all finished runs."""
-    by_name: dict[str, list[PlannedRun]] = {}
+    rows: dict[str, Row] = {}
     for run in sweep.runs:
-        by_name.setdefault(run.name, []).append(run)
-    settings = describe_settings([runs[0] for runs in by_name.values()])
-    rows = []
-    for (name, runs), text in zip(by_name.items(), settings, strict=True):
-        row = Row(name, text, results={}, problems=[])
-        for run in runs:
-            seed = run.config.seed
-            result = read_result(sweep, run)
-            if result is not None:
-                row.results[seed] = result
-            else:
-                row.problems.append(f"seed {seed}: {failures.get(run.label, 'not finished')}")
-        rows.append(row)
-    return rows
+        if run.name not in rows:
+            rows[run.name] = Row(run.name, describe_settings(sweep.runs[0], run), {}, [])
+        row, seed = rows[run.name], run.config.seed
+        result = read_result(sweep, run)
+        if result is not None:
+            row.results[seed] = result
+        else:
+            row.problems.append(f"seed {seed}: {failures.get(run.label, 'not finished')}")
+    return list(rows.values())
 
 
-def describe_settings(runs: Sequence[PlannedRun]) -> list[str]:
-    """Say for each run in which settings it differs from the first."""
-    table = tabulate_differences([run.config for run in runs], NOT_SETTINGS)
-    texts = []
-    for i in range(len(runs)):
-        words = []
-        for key, values in table.items():
-            if values[i] != values[0]:
-                words.append(f"{key}={format_setting_value(values[i])}")
-        texts.append(" ".join(words))
-    return texts
+def describe_settings(first: PlannedRun, run: PlannedRun) -> str:
+    """Say in which settings a run differs from the first."""
+    table = tabulate_differences([first.config, run.config], NOT_SETTINGS)
+    return " ".join(f"{key}={format_setting_value(own)}" for key, (_, own) in table.items())
 
 
 # ---- as text -------------------------------------------------------------------------------------
@@ -104,15 +91,14 @@ def make_cells(row: Row, first: Row, sweep: Sweep) -> list[Cell]:
 
 
 def format_mean(values: Sequence[float], style: str, unit: str = "") -> str:
-    return f"{statistics.fmean(values):{style}}{unit}" if values else ""
+    return f"{fmean(values):{style}}{unit}" if values else ""
 
 
 def format_estimate(values: Sequence[float], style: str) -> str:
     """Return the mean, and the half-width of its interval, which is unknown for a single seed."""
     text = format_mean(values, style)
     if len(values) > 1:
-        error = statistics.stdev(values) / math.sqrt(len(values))
-        text += f" ± {student_t(len(values) - 1) * error:{style.lstrip('+')}}"
+        text += f" ± {find_half_width(values):{style.lstrip('+')}}"
     return text
 
 
