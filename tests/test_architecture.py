@@ -44,15 +44,16 @@ LEVELS = {
     "engines": 8,
     "average": 8,
     "evaluate": 9,
+    "extras/cards": 10,
     "extras/tracking": 10,
     "extras/profile": 10,
-    "extras/export": 10,
-    "extras/report": 10,
-    "extras/init": 11,
-    "extras/serve": 11,
-    "api": 11,
-    "extras/sweep": 12,
-    "commands": 13,
+    "extras/export": 11,
+    "extras/report": 11,
+    "extras/init": 12,
+    "extras/serve": 12,
+    "api": 12,
+    "extras/sweep": 13,
+    "commands": 14,
 }
 BANNED_NAME = re.compile(
     r"(?i:utils?|helpers?|common|misc)|_?Base(?=[A-Z_]|$)\w*|\w*(Manager|Handler)"

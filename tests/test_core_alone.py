@@ -135,6 +135,8 @@ def test_the_core_alone_gives_the_same_results(tree: Path, toy: Path, tmp_path: 
     run_commands("checkout", toy, tmp_path / "with")
     said = run_commands(tree, toy, tmp_path / "without")
     assert "warning: no report: the page: needs nmt/extras/report, which is missing" in said
+    card = "warning: no model card: README.md: needs nmt/extras/cards, which is missing; install nmt again"
+    assert said.count("no model card") == said.count(card) == 1
 
     for name in ("beam", "greedy", "samples"):
         texts, scores = read_scored(tmp_path / "without" / name)

@@ -6,7 +6,14 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from functools import partial
 from pathlib import Path
 
-from nmt.commands.cli import Argv, CommandParser, check_options, parse_positive, start_command
+from nmt.commands.cli import (
+    Argv,
+    CommandParser,
+    check_options,
+    parse_positive,
+    start_command,
+    write_card,
+)
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
@@ -125,7 +132,6 @@ def average_run(args: Namespace) -> int:
     from nmt.api import convert_published
     from nmt.average.mean import average_checkpoints
     from nmt.average.select import choose_checkpoints, list_doubts
-    from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import find_run, read_results
     from nmt.system.errors import explain_missing
     from nmt.system.files import check_own_folder
@@ -169,7 +175,7 @@ def average_run(args: Namespace) -> int:
             scores = read_results(home)
     except UserError as error:
         say(f"warning: {error}; the card is written without scores")
-    write_average_card(out, scores)
+    write_card(out, scores)
     counted = "1 checkpoint" if len(names) == 1 else f"{len(names)} checkpoints"
     say(f"{out}: the mean of {counted} ({', '.join(names)})")
     return 0

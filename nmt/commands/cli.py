@@ -31,11 +31,15 @@ from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
 from nmt.system.extras import check_extra
 from nmt.system.memory import is_out_of_memory
+from nmt.system.progress import say_once
 from nmt.system.streams import STDOUT, ReaderLeft, secure_standard_streams
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from _typeshed import SupportsWrite
 
+    from nmt.evaluate.results import Result
     from nmt.system.progress import Progress
     from nmt.translate.stream import DoneChunk
 
@@ -411,3 +415,15 @@ def go_offline(args: Namespace) -> None:
     if args.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
         os.environ["WANDB_MODE"] = "offline"
+
+
+def write_card(average: "Path", results: "Sequence[Result]") -> None:
+    """Write the model card of an average, or say once that what writes it is missing."""
+    try:
+        check_extra("cards", "README.md")
+    except UserError as error:
+        say_once(f"warning: no model card: {error}")
+        return
+    from nmt.extras.cards.card import write_average_card
+
+    write_average_card(average, results)

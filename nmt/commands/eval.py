@@ -16,6 +16,7 @@ from nmt.commands.cli import (
     check_options,
     go_offline,
     start_command,
+    write_card,
 )
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def evaluate(args: Namespace) -> int:
             write_json(Path(args.json), evaluation.json_values)
         if args.report:
             write_evaluation_page(evaluation, Path(args.report))
-        record_scores(evaluation)
+        record_scores(evaluation, write_card)
     return 0
 
 
