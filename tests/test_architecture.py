@@ -45,6 +45,7 @@ LEVELS = {
     "average": 8,
     "evaluate": 9,
     "extras/cards": 10,
+    "extras/maps": 10,
     "extras/tracking": 10,
     "extras/profile": 10,
     "extras/export": 11,

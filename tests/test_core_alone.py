@@ -73,6 +73,7 @@ ASKED = {
     "train --config TOY --plan": "profile",
     "train --config TOY out=tracked training.track=[tensorboard]": "tracking",
     "translate RUN/average -i text -o x --attention x.html": "report",
+    "translate RUN/average -i text --alignments": "maps",
     "eval RUN/average --report x.html": "report",
     "translate RUN/average -i text --engine ctranslate2": "export",
     "translate hf:someone/model -i text": "export",

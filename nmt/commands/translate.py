@@ -231,8 +231,14 @@ def translate_text(args: Namespace) -> int:
         keeps_translations=args.attention is not None,
         is_text=args.text,
     )
+    align = None
+    if args.alignments:
+        check_extra("maps", "--alignments")
+        from nmt.extras.maps.alignment import add_alignments
+
+        align = add_alignments
     load_model = partial(open_model, args.checkpoints, collect_overrides(args), args.engine)
-    start = partial(start_translating, load_model, layout, 1 if args.on else args.workers)
+    start = partial(start_translating, load_model, layout, align, 1 if args.on else args.workers)
     here = start()
     model = here.model
     decoding = model.config.decoding
