@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nmt.evaluate.outcome import Evaluation
+    from nmt.extras.pair_scores.pair_scores import PairScore
     from nmt.score.score import Score
     from nmt.system.pool import Executor
     from nmt.train.events import Listener
-    from nmt.translate.pair_scores import PairScore
     from nmt.translate.translator import LoadedModel, TextToText
 
 __all__ = [
@@ -321,9 +321,10 @@ def score_pairs(
     from nmt.system.runtime import tune_process
 
     sources, targets = take_pairs(pairs, "sources, translations")
+    check_extra("pair_scores", "score_pairs")
     tune_process()  # before torch is imported
 
-    from nmt.translate.pair_scores import open_pair_scorer
+    from nmt.extras.pair_scores.pair_scores import open_pair_scorer
 
     scorer = open_pair_scorer(find_checkpoints(paths), _list_settings(settings))
     return scorer.score_pairs(sources, targets)

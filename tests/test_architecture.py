@@ -46,6 +46,7 @@ LEVELS = {
     "evaluate": 9,
     "extras/cards": 10,
     "extras/maps": 10,
+    "extras/pair_scores": 10,
     "extras/tracking": 10,
     "extras/profile": 10,
     "extras/export": 11,

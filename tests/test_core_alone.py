@@ -66,6 +66,7 @@ ASKED = {
     "export RUN/average --to safetensors -o x": "export",
     "report RUN": "report",
     "serve RUN/average": "serve",
+    "score RUN/average --src text --tgt text.de": "pair_scores",
     "sweep label-smoothing.yaml --out x": "sweep",
     "init --src text --tgt text.de": "init",
     "train --src text --tgt text.de": "init",
