@@ -45,6 +45,7 @@ LEVELS = {
     "average": 8,
     "evaluate": 9,
     "extras/cards": 10,
+    "extras/cluster": 10,
     "extras/curve": 10,
     "extras/inspection": 10,
     "extras/maps": 10,

@@ -67,6 +67,7 @@ ASKED = {
     "report RUN": "report",
     "serve RUN/average": "serve",
     "prepare --inspect store": "inspection",
+    "prepare --config TOY --on ray": "cluster",
     "average RUN --curve": "curve",
     "score RUN/average --src text --tgt text.de": "pair_scores",
     "sweep label-smoothing.yaml --out x": "sweep",

@@ -22,7 +22,7 @@ from argparse import (
     RawDescriptionHelpFormatter,
 )
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import nmt
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
     from nmt.evaluate.results import Result
+    from nmt.system.pool import Executor
     from nmt.system.progress import Progress
     from nmt.translate.stream import DoneChunk
 
@@ -351,6 +352,20 @@ def open_lines_output(
     return out, n_done, bar
 
 
+def open_executor(
+    on: str | None, n_workers: int, uses_gpu: bool
+) -> "AbstractContextManager[Executor]":
+    """Open the workers: processes of this machine, or where --on says that they are."""
+    from nmt.system.pool import use_processes
+
+    if on is None:
+        return nullcontext(use_processes(n_workers))
+    check_extra("cluster", f"--on {on}")
+    from nmt.extras.cluster import open_cluster
+
+    return open_cluster(n_workers, uses_gpu)
+
+
 def do_chunks(
     args: Namespace,
     start: Callable[[], Callable[[Any], "Done"]],
@@ -362,7 +377,6 @@ def do_chunks(
     """Write and yield, in order, the workers' results for the chunks. `start` makes a worker in another
     process, `here` works in this one.
     """
-    from nmt.system.cluster import open_executor
     from nmt.system.pool import map_with_workers
     from nmt.translate.stream import write_uninterrupted
 

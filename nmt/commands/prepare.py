@@ -19,6 +19,7 @@ from nmt.commands.cli import (
     add_on,
     check_options,
     go_offline,
+    open_executor,
     start_command,
 )
 from nmt.system.errors import UserError
@@ -68,7 +69,6 @@ def prepare_corpus(args: Namespace) -> int:
         return print_store(args)
 
     from nmt import api
-    from nmt.system.cluster import open_executor
     from nmt.system.progress import say
 
     config = api.load_config(args.config, args.overrides)
