@@ -49,6 +49,7 @@ LEVELS = {
     "extras/curve": 10,
     "extras/inspection": 10,
     "extras/maps": 10,
+    "extras/mirror": 10,
     "extras/pair_scores": 10,
     "extras/tracking": 10,
     "extras/profile": 10,

@@ -76,6 +76,7 @@ ASKED = {
     "train --config TOY --profile": "profile",
     "train --config TOY --plan": "profile",
     "train --config TOY out=tracked training.track=[tensorboard]": "tracking",
+    "train --config TOY out=mirrored training.mirror=memory://copy": "mirror",
     "translate RUN/average -i text -o x --attention x.html": "report",
     "translate RUN/average -i text --alignments": "maps",
     "translate RUN/average --interactive": "prompt",
