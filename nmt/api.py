@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nmt.evaluate.outcome import Evaluation
+    from nmt.extras.pair_scores.pair_scores import PairScore
     from nmt.score.score import Score
     from nmt.system.pool import Executor
+    from nmt.train.checkpoint_writer import Mirror
     from nmt.train.events import Listener
-    from nmt.translate.pair_scores import PairScore
     from nmt.translate.translator import LoadedModel, TextToText
 
 __all__ = [
@@ -187,8 +188,9 @@ def train(config: RunConfig) -> int:
     from nmt.system.ranks import join_world
     from nmt.train import run_start
     from nmt.train.memory_probe import check_training_fits
-    from nmt.train.mirror import fetch_run
     from nmt.train.setup import check_initial_model
+
+    mirror = _open_mirror(config)
 
     def prepare_run() -> None:
         # A mistake in the settings must leave neither a folder nor an unwanted store, and another
@@ -196,8 +198,7 @@ def train(config: RunConfig) -> int:
         check_training_fits(config.model, config.vocab, config.training, world)
         check_free(config.folder)
         run_start.check_same_run(config)
-        if config.training.mirror is not None:
-            fetch_run(config.training.mirror, config)
+        mirror.fetch()
         check_initial_model(config)
         # Fail now, not after an hour of preparation, if the folder cannot be written.
         make_folder(config.folder)
@@ -205,7 +206,7 @@ def train(config: RunConfig) -> int:
 
     with join_world(config.device) as world:
         world.on_main(prepare_run)
-        exit_code = run_start.train(config, world, listener)
+        exit_code = run_start.train(config, world, listener, mirror)
         # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.
         world.on_main(lambda: _write_page(config.folder))
         return exit_code
@@ -220,6 +221,17 @@ def _open_trackers(names: Sequence[str]) -> "Listener":
     from nmt.extras.tracking.sinks import Trackers
 
     return Trackers(names)
+
+
+def _open_mirror(config: RunConfig) -> "Mirror":
+    if config.training.mirror is None:
+        from nmt.train.checkpoint_writer import Mirror
+
+        return Mirror()
+    check_extra("mirror", "training.mirror")
+    from nmt.extras.mirror import RunMirror
+
+    return RunMirror(config.training.mirror, config)
 
 
 def _write_page(folder: Path) -> None:
@@ -321,9 +333,10 @@ def score_pairs(
     from nmt.system.runtime import tune_process
 
     sources, targets = take_pairs(pairs, "sources, translations")
+    check_extra("pair_scores", "score_pairs")
     tune_process()  # before torch is imported
 
-    from nmt.translate.pair_scores import open_pair_scorer
+    from nmt.extras.pair_scores.pair_scores import open_pair_scorer
 
     scorer = open_pair_scorer(find_checkpoints(paths), _list_settings(settings))
     return scorer.score_pairs(sources, targets)

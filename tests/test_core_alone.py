@@ -66,13 +66,20 @@ ASKED = {
     "export RUN/average --to safetensors -o x": "export",
     "report RUN": "report",
     "serve RUN/average": "serve",
+    "prepare --inspect store": "inspection",
+    "prepare --config TOY --on ray": "cluster",
+    "average RUN --curve": "curve",
+    "score RUN/average --src text --tgt text.de": "pair_scores",
     "sweep label-smoothing.yaml --out x": "sweep",
     "init --src text --tgt text.de": "init",
     "train --src text --tgt text.de": "init",
     "train --config TOY --profile": "profile",
     "train --config TOY --plan": "profile",
     "train --config TOY out=tracked training.track=[tensorboard]": "tracking",
+    "train --config TOY out=mirrored training.mirror=memory://copy": "mirror",
     "translate RUN/average -i text -o x --attention x.html": "report",
+    "translate RUN/average -i text --alignments": "maps",
+    "translate RUN/average --interactive": "prompt",
     "eval RUN/average --report x.html": "report",
     "translate RUN/average -i text --engine ctranslate2": "export",
     "translate hf:someone/model -i text": "export",
@@ -135,6 +142,8 @@ def test_the_core_alone_gives_the_same_results(tree: Path, toy: Path, tmp_path: 
     run_commands("checkout", toy, tmp_path / "with")
     said = run_commands(tree, toy, tmp_path / "without")
     assert "warning: no report: the page: needs nmt/extras/report, which is missing" in said
+    card = "warning: no model card: README.md: needs nmt/extras/cards, which is missing; install nmt again"
+    assert said.count("no model card") == said.count(card) == 1
 
     for name in ("beam", "greedy", "samples"):
         texts, scores = read_scored(tmp_path / "without" / name)

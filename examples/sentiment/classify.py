@@ -25,9 +25,9 @@ from torch import Tensor
 from nmt.commands.cli import CommandParser, start_command
 from nmt.data.batch import pack
 from nmt.data.vocab import Vocab
+from nmt.extras.maps.attention_maps import AttentionMap
 from nmt.extras.report.attention_view import render_attention_page
 from nmt.system.files import check_writable, write_bytes
-from nmt.translate.attention_maps import AttentionMap
 from nmt.translate.lines import LineReader
 
 EXAMPLES = """\

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nmt.agreement import check_agreement
 from nmt.checkpoint.checkpoint import (
@@ -144,11 +144,3 @@ def sort_as_one_run(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
         first_data = first.origin.store_sha256
         check_agreement("training data", other.path, data, first.path, first_data, remedy)
     return ordered
-
-
-@torch.no_grad()
-def load_mean(checkpoints: Sequence[Checkpoint], model: nn.Module) -> None:
-    """Copy the mean into the weights of `model`."""
-    weights = dict(model.named_parameters())
-    for name, tensor in average_tensors(checkpoints):
-        weights[name].copy_(tensor)

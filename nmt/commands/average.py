@@ -6,8 +6,16 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from functools import partial
 from pathlib import Path
 
-from nmt.commands.cli import Argv, CommandParser, check_options, parse_positive, start_command
+from nmt.commands.cli import (
+    Argv,
+    CommandParser,
+    check_options,
+    parse_positive,
+    start_command,
+    write_card,
+)
 from nmt.system.errors import UserError
+from nmt.system.extras import check_extra
 from nmt.system.run_folder import RunFolder
 
 EXAMPLES = """\
@@ -125,7 +133,6 @@ def average_run(args: Namespace) -> int:
     from nmt.api import convert_published
     from nmt.average.mean import average_checkpoints
     from nmt.average.select import choose_checkpoints, list_doubts
-    from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import find_run, read_results
     from nmt.system.errors import explain_missing
     from nmt.system.files import check_own_folder
@@ -140,7 +147,12 @@ def average_run(args: Namespace) -> int:
     if not is_run:
         check_is_run(args)
     if args.curve is not None:
-        return draw_curve(args, run)
+        check_extra("curve", "--curve")
+        from nmt.config import parse_device
+        from nmt.extras.curve import draw_curve
+
+        print(draw_curve(run, args.curve, args.every, parse_device(args.settings)))
+        return 0
 
     # choose
     if is_run:
@@ -169,27 +181,9 @@ def average_run(args: Namespace) -> int:
             scores = read_results(home)
     except UserError as error:
         say(f"warning: {error}; the card is written without scores")
-    write_average_card(out, scores)
+    write_card(out, scores)
     counted = "1 checkpoint" if len(names) == 1 else f"{len(names)} checkpoints"
     say(f"{out}: the mean of {counted} ({', '.join(names)})")
-    return 0
-
-
-def draw_curve(args: Namespace, run: RunFolder) -> int:
-    """Measure the curve of `nmt-average --curve` and print it."""
-    from nmt.average.curve import CURVE_SIZES, find_best_point, format_curve, measure_curve
-    from nmt.average.select import list_candidates, take_last
-    from nmt.config import parse_device
-
-    candidates = list_candidates(run, args.every)
-    sizes = sorted(set(args.curve))
-    if not sizes:
-        sizes = [n for n in CURVE_SIZES if n <= len(candidates)] or [1]
-    take_last(candidates, max(sizes), run, args.every)  # an error if there are too few
-    choice = "the last N" if args.every is None else f"the last N, {args.every:g} minutes apart"
-    points = measure_curve(run, candidates, sizes, choice, parse_device(args.settings))
-    print(f"{run.path}: dev BLEU of the mean of {choice}\n{format_curve(points)}")
-    print(f"best: N = {find_best_point(points).n}; {run.curve}")
     return 0
 
 

@@ -22,7 +22,7 @@ from argparse import (
     RawDescriptionHelpFormatter,
 )
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import nmt
@@ -31,11 +31,16 @@ from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
 from nmt.system.extras import check_extra
 from nmt.system.memory import is_out_of_memory
+from nmt.system.progress import say_once
 from nmt.system.streams import STDOUT, ReaderLeft, secure_standard_streams
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from _typeshed import SupportsWrite
 
+    from nmt.evaluate.results import Result
+    from nmt.system.pool import Executor
     from nmt.system.progress import Progress
     from nmt.translate.stream import DoneChunk
 
@@ -347,6 +352,20 @@ def open_lines_output(
     return out, n_done, bar
 
 
+def open_executor(
+    on: str | None, n_workers: int, uses_gpu: bool
+) -> "AbstractContextManager[Executor]":
+    """Open the workers: processes of this machine, or where --on says that they are."""
+    from nmt.system.pool import use_processes
+
+    if on is None:
+        return nullcontext(use_processes(n_workers))
+    check_extra("cluster", f"--on {on}")
+    from nmt.extras.cluster import open_cluster
+
+    return open_cluster(n_workers, uses_gpu)
+
+
 def do_chunks(
     args: Namespace,
     start: Callable[[], Callable[[Any], "Done"]],
@@ -358,7 +377,6 @@ def do_chunks(
     """Write and yield, in order, the workers' results for the chunks. `start` makes a worker in another
     process, `here` works in this one.
     """
-    from nmt.system.cluster import open_executor
     from nmt.system.pool import map_with_workers
     from nmt.translate.stream import write_uninterrupted
 
@@ -411,3 +429,15 @@ def go_offline(args: Namespace) -> None:
     if args.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
         os.environ["WANDB_MODE"] = "offline"
+
+
+def write_card(average: "Path", results: "Sequence[Result]") -> None:
+    """Write the model card of an average, or say once that what writes it is missing."""
+    try:
+        check_extra("cards", "README.md")
+    except UserError as error:
+        say_once(f"warning: no model card: {error}")
+        return
+    from nmt.extras.cards.card import write_average_card
+
+    write_average_card(average, results)

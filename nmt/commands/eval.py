@@ -16,12 +16,11 @@ from nmt.commands.cli import (
     check_options,
     go_offline,
     start_command,
+    write_card,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from nmt.evaluate.outcome import Evaluation
 
 EXAMPLES = """\
   nmt-eval runs/base/average                            the test set of its config
@@ -232,25 +231,11 @@ def evaluate(args: Namespace) -> int:
         if args.json:
             write_json(Path(args.json), evaluation.json_values)
         if args.report:
+            from nmt.extras.report.page import write_evaluation_page
+
             write_evaluation_page(evaluation, Path(args.report))
-        record_scores(evaluation)
+        record_scores(evaluation, write_card)
     return 0
-
-
-def write_evaluation_page(evaluation: "Evaluation", path: "Path") -> None:
-    """Write a page of what a report can show of each system, even without a run."""
-    from nmt.evaluate.evaluation import describe_system
-    from nmt.extras.report.facts import RunFacts
-    from nmt.extras.report.page import write_page
-    from nmt.system.escapes import escape_line
-
-    facts = []
-    for system in evaluation.systems:
-        result, texts = describe_system(system)
-        config = None if system.model is None else system.model.config
-        name = escape_line(system.label)
-        facts.append(RunFacts(name, {}, config, results=(result,), texts=texts))
-    write_page(facts, path)
 
 
 main = partial(start_command, "nmt-eval", parse_arguments, evaluate)

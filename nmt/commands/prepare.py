@@ -1,7 +1,7 @@
 """nmt-prepare: make the token store that training reads from the corpora that a config names, or show
 what a store holds.
 
-This module only handles the command line; `nmt.corpus.prepare` and `nmt.corpus.inspection` do the
+This module only handles the command line; `nmt.corpus.prepare` and `nmt.extras.inspection` do the
 work. nmt-train prepares what is missing by itself, so this command is for preparing in advance or on
 another machine, and for inspecting.
 """
@@ -19,9 +19,11 @@ from nmt.commands.cli import (
     add_on,
     check_options,
     go_offline,
+    open_executor,
     start_command,
 )
 from nmt.system.errors import UserError
+from nmt.system.extras import check_extra
 
 DESCRIPTION = """\
 Read the corpora of a config, clean them, learn the joint BPE and write the token store.
@@ -67,7 +69,6 @@ def prepare_corpus(args: Namespace) -> int:
         return print_store(args)
 
     from nmt import api
-    from nmt.system.cluster import open_executor
     from nmt.system.progress import say
 
     config = api.load_config(args.config, args.overrides)
@@ -86,7 +87,8 @@ def prepare_corpus(args: Namespace) -> int:
 def print_store(args: Namespace) -> int:
     from pathlib import Path
 
-    from nmt.corpus.inspection import describe_store
+    check_extra("inspection", "--inspect")
+    from nmt.extras.inspection import describe_store
 
     if args.overrides:
         raise UserError(

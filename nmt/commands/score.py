@@ -82,14 +82,14 @@ def score_files(args: Namespace) -> int:
 
     from nmt.agreement import check_sides
     from nmt.api import find_checkpoints
-    from nmt.system.progress import say
-    from nmt.translate.lines import open_input
-    from nmt.translate.score_stream import (
+    from nmt.extras.pair_scores.score_stream import (
         PAIRS_AT_ONCE,
         ScoreTotals,
         read_pair_chunks,
         start_scoring,
     )
+    from nmt.system.progress import say
+    from nmt.translate.lines import open_input
 
     if args.output is None and sys.stdout is None:
         raise UserError("standard output is closed; give -o FILE")
@@ -121,7 +121,7 @@ def score_files(args: Namespace) -> int:
     return 0
 
 
-main = partial(start_command, "nmt-score", parse_arguments, score_files)
+main = partial(start_command, "nmt-score", parse_arguments, score_files, extra="pair_scores")
 
 if __name__ == "__main__":
     sys.exit(main())

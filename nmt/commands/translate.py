@@ -7,7 +7,6 @@ in the options are reported before torch is imported.
 
 import json
 import os
-import re
 import sys
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Callable
@@ -231,8 +230,14 @@ def translate_text(args: Namespace) -> int:
         keeps_translations=args.attention is not None,
         is_text=args.text,
     )
+    align = None
+    if args.alignments:
+        check_extra("maps", "--alignments")
+        from nmt.extras.maps.alignment import add_alignments
+
+        align = add_alignments
     load_model = partial(open_model, args.checkpoints, collect_overrides(args), args.engine)
-    start = partial(start_translating, load_model, layout, 1 if args.on else args.workers)
+    start = partial(start_translating, load_model, layout, align, 1 if args.on else args.workers)
     here = start()
     model = here.model
     decoding = model.config.decoding
@@ -260,38 +265,13 @@ def translate_text(args: Namespace) -> int:
     # a person who gave no input would otherwise wait in vain
     is_at_terminal = not names_files and is_alone and sys.stdin.isatty()
     if args.interactive or is_at_terminal:
+        check_extra("prompt", "the prompt")
+        from nmt.extras.prompt import converse
+
         converse(here)
     else:
         translate_input(args, start, here)
     return 0
-
-
-def converse(here: "ChunkTranslator") -> None:
-    from dataclasses import replace
-
-    from nmt.commands.prompt import answer_lines
-    from nmt.system.errors import UserError
-    from nmt.system.progress import say
-    from nmt.translate.formats import Layout
-    from nmt.translate.lines import Chunk
-
-    def answer(line: str) -> str:
-        if re.fullmatch(
-            r":[a-z]+", line.strip()
-        ):  # like :q and :help of other prompts; not a sentence
-            say(f"{line.strip()}: the prompt has no commands; Ctrl-C drops a line, Ctrl-D ends")
-            return ""
-        chunk = here(Chunk(1, [line], share=0))
-        if chunk.error is not None:
-            raise UserError(chunk.error)
-        return chunk.data.decode()
-
-    if here.layout == Layout():  # several candidates can only be of one sentence
-        here = replace(here, layout=Layout(is_text=True))
-    data = here.model.config.data
-    unit = "paragraph" if here.layout.is_text else "sentence"
-    say(f"{data.src} -> {data.tgt}; one {unit} per line, Ctrl-C drops it, Ctrl-D ends")
-    answer_lines(answer)
 
 
 def translate_input(

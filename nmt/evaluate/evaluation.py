@@ -3,7 +3,7 @@ spread of several.
 
 Every evaluation takes the same steps: choose the systems, translate, check the text, score, report,
 record. All systems in an evaluation share one test set. A run's scores are recorded in its
-results.json and its average's model card.
+results.json.
 """
 
 import hashlib
@@ -29,7 +29,6 @@ from nmt.config import (
 )
 from nmt.corpus.reader import refuse_corpus_files
 from nmt.corpus.text_files import TextFile, read_lines
-from nmt.evaluate.card import write_average_card
 from nmt.evaluate.outcome import Evaluation, Findings
 from nmt.evaluate.results import (
     Result,
@@ -61,6 +60,7 @@ from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.translate.translator import LoadedModel, Translator, open_translator
 
 N_BOOTSTRAP = 1_000
+CardWriter = Callable[[Path, Sequence[Result]], None]  # of the folder of an average and its scores
 # Settings that may be overridden: how to translate, which test set, and where things are. All others
 # were fixed by training.
 DATA_OVERRIDES = ("data.src=", "data.tgt=", "data.root=", "data.store=", "data.test")
@@ -365,22 +365,22 @@ def describe_system(system: System) -> tuple[Result, ScoredTexts]:
     return result, texts
 
 
-def record_scores(evaluation: Evaluation) -> None:
-    """Record each system's scores in the results of its run.
+def record_scores(evaluation: Evaluation, write_card: CardWriter) -> None:
+    """Record each system's scores in the results of its run, and on the card of an average.
 
     If that fails (a damaged file, a folder owned by someone else, a full disk), it only warns: the
     scores are still valid.
     """
     for system in evaluation.systems:
         try:
-            _record(system)
+            _record(system, write_card)
         except (UserError, OSError) as error:
             say(f"warning: not recorded: {error}")
         except Exception as error:
             say(f"warning: not recorded, because of a bug; please report it: {error!r}")
 
 
-def _record(system: System) -> None:
+def _record(system: System, write_card: CardWriter) -> None:
     checkpoint = system.only_checkpoint
     if checkpoint is None:  # a file, an export or an ensemble belongs to no single run
         return
@@ -391,4 +391,5 @@ def _record(system: System) -> None:
         results = read_results(run)
         if choose_headline(results, checkpoint.config.data.test) == results[-1]:
             write_scored_texts(run, texts)
-        write_average_card(checkpoint.path, results)
+        if checkpoint.averaged:
+            write_card(checkpoint.path, results)

@@ -15,12 +15,10 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from nmt.system.errors import UserError
-from nmt.system.files import make_folder, remove_entry
+from nmt.system.files import make_folder
 from nmt.system.progress import say, say_once
 
 COMPILER_CACHES = {
@@ -28,7 +26,6 @@ COMPILER_CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "NUMBA_CACHE_DIR": "numba",
 }
-Loaded = TypeVar("Loaded")
 
 
 def provide_caches() -> None:
@@ -136,21 +133,6 @@ def _can_others_write(status: os.stat_result, is_above: bool) -> bool:
     # In a sticky folder, such as /tmp, others cannot touch what is ours.
     is_protected = is_above and status.st_mode & stat.S_ISVTX
     return bool(status.st_mode & others) and not is_protected
-
-
-def retry_without_cache(load: Callable[[], Loaded]) -> Loaded:
-    """Call what loads compiled code. If it fails, remove what numba has kept, which may be damaged, and
-    call it again: it then compiles, and computes the same bits.
-    """
-    try:
-        return load()
-    except ImportError:
-        raise
-    except Exception:
-        folder = os.environ.get("NUMBA_CACHE_DIR")
-        for path in sorted(Path(folder).rglob("*.nb[ci]")) if folder else ():
-            remove_entry(path)
-        return load()
 
 
 def make_temporary_folder() -> str:

@@ -1,30 +1,45 @@
 """Writes, links and prunes the checkpoints of a run, and tolerates a disk that is full for a while.
 
-Training waits until a checkpoint is written; a thread then copies it to the run's mirror. If one cannot be
+Training waits until a checkpoint is written; a mirror then copies it beside the training. If one cannot be
 written, there is a warning, and the next is attempted when it is due; the third failure in a row ends the
 run. The last good checkpoint is never touched before its successor is complete.
 """
 
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from pathlib import Path
 
 from nmt.checkpoint import checkpoint
 from nmt.checkpoint.checkpoint import Snapshot, TrainState
 from nmt.checkpoint.run_checkpoints import link_checkpoint
 from nmt.config import RunConfig
 from nmt.data.vocab import Vocabulary
-from nmt.system.errors import Failure, UserError
-from nmt.system.progress import clock, say
+from nmt.system.errors import Failure
+from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
 from nmt.train.kept_checkpoints import find_resumable_steps, prune_checkpoints
-from nmt.train.mirror import copy_run
 from nmt.train.run_log import MetricsLog
 
 MAX_FAILURES = 3  # in a row
-SLOW_S = 1.0  # that training waits for the mirror
 SPARE_BYTES = 1 << 24  # for the small files, and for other programs that write to the same disk
+
+
+class Mirror:
+    """Keeps a second copy of a run elsewhere. This one does nothing; nmt/extras/mirror.py overrides it."""
+
+    def fetch(self) -> None:
+        """Bring what is newer there to this machine."""
+
+    def copy(self) -> None:
+        """Copy the run now, and fail if that is impossible."""
+
+    def start_copy(self) -> None:
+        """Copy what has changed while training goes on."""
+
+    def wait(self, step: int) -> None:
+        """Wait at update `step` until the last copy has ended."""
+
+    def close(self) -> None:
+        """Copy what has changed, and wait for it."""
 
 
 class CheckpointWriter:
@@ -37,19 +52,18 @@ class CheckpointWriter:
         vocab: Vocabulary,
         metrics: MetricsLog,
         saved_step: int,
+        mirror: Mirror,
     ) -> None:
         self.run, self.config, self.vocab, self.metrics = run, config, vocab, metrics
         self.saved_step = saved_step  # of the last good checkpoint
+        self.mirror = mirror
         self.failures = 0  # in a row
         self._tried_step = saved_step
-        self._is_slow = False  # the mirror, as was said
         self._failure_reason = ""  # of the last failure
-        self._thread = ThreadPoolExecutor(1)
-        self._copying: Future[None] | None = None
 
     def save(self, snapshot: Snapshot, state: TrainState) -> None:
         """Write a checkpoint; raise a `Failure` if it is the last in a row that could not be written."""
-        self._wait_for_mirror(state.step)
+        self.mirror.wait(state.step)
         self._tried_step = state.step
         try:
             state = replace(state, metrics_bytes=self.metrics.sync())
@@ -60,20 +74,7 @@ class CheckpointWriter:
                 self.finish()
         else:
             self.failures, self.saved_step = 0, state.step
-        self._start_copy()
-
-    def _wait_for_mirror(self, step: int) -> None:
-        """Wait for the last copy to finish, and say once if that holds up the training."""
-        started_at = clock()
-        if self._copying is not None:
-            wait([self._copying])  # whatever became of it
-        waited_s = clock() - started_at
-        if waited_s >= SLOW_S and not self._is_slow:
-            self._is_slow = True
-            say(
-                f"warning: training waited {waited_s:.0f} s at update {step} for the previous checkpoint to be "
-                "copied to training.mirror; raise training.checkpoint_every, or use a faster mirror"
-            )
+        self.mirror.start_copy()
 
     def finish(self) -> None:
         """Raise a `Failure` if the last checkpoint could not be written."""
@@ -109,21 +110,8 @@ class CheckpointWriter:
             )
 
     def close(self) -> None:
-        """Copy what has changed, and wait for it, because the run's lock is released next."""
-        self._start_copy()
-        self._thread.shutdown()
-
-    def _start_copy(self) -> None:
-        """Have the thread copy the run to its mirror."""
-        mirror = self.config.training.mirror
-        if mirror is not None:
-            self._copying = self._thread.submit(self._copy_to_mirror, mirror)
-
-    def _copy_to_mirror(self, url: str) -> None:
-        try:
-            copy_run(url, self.run, Path(self.config.data.store))
-        except (Failure, UserError, OSError) as error:
-            say(f"warning: {error}; training goes on, and with the next checkpoint copies again")
+        """Let the mirror finish, because the run's lock is released next."""
+        self.mirror.close()
 
     def _write(self, snapshot: Snapshot, state: TrainState) -> None:
         n_free = shutil.disk_usage(self.run.checkpoints).free

@@ -15,7 +15,7 @@ from nmt.checkpoint.checkpoint import Window
 from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
 from nmt.system.run_folder import RunFolder
-from nmt.train.checkpoint_writer import CheckpointWriter
+from nmt.train.checkpoint_writer import CheckpointWriter, Mirror
 from nmt.train.events import Listener, SkippedEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
 from nmt.train.nonfinite import MAX_SKIPPED, advise_after_failure, report_nonfinite
@@ -46,7 +46,12 @@ class Trainer:
     """
 
     def __init__(
-        self, setup: Setup, stop: StopRequest, status: StatusFile, listener: Listener
+        self,
+        setup: Setup,
+        stop: StopRequest,
+        status: StatusFile,
+        listener: Listener,
+        mirror: Mirror,
     ) -> None:
         self.setup, self.stop, self.status, self.listener = setup, stop, status, listener
         self.config, self.world = setup.config, setup.world
@@ -74,7 +79,7 @@ class Trainer:
         if self.world.is_main:
             self.log = RunLog(setup, listener)
             self.writer = CheckpointWriter(
-                self.run, self.config, setup.vocab, self.log.metrics, self.state.step
+                self.run, self.config, setup.vocab, self.log.metrics, self.state.step, mirror
             )
 
     def train(self) -> None:

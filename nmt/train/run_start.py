@@ -27,17 +27,17 @@ from nmt.system.files import (
 from nmt.system.progress import say
 from nmt.system.ranks import World, is_rank_lost
 from nmt.system.run_folder import MANIFEST_FILE, RunFolder
+from nmt.train.checkpoint_writer import Mirror
 from nmt.train.events import Listener
 from nmt.train.loop import Trainer
 from nmt.train.memory_probe import resolve_micro_tokens
-from nmt.train.mirror import copy_run
 from nmt.train.on_track import smoothed_loss_floor
 from nmt.train.precision import resolve_precision
 from nmt.train.setup import open_setup, resume
 from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
 
 
-def train(config: RunConfig, world: World, listener: Listener) -> int:
+def train(config: RunConfig, world: World, listener: Listener, mirror: Mirror) -> int:
     """Start or continue the run in `config.folder`; return its exit code."""
     run, stop = RunFolder(config.folder), StopRequest()
     config = replace(config, training=resolve_precision(config.training, run, world))
@@ -53,8 +53,8 @@ def train(config: RunConfig, world: World, listener: Listener) -> int:
         try:
             setup = resume(open_setup(config, micro_tokens, world))
             # only now, so that a start that was refused does not decide the settings of the next
-            world.on_main(lambda: _record_config(config, run))
-            trainer = Trainer(setup, stop, status, listener)
+            world.on_main(lambda: _record_config(config, run, mirror))
+            trainer = Trainer(setup, stop, status, listener, mirror)
             stack.callback(trainer.close)
             world.on_main(lambda: _announce_run(trainer))
             if not trainer.end_reason or trainer.is_validation_due:
@@ -85,11 +85,10 @@ def _claim_folder(
     check_same_run(config)
 
 
-def _record_config(config: RunConfig, run: RunFolder) -> None:
+def _record_config(config: RunConfig, run: RunFolder, mirror: Mirror) -> None:
     if checkpoint.load_run_config(run) != config:
         write_text(run.config, format_config(config))
-    if config.training.mirror is not None:  # fails now if nothing can be written there
-        copy_run(config.training.mirror, run, Path(config.data.store))
+    mirror.copy()  # fails now if nothing can be written there
 
 
 def check_same_run(config: RunConfig) -> None:

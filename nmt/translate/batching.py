@@ -55,22 +55,6 @@ def pack_pairs(
     return src.to(device), tgt.to(device)
 
 
-def split_pairs_by_cells(sources: Sentences, targets: Sentences, max_cells: int) -> Iterator[slice]:
-    """Group neighbours: as many as have at most `max_cells` pairs of positions when they are padded to
-    one length, and at least one.
-    """
-    first = longest = 0
-    for i, (src, tgt) in enumerate(zip(sources, targets, strict=True)):
-        length = max(len(src), len(tgt)) + 1  # with eos or bos
-        longest = max(longest, length)
-        n = i + 1 - first
-        if n > 1 and n * longest**2 > max_cells:
-            yield slice(first, i)
-            first, longest = i, length
-    if first < len(sources):
-        yield slice(first, len(sources))
-
-
 def split_by_budget(
     sources: Sentences, beam: int, budget: int, max_hypotheses: int | None = None
 ) -> Iterator[list[int]]:

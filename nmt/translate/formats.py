@@ -32,7 +32,7 @@ class Layout:
 
     @property
     def request(self) -> Request:
-        return Request(self.n_best or 1, self.has_alignments)
+        return Request(self.n_best or 1)
 
     def lines(
         self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -27,12 +28,16 @@ from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk
 from nmt.translate.sentences import RunningText, Splitter
 from nmt.translate.translator import (
+    Candidates,
     LineTooLong,
     LoadedModel,
     TextToText,
     Translation,
     list_cut,
 )
+
+# Adds to the candidates of some lines which piece comes from which.
+Aligner = Callable[[TextToText, Sequence[str], Sequence[Candidates]], list[Candidates]]
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class ChunkTranslator:
 
     model: LoadedModel
     layout: Layout
+    align: Aligner | None = None
 
     def __call__(self, task: Chunk) -> TranslatedChunk:
         """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
@@ -82,6 +88,8 @@ class ChunkTranslator:
     def _translate_lines(self, task: Chunk) -> TranslatedChunk:
         translator, layout, lines = self.model.translator, self.layout, task.lines
         candidates = translator.find_candidates(lines, layout.request, task.prefixes, task.numbers)
+        if self.align is not None:
+            candidates = self.align(translator, lines, candidates)
         best = [of_line[0] for of_line in candidates]
         rows = []
         for number, line, of_line in zip(task.numbers, lines, candidates, strict=True):
@@ -97,25 +105,28 @@ class ChunkTranslator:
         splitter = translator.make_splitter()
         paragraphs = [RunningText(line, splitter) for line in task.lines]
         translated = translator.translate_texts(paragraphs, layout.request, task.first)
+        sentences = [sentence.text for text in translated for sentence in text.sentences]
+        candidates = [of_sentence for text in translated for of_sentence in text.candidates]
+        if self.align is not None:
+            candidates = self.align(translator, sentences, candidates)
+
+        remaining = iter(candidates)
         rows = []
-        sentences: list[str] = []
-        best: list[Translation] = []
         cut = []
-        for number, line, translation in zip(task.numbers, task.lines, translated, strict=True):
-            rows.append(layout.paragraph(number, line, translation, translator))
-            sentences += [sentence.text for sentence in translation.sentences]
-            own = [candidates[0] for candidates in translation.candidates]
-            best += own
-            if list_cut(own):
+        for number, line, text in zip(task.numbers, task.lines, translated, strict=True):
+            own = list(islice(remaining, len(text.sentences)))
+            rows.append(layout.paragraph(number, line, replace(text, candidates=own), translator))
+            if list_cut([of_sentence[0] for of_sentence in own]):
                 cut.append(number)
+        best = [of_sentence[0] for of_sentence in candidates]
         return TranslatedChunk(_encode(rows), len(rows), task.share, None, sentences, best, cut=cut)
 
 
 def start_translating(
-    load_model: Callable[[], LoadedModel], layout: Layout, n_here: int
+    load_model: Callable[[], LoadedModel], layout: Layout, align: Aligner | None, n_here: int
 ) -> ChunkTranslator:
     share_cores(n_here)
-    return ChunkTranslator(load_model(), layout)
+    return ChunkTranslator(load_model(), layout, align)
 
 
 def _encode(rows: Sequence[str]) -> bytes:

@@ -37,8 +37,6 @@ from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.memory import explain_memory_error
 from nmt.system.progress import say, say_once
-from nmt.translate.alignment import align
-from nmt.translate.attention_maps import AttentionMap, compute_attention_maps
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
 from nmt.translate.capitals import is_in_capitals, lower_capitals
 from nmt.translate.engine import choose_engine
@@ -67,7 +65,7 @@ class Translation:
     text: str
     score: float  # penalised log-probability
     piece_ids: Sequence[int] = ()
-    alignment: Sequence[int] = ()  # for each piece the index of its source piece, if requested
+    alignment: Sequence[int] = ()  # for each piece the index of its source piece, once added
     is_cut: bool = False  # it has as many pieces as it may have, so its end may be missing
     alternatives: "Sequence[Translation]" = ()  # the next best, if translate() was asked for several
 
@@ -89,7 +87,6 @@ class Request:
     """What to find for each line."""
 
     n_best: int = 1
-    is_aligned: bool = False
 
 
 class LineTooLong(UserError):
@@ -137,33 +134,6 @@ class TextToText(ABC):
         """Search sentences without eos, of which none is empty, batch by batch: the best hypotheses of
         each, best first.
         """
-
-    def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
-        """Find for each piece of a translation the index of its source piece."""
-        raise UserError(
-            f"{self.engine} does not support alignments; leave out --alignments or --engine"
-        )
-
-    def map_attention(
-        self, lines: Sequence[str], translations: Sequence["Translation"]
-    ) -> Iterator[AttentionMap | None]:
-        """Yield the attention behind the translation of each line; None for an empty line."""
-        encoded = self.encode_source(lines)
-        sources = []
-        targets = []
-        for ids, translation in zip(encoded, translations, strict=True):
-            if ids:
-                sources.append([*self.tag_ids, *ids[: self.longest]])
-                targets.append(translation.piece_ids)
-        maps = self.attend(sources, targets)
-        for ids in encoded:
-            yield next(maps) if ids else None
-
-    def attend(self, sources: Sentences, targets: Sentences) -> Iterator[AttentionMap]:
-        """Yield the attention behind each translation, pieces without marks but with tags."""
-        raise UserError(
-            f"{self.engine} does not show its attention; leave out --attention or --engine"
-        )
 
     def fits(self, sentence: str) -> bool:
         """Whether the model can translate a sentence whole."""
@@ -283,7 +253,7 @@ class TextToText(ABC):
         requests = Requests(list(sources.values()), own_starts if any(own_starts) else ())
         for places, hypotheses in self.search_batches(requests, request.n_best):
             searched = requests.choose(places).sources
-            translations = self._make_translations(searched, hypotheses, request)
+            translations = self._make_translations(searched, hypotheses)
             found = []
             for place, candidates in zip(places, translations, strict=True):
                 index = indices[place]
@@ -306,38 +276,21 @@ class TextToText(ABC):
             )
 
     def _make_translations(
-        self, sources: Sentences, hypotheses: list[list[Hypothesis]], request: Request
+        self, sources: Sentences, hypotheses: list[list[Hypothesis]]
     ) -> list[Candidates]:
-        # all hypotheses of all sentences in one list: together they are decoded and aligned faster
-        every_source = []
-        every_hypothesis = []
+        # the texts of all hypotheses of all sentences: together they are decoded faster
+        texts = iter(self.vocab.tgt.decode([each.ids for some in hypotheses for each in some]))
+        results = []
         for source, some in zip(sources, hypotheses, strict=True):
-            every_source += [source] * len(some)
-            every_hypothesis += some
-        targets = [hypothesis.ids for hypothesis in every_hypothesis]
-        texts = self.vocab.tgt.decode(targets)
-        alignments: Sentences = [()] * len(targets)
-        if request.is_aligned:
-            # What follows the tag most is said to follow the first piece of the line.
-            n_before = len(self.tag_ids)
-            links = self.align(every_source, targets)
-            alignments = [[max(0, position - n_before) for position in row] for row in links]
-
-        translations = []
-        columns = zip(every_source, every_hypothesis, texts, alignments, strict=True)
-        for source, hypothesis, text, alignment in columns:
-            translation = Translation(
-                text=text,
-                score=hypothesis.score,
-                piece_ids=tuple(hypothesis.ids),
-                alignment=tuple(alignment),
-                is_cut=len(hypothesis.ids) >= self.config.find_longest(len(source)),
-            )
-            translations.append(translation)
-
-        # and back to a list for each sentence
-        remaining = iter(translations)
-        return [list(islice(remaining, len(some))) for some in hypotheses]
+            longest = self.config.find_longest(len(source))
+            candidates = []
+            for each in some:
+                is_cut = len(each.ids) >= longest
+                candidates.append(
+                    Translation(next(texts), each.score, tuple(each.ids), is_cut=is_cut)
+                )
+            results.append(candidates)
+        return results
 
     def shorten(self, ids: list[int], number: int) -> list[int]:
         """Return what the model reads of the line that has this number in messages."""
@@ -433,15 +386,6 @@ class Translator(TextToText):
             yield from self.search_engine.search_batches(
                 self.decodable, requests, self.config, self.device, n_best
             )
-
-    def align(self, sources: Sentences, targets: Sentences) -> list[list[int]]:
-        """Find the source piece of each target piece, by the attention of the first model."""
-        with suspend_dropout(self.model):
-            return align(self.model, sources, targets)
-
-    def attend(self, sources: Sentences, targets: Sentences) -> Iterator[AttentionMap]:
-        """Yield the attention of the first model behind each translation."""
-        return compute_attention_maps(self.model, self.vocab, sources, targets)
 
 
 def make_translator(

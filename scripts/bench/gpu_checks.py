@@ -36,10 +36,10 @@ from nmt.data.plan import Cursor, choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
 from nmt.engines.choice import choose_backend
 from nmt.engines.cuda import recorded_replica
+from nmt.engines.cuda.kernels import triton
 from nmt.engines.cuda.recorded_replica import RecordedReplica
 from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
-from nmt.system.kernels import triton
 from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, RunFolder
 from nmt.train.loss import Objective

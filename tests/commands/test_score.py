@@ -87,7 +87,7 @@ def test_packed_files_and_an_ensemble(place: Path) -> None:
 def test_workers_write_the_same_scores(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nmt.translate.score_stream.PAIRS_AT_ONCE", 7)
+    monkeypatch.setattr("nmt.extras.pair_scores.score_stream.PAIRS_AT_ONCE", 7)
     Path("src").write_text(Path("src").read_text().replace("\n", "\n\n", 5))
     Path("tgt").write_text(Path("tgt").read_text().replace("\n", "\nx\n", 5))
     whole = score(place, "--src", "src", "--tgt", "tgt")
@@ -102,7 +102,7 @@ def test_workers_write_the_same_scores(
 def test_resume_goes_on_after_the_last_whole_chunk(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmt.translate.score_stream.PAIRS_AT_ONCE", 7)
+    monkeypatch.setattr("nmt.extras.pair_scores.score_stream.PAIRS_AT_ONCE", 7)
     whole = score(place, "--src", "src", "--tgt", "tgt")
     Path("out").write_text("\n".join([*whole[:17], whole[17][:3]]))
     resumed = score(place, "--src", "src", "--tgt", "tgt", "--resume")

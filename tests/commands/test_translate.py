@@ -33,6 +33,7 @@ from nmt.commands.translate import main as nmt_translate
 from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS, Vocab
+from nmt.extras.maps.alignment import align
 from nmt.system.progress import say_once
 from nmt.translate.formats import Layout
 from nmt.translate.lines import FIRST_CHUNK
@@ -339,7 +340,7 @@ def test_figures_beside_the_text(place: Path, translator: Translator, tmp_path: 
             assert shown["text"] == vocab.tgt.decode([one.ids])[0]
             assert shown["pieces"] == vocab.tgt.pieces(one.ids)
             assert shown["score"] == pytest.approx(one.score, abs=1e-5)
-            links = translator.align([ids], [one.ids])[0]
+            (links,) = align(translator.model, [ids], [one.ids])
             assert shown["alignment"] == [[s, t] for t, s in enumerate(links)]
 
     table = run_translate(tmp_path, text, place, "--n-best", "2").decode().split("\n")[:-1]

@@ -26,10 +26,10 @@ from nmt.engines.cpu.compiled_code import find_code_folder, is_kept
 from nmt.engines.cpu.compiled_layers import CompiledWeights
 from nmt.engines.cpu.compiled_search import CompiledEngine, search_compiled
 from nmt.engines.cpu.packed_linear import PackedEngine, find_fault_of_packing
+from nmt.extras.maps.alignment import align
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.translate.alignment import align
 from nmt.translate.batching import Requests
 from nmt.translate.engine import SearchEngine, choose_engine
 from nmt.translate.search import search

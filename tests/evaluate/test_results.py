@@ -10,33 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.recorded_result import RESULT
 
 from nmt.evaluate import results
-from nmt.evaluate.results import Result, ScoredTestSet, add_result, find_run, read_results
+from nmt.evaluate.results import add_result, find_run, read_results
 from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.files import lock
 from nmt.system.run_folder import RESULTS_FILE
-
-RESULT = Result(
-    "2026-11-21T20:00:00Z",
-    "average",
-    100,
-    ["step-0000090", "step-0000100"],
-    "a" * 64,
-    "b" * 64,
-    ScoredTestSet("newstest2014", 3003, "c" * 64, "d" * 64),
-    "en-de",
-    "e" * 64,
-    {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "top_k": None, "sample": False},
-    "nmt",
-    [
-        Score("BLEU", 27.3, "nrefs:1|tok:13a", 26.9, 27.7),
-        Score("chrF2", 55.0, "nrefs:1|nc:6"),
-    ],
-    {"nmt": "0.1.0", "python": "3.11"},
-    12.5,
-)
 
 
 def test_what_is_added_is_read(tmp_path: Path) -> None:
@@ -82,8 +63,9 @@ ADDING = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-sys.path[:0] = [sys.argv[3], sys.argv[3] + "/.."]
-from test_results import RESULT, add_result
+sys.path.insert(0, sys.argv[3])
+from support.recorded_result import RESULT
+from nmt.evaluate.results import add_result
 for n in range(8):
     add_result(Path(sys.argv[1]), replace(RESULT, engine=f"{sys.argv[2]} {n}"))
 """
@@ -94,7 +76,14 @@ def test_many_at_a_time_lose_nothing(tmp_path: Path) -> None:
     with lock(tmp_path, "training"):
         processes = [
             subprocess.Popen(
-                [sys.executable, "-c", ADDING, str(tmp_path), str(n), str(Path(__file__).parent)]
+                [
+                    sys.executable,
+                    "-c",
+                    ADDING,
+                    str(tmp_path),
+                    str(n),
+                    str(Path(__file__).parents[1]),
+                ]
             )
             for n in range(2)
         ]

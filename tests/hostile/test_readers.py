@@ -82,12 +82,12 @@ from nmt.config import (
     to_plain_values,
 )
 from nmt.corpus.encoder import CorpusEncoder
-from nmt.corpus.inspection import format_samples
 from nmt.corpus.ledger import format_ledger, read_ledger
 from nmt.data.bpe_dropout import MergeTable
 from nmt.data.store import Side, SideWriter, open_store
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import read_results
+from nmt.extras.inspection import format_samples
 from nmt.extras.report.facts import RunFacts
 from nmt.extras.report.page import render_page
 from nmt.system.errors import UserError

@@ -8,9 +8,9 @@ import torch
 from support.untrained import DECODING, make_model, make_vocab
 
 from nmt.data.vocab import Vocab
+from nmt.extras.maps.attention_maps import compute_attention_maps
 from nmt.extras.report.attention_file import open_attention_file
 from nmt.system.errors import UserError
-from nmt.translate.attention_maps import compute_attention_maps
 from nmt.translate.translator import Translator
 
 LINES = ["red dog", "", "the blue cat", "a tree"]

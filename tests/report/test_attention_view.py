@@ -12,9 +12,9 @@ from support.hostile_text import OBEYED, PAYLOADS
 from support.needs import needs_chromium
 from support.page_elements import Elements
 
+from nmt.extras.maps.attention_maps import AttentionMap
 from nmt.extras.report.attention_view import render_attention_page
 from nmt.extras.report.markup import read_page_file
-from nmt.translate.attention_maps import AttentionMap
 
 
 def make_map(source: list[str], target: list[str], layers: int = 3, heads: int = 2) -> AttentionMap:

@@ -17,12 +17,13 @@ from nmt.checkpoint.checkpoint import Snapshot, TrainState
 from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.commands.train import main
 from nmt.config import ModelConfig, RunConfig, TrainingConfig
+from nmt.extras import mirror
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure
 from nmt.system.files import verify
 from nmt.system.run_folder import RunFolder
 from nmt.train import checkpoint_writer
-from nmt.train.checkpoint_writer import CheckpointWriter
+from nmt.train.checkpoint_writer import CheckpointWriter, Mirror
 from nmt.train.optimizer import Adam, make_optimizer, set_learning_rate, take_snapshot
 from nmt.train.run_log import MetricsLog
 
@@ -63,7 +64,7 @@ def train_on(model: Transformer, optimizer: Adam) -> None:
 def make_writer(folder: Path) -> CheckpointWriter:
     run = RunFolder(folder)
     run.checkpoints.mkdir(parents=True)
-    return CheckpointWriter(run, CONFIG, VOCAB, MetricsLog(run.metrics, 0), 0)
+    return CheckpointWriter(run, CONFIG, VOCAB, MetricsLog(run.metrics, 0), 0, Mirror())
 
 
 @pytest.mark.usefixtures("no_spare")
@@ -160,11 +161,10 @@ def test_a_checkpoint_waits_for_the_copy_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Or it would be pruned while it is read."""
-    mirrored = replace(CONFIG.training, mirror="memory://copy")
     run = RunFolder(tmp_path)
     run.checkpoints.mkdir(parents=True)
-    config, log = replace(CONFIG, training=mirrored), MetricsLog(run.metrics, 0)
-    writer = CheckpointWriter(run, config, VOCAB, log, 0)
+    log, copied = MetricsLog(run.metrics, 0), mirror.RunMirror("memory://copy", CONFIG)
+    writer = CheckpointWriter(run, CONFIG, VOCAB, log, 0, copied)
     seen: list[list[int]] = []
     is_free = threading.Event()
 
@@ -173,8 +173,8 @@ def test_a_checkpoint_waits_for_the_copy_of_the_one_before(
         seen.append(list_steps(run))
         raise ValueError("what nobody expects of a mirror")
 
-    monkeypatch.setattr(checkpoint_writer, "copy_run", copy_slowly)
-    monkeypatch.setattr(checkpoint_writer, "SLOW_S", 0.0)
+    monkeypatch.setattr(mirror, "copy_run", copy_slowly)
+    monkeypatch.setattr(mirror, "SLOW_S", 0.0)
     taken = take(*make_trained())
     writer.save(taken, TrainState(step=1))  # does not wait for its own copy
     threading.Timer(0.1, is_free.set).start()
@@ -191,7 +191,7 @@ def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for step in (2, 3):
         checkpoint.save_checkpoint(run.checkpoint(step), taken, TrainState(step=step), one, VOCAB)
-    writer = CheckpointWriter(run, one, VOCAB, MetricsLog(run.metrics, 0), 2)
+    writer = CheckpointWriter(run, one, VOCAB, MetricsLog(run.metrics, 0), 2, Mirror())
     writer.link_and_prune(TrainState(step=2))
     assert list_steps(run) == [2, 3] and (run.checkpoints / "last").resolve() == run.checkpoint(2)
     writer.save(taken, TrainState(step=3))

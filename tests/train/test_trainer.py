@@ -25,6 +25,7 @@ from nmt.system.files import read_bytes, read_json, write_json
 from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
 from nmt.train import run_start
+from nmt.train.checkpoint_writer import Mirror
 from nmt.train.events import Listener, Phase
 from nmt.train.run_start import check_same_run
 from nmt.train.update import Outcomes, UpdateOutcome
@@ -76,7 +77,7 @@ def test_a_listener_hears_what_a_rank_does(ground: Ground, whole: RunFolder) -> 
     settings = [*LOGGED, "training.validate_every=10", f"out={ground.folder / 'heard'}"]
     notes = Notes()
     config = load_config(str(ground.config), settings)
-    assert run_start.train(config, World(0, 1, torch.device("cpu")), notes) == 0
+    assert run_start.train(config, World(0, 1, torch.device("cpu")), notes, Mirror()) == 0
     expected = {line["step"]: line["loss"] for line in read_lines(whole.path, "train")}
     assert notes.losses == pytest.approx(expected, abs=1e-5) and len(expected) == 20
     found = [phase for phase, _ in groupby(notes.phases)]

@@ -15,7 +15,6 @@ from nmt.data.vocab import EOS, Vocab
 from nmt.system.errors import Failure
 from nmt.system.files import seal
 from nmt.system.run_folder import MODEL_FILE
-from nmt.translate.alignment import align
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 from nmt.translate.sentences import RunningText
@@ -168,14 +167,12 @@ def test_a_tag_is_in_front_of_each_line(tagged: Vocab) -> None:
     ours = translator(tagged, replace(DECODING, max_source=30, tag="<b>"))
     tag = tagged.find_symbol("<b>")
     lines = [SOURCES[0], SOURCES[3], ""]
-    together = ours.find_candidates(lines, Request(is_aligned=True))
+    together = ours.find_candidates(lines, Request())
     assert together[2] == [Translation("", 0.0)]
     for line, (best,) in zip(lines[:2], together, strict=False):
         source = [tag, *tagged.encode([line])[0]]
         (found,) = search(ours.model, pack([[*source, EOS]]), make_rules(DECODING))[0]
         assert best.score == pytest.approx(found.score, abs=1e-4)
-        links = align(ours.model, [source], [found.ids])[0]
-        assert best.alignment == tuple(max(0, place - 1) for place in links)
     ours.set_tag("<a>")
     assert ours.translate(lines) != [best for (best,) in together]
 
@@ -184,10 +181,9 @@ def test_a_line_in_capitals_is_read_in_small_letters(vocab: Vocab) -> None:
     lines = ["Red dog likes, the house.", "RED DOG LIKES, THE HOUSE.", "NATO", "A1 B2", ""]
     plain = translator(vocab)
     ours = translator(vocab, replace(DECODING, lower_capitals=True))
-    small = plain.find_candidates(lines[:1], Request(2, is_aligned=True))[0]
-    found = ours.find_candidates(lines, Request(2, is_aligned=True))
+    small = plain.find_candidates(lines[:1], Request(2))[0]
+    found = ours.find_candidates(lines, Request(2))
     assert found[0] == small
     assert [one.text for one in found[1]] == [one.text.upper() for one in small]
-    assert [one.alignment for one in found[1]] == [one.alignment for one in small]
-    assert found[2:] == plain.find_candidates(lines[2:], Request(2, is_aligned=True))
+    assert found[2:] == plain.find_candidates(lines[2:], Request(2))
     assert ours.translate_text(lines[1]).text == small[0].text.upper()

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt.system.caches import retry_without_cache
-from nmt.system.files import make_folder, write_text
+from nmt.system.files import make_folder, remove_entry, write_text
 from nmt.system.progress import say
 
 # Sums may be reordered, but NaN stays NaN: a search must notice it.
@@ -63,6 +62,21 @@ def compile_once(what: str, name: str, files: Sequence[str], work: Callable[[], 
         if not is_kept(name, *files):
             say(f"compiling {what} for this processor, once; this takes about 20 seconds")
         retry_without_cache(work)
+
+
+def retry_without_cache(work: Callable[[], object]) -> None:
+    """Do work that loads compiled code. If it fails, remove what numba has kept, which may be damaged,
+    and do it again: it then compiles, and computes the same bits.
+    """
+    try:
+        work()
+    except ImportError:
+        raise
+    except Exception:
+        folder = os.environ.get("NUMBA_CACHE_DIR")
+        for path in sorted(Path(folder).rglob("*.nb[ci]")) if folder else ():
+            remove_entry(path)
+        work()
 
 
 def copy_sources(files: Sequence[str], folder: Path) -> None:

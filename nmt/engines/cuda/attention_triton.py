@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nmt.engines.cuda.kernels import IS_INTERPRETED, can_launch, constexpr, jit_function, tl, triton
 from nmt.model.dropout_masks import count_dropped, draw_seed
-from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, jit_function, tl, triton
 
 WIDEST_HEAD = 128  # the accumulators of a wider head do not fit in a program's registers
 # Otherwise Triton recompiles when they are 1 or a multiple of 16

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.plan import round_up
+from nmt.engines.cuda.kernels import IS_INTERPRETED, can_launch, constexpr, jit_function, tl, triton
 from nmt.system.autocast import find_product_type
-from nmt.system.kernels import IS_INTERPRETED, can_launch, constexpr, jit_function, tl, triton
 from nmt.train.loss import chunked_loss_forward
 
 MOST_PAIRS, WIDEST_ROW = 1024, 49_152  # more would not fit in registers

@@ -23,10 +23,10 @@ from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, Packed
 from nmt.engines.cuda.attention_triton import WIDEST_HEAD, can_attend
 from nmt.engines.cuda.cuda_graph import capture, warm_up
+from nmt.engines.cuda.kernels import COMPILER_REMEDY, summarize_error, triton
 from nmt.engines.cuda.loss_triton import can_compute_loss
 from nmt.engines.cuda.shares import Shares
 from nmt.model.transformer import Transformer
-from nmt.system.kernels import COMPILER_REMEDY, summarize_error, triton
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say
 from nmt.system.ranks import Share, World

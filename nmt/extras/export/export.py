@@ -15,7 +15,7 @@ import torch
 from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.config import DataConfig, DecodingConfig, format_config
 from nmt.data.vocab import CONTROL_IDS, UNK, Vocabulary
-from nmt.evaluate.card import render_export_card
+from nmt.extras.cards.card import render_export_card
 from nmt.extras.export.ctranslate2 import CTranslate2Engine, write_ctranslate2
 from nmt.extras.export.huggingface import HuggingFaceEngine, write_huggingface
 from nmt.extras.export.parity import Agreement, Engine, OwnEngine, compare_engines, describe_bound

@@ -17,9 +17,9 @@ import torch
 from nmt.config import DecodingConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import EOS
+from nmt.extras.pair_scores.pair_scores import compute_log_probs
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS
-from nmt.translate.pair_scores import compute_log_probs
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 

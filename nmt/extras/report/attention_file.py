@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nmt.extras.maps.attention_maps import AttentionMap, map_attention
 from nmt.extras.report.attention_view import render_attention_page
 from nmt.system.files import check_writable, refuse_run_file, replace_file
 from nmt.system.progress import say
-from nmt.translate.attention_maps import AttentionMap
 from nmt.translate.translator import TextToText, Translation
 
 MAX_PAGE_LINES = 50
@@ -55,7 +55,7 @@ class AttentionFile:
         self.n_lines += len(lines)
         if self.n_shown is not None:
             return
-        for number, attention in enumerate(translator.map_attention(lines, translations), first):
+        for number, attention in enumerate(map_attention(translator, lines, translations), first):
             if not self.is_page:
                 fields = NO_ATTENTION if attention is None else attention.to_json()
                 self.file.write(json.dumps({"line": number} | fields).encode() + b"\n")

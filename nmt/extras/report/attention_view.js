@@ -75,7 +75,7 @@ globalThis.nmtAttention = (() => {
     return average(layers.flatMap((heads) => (head === MEAN ? heads : [heads[head]])));
   }
 
-  // The layer that alignments are made from, as in nmt/translate/alignment.py.
+  // The layer that alignments are made from, as in nmt/extras/maps/alignment.py.
   function findAlignmentLayer(kind) {
     return Math.max(0, kind.layers.length - 2);
   }

@@ -6,6 +6,7 @@ Maps are data, which no browser executes; `attention_view.js` draws each when it
 from collections.abc import Sequence
 
 from nmt.data.vocab import SPACE
+from nmt.extras.maps.attention_maps import AttentionMap
 from nmt.extras.report.markup import (
     read_page_file,
     render_data,
@@ -15,7 +16,6 @@ from nmt.extras.report.markup import (
 )
 from nmt.system.escapes import escape_html
 from nmt.system.tables import Html
-from nmt.translate.attention_maps import AttentionMap
 
 
 def render_attention_page(maps: Sequence[AttentionMap], title: str, note: str = "") -> str:

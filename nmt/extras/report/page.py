@@ -9,6 +9,7 @@ other script, no `eval`, no request. Without vl-convert it has tables where it w
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import SubprocessError
+from typing import TYPE_CHECKING
 
 from nmt.extras.report.curves import list_curve_charts
 from nmt.extras.report.facts import RunFacts, read_run
@@ -26,12 +27,15 @@ from nmt.extras.report.sections import (
 from nmt.extras.report.sentences import render_dev_samples, render_test_lines
 from nmt.extras.report.vega import read_chart_script
 from nmt.system.errors import Failure, UserError
-from nmt.system.escapes import escape_html
+from nmt.system.escapes import escape_html, escape_line
 from nmt.system.extras import name_remedy
 from nmt.system.files import check_writable, refuse_run_file, write_text
 from nmt.system.output_folder import check_replaceable_file
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from nmt.evaluate.outcome import Evaluation
 
 MOST_NAMES = 4  # of runs in the title of a page
 MOST_RUNS_SCORED = 4  # line by line, which takes a second for each
@@ -55,6 +59,21 @@ def write_page(runs: Sequence[RunFacts], path: Path) -> None:
         say(f"warning: {path}: has tables instead of charts: {error}")
         script = None
     write_text(path, render_page(runs, script))
+
+
+def write_evaluation_page(evaluation: "Evaluation", path: Path) -> None:
+    """Write a page of what a report can show of each system, even without a run."""
+    from nmt.evaluate.evaluation import (
+        describe_system,  # and so torch, which other reports do without
+    )
+
+    facts = []
+    for system in evaluation.systems:
+        result, texts = describe_system(system)
+        config = None if system.model is None else system.model.config
+        name = escape_line(system.label)
+        facts.append(RunFacts(name, {}, config, results=(result,), texts=texts))
+    write_page(facts, path)
 
 
 def check_report_output(path: Path, own: Sequence[Path] = ()) -> None:

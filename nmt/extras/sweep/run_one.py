@@ -103,8 +103,8 @@ def make_average(run: RunFolder, n: int) -> Path:
     """Write RUN/average, the mean of the last `n` planned checkpoints."""
     from nmt.average.mean import average_checkpoints
     from nmt.average.select import choose_checkpoints
-    from nmt.evaluate.card import write_average_card
     from nmt.evaluate.results import read_results
+    from nmt.extras.cards.card import write_average_card
 
     chosen = choose_checkpoints(run, n, None, None)
     average_checkpoints([run.checkpoint(candidate.step) for candidate in chosen], run.average)
@@ -116,6 +116,7 @@ def score_set(run: PlannedRun, path: Path, name: ScoredSet) -> SetScore:
     """Translate and score the dev or the test set, and record the scores, as nmt-eval does."""
     from nmt.evaluate.evaluation import EvaluationRequest, evaluate_system, record_scores
     from nmt.evaluate.systems import TestSetChoice
+    from nmt.extras.cards.card import write_average_card
 
     config = run.config
     overrides = [f"data.root={json.dumps(config.data.root)}", f"device={config.device}"]
@@ -130,7 +131,7 @@ def score_set(run: PlannedRun, path: Path, name: ScoredSet) -> SetScore:
     evaluation = evaluate_system(EvaluationRequest(choice, tuple(overrides)), [str(path)])
     for line in evaluation.report.split("\n"):
         say(line)
-    record_scores(evaluation)
+    record_scores(evaluation, write_average_card)
     bleu = evaluation.systems[0].find_score("BLEU")
     return SetScore(bleu.value, bleu.signature)
 

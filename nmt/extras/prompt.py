@@ -8,15 +8,40 @@ write them itself, so that standard output holds only translations.
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from nmt.system.errors import UserError
 from nmt.system.progress import say
+from nmt.translate.formats import Layout
+from nmt.translate.lines import Chunk
+from nmt.translate.stream import ChunkTranslator
 
 HISTORY_LINES = 1_000
 PROMPT = "> "
+
+
+def converse(here: ChunkTranslator) -> None:
+    def answer(line: str) -> str:
+        if re.fullmatch(
+            r":[a-z]+", line.strip()
+        ):  # like :q and :help of other prompts; not a sentence
+            say(f"{line.strip()}: the prompt has no commands; Ctrl-C drops a line, Ctrl-D ends")
+            return ""
+        chunk = here(Chunk(1, [line], share=0))
+        if chunk.error is not None:
+            raise UserError(chunk.error)
+        return chunk.data.decode()
+
+    if here.layout == Layout():  # several candidates can only be of one sentence
+        here = replace(here, layout=Layout(is_text=True))
+    data = here.model.config.data
+    unit = "paragraph" if here.layout.is_text else "sentence"
+    say(f"{data.src} -> {data.tgt}; one {unit} per line, Ctrl-C drops it, Ctrl-D ends")
+    answer_lines(answer)
 
 
 def answer_lines(answer: Callable[[str], str]) -> None:

@@ -8,6 +8,7 @@ files are small and copied each time. Folders that are gone here are removed the
 import contextlib
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,54 @@ from nmt.config import RunConfig, list_differences, parse_recorded_config
 from nmt.system.errors import Failure, UserError
 from nmt.system.extras import name_remedy
 from nmt.system.files import read_manifest, verify, write_bytes, write_folder
-from nmt.system.progress import say
+from nmt.system.progress import clock, say
 from nmt.system.run_folder import CONFIG_FILE, MANIFEST_FILE, METRICS_FILE, RunFolder
+from nmt.train.checkpoint_writer import Mirror
 
 FOLDER_NAMES = "store|average|checkpoints/step-[0-9]+"  # all of them sealed
+SLOW_S = 1.0  # that training waits for the mirror
+
+
+class RunMirror(Mirror):
+    """The mirror of a run at `url`; a thread copies. Only the main rank uses it."""
+
+    def __init__(self, url: str, config: RunConfig) -> None:
+        self.url, self.config = url, config
+        self._is_slow = False  # as was said
+        self._thread = ThreadPoolExecutor(1)
+        self._copying: Future[None] | None = None
+
+    def fetch(self) -> None:
+        fetch_run(self.url, self.config)
+
+    def copy(self) -> None:
+        copy_run(self.url, RunFolder(self.config.folder), Path(self.config.data.store))
+
+    def start_copy(self) -> None:
+        self._copying = self._thread.submit(self._try_to_copy)
+
+    def _try_to_copy(self) -> None:
+        try:
+            self.copy()
+        except (Failure, UserError, OSError) as error:
+            say(f"warning: {error}; training goes on, and with the next checkpoint copies again")
+
+    def wait(self, step: int) -> None:
+        """Wait for the last copy to end, and say once if that holds up the training."""
+        started_at = clock()
+        if self._copying is not None:
+            wait([self._copying])  # whatever became of it
+        waited_s = clock() - started_at
+        if waited_s >= SLOW_S and not self._is_slow:
+            self._is_slow = True
+            say(
+                f"warning: training waited {waited_s:.0f} s at update {step} for the previous checkpoint to be "
+                "copied to training.mirror; raise training.checkpoint_every, or use a faster mirror"
+            )
+
+    def close(self) -> None:
+        self.start_copy()
+        self._thread.shutdown()
 
 
 @contextlib.contextmanager

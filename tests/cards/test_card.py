@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 from support.hostile_text import OBEYED, PAYLOADS
+from support.recorded_result import RESULT
 from support.untrained import make_checkpoint, make_vocab
-from test_results import RESULT
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import CorpusConfig, DataConfig, format_config, load_config
 from nmt.data.vocab import Vocab
-from nmt.evaluate.card import write_average_card
 from nmt.evaluate.results import Result
+from nmt.extras.cards.card import write_average_card
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import read_manifest, seal

@@ -7,7 +7,7 @@ has read by then: `<s>`, then the pieces before. All rows sum to one.
 """
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.data.vocab import EOS, Vocabulary
+from nmt.extras.maps.alignment import (
+    encode_as_read,
+    find_shown_model,
+    link_pieces,
+    split_pairs_by_cells,
+)
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
 from nmt.system.records import leave_out_none
-from nmt.translate.alignment import link_pieces
-from nmt.translate.batching import Sentences, pack_pairs, split_pairs_by_cells
+from nmt.translate.batching import Sentences, pack_pairs
+from nmt.translate.translator import TextToText, Translation
 
 MAX_WEIGHTS = 1 << 24  # of a batch: 64 MB
 WeightArray = NDArray[np.float32]
@@ -57,6 +63,24 @@ class AttentionMap:
 def _encode_weights(head: WeightArray) -> str:
     levels = np.rint(head * 255).astype(np.uint8)
     return base64.b64encode(levels.tobytes()).decode()
+
+
+def map_attention(
+    translator: TextToText, lines: Sequence[str], translations: Sequence[Translation]
+) -> Iterator[AttentionMap | None]:
+    """Yield the attention behind the translation of each line; None for an empty line."""
+    model = find_shown_model(translator)
+    n_tags = len(translator.tag_ids)
+    encoded = encode_as_read(translator, lines)
+    sources = []
+    targets = []
+    for ids, translation in zip(encoded, translations, strict=True):
+        if len(ids) > n_tags:
+            sources.append(ids)
+            targets.append(translation.piece_ids)
+    maps = compute_attention_maps(model, translator.vocab, sources, targets)
+    for ids in encoded:
+        yield next(maps) if len(ids) > n_tags else None
 
 
 def compute_attention_maps(

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
-from nmt.system.pool import Executor, Work, use_processes
+from nmt.system.pool import Executor, Work
 from nmt.system.progress import say, say_once
 
 # Results are taken in order. In a simulation of 1,000 workers of which 1 % are ten times slower than the others, a
@@ -24,11 +24,8 @@ HEAD_LOOK_S = 10.0  # between two looks at Ray's head
 
 
 @contextmanager
-def open_executor(on: Literal["ray"] | None, n_workers: int, uses_gpu: bool) -> Iterator[Executor]:
-    """Open what `--on` names, or this machine."""
-    if on is None:
-        yield use_processes(n_workers)
-        return
+def open_cluster(n_workers: int, uses_gpu: bool) -> Iterator[Executor]:
+    """Open the Ray cluster at RAY_ADDRESS."""
     ray = import_extra("ray")
     # Ray's own search for an address waits long for a cluster of this machine that has died.
     address = os.environ.get("RAY_ADDRESS", "local")

@@ -15,8 +15,8 @@ from support.untrained import list_shapes, make_model, make_vocab
 
 from nmt.config import DecodingConfig, RunConfig, override_config
 from nmt.data.vocab import EOS, Vocab
+from nmt.extras.pair_scores.pair_scores import PairScore, PairScorer, compute_log_probs
 from nmt.translate.batching import Requests
-from nmt.translate.pair_scores import PairScore, PairScorer, compute_log_probs
 from nmt.translate.translator import Translator
 
 CPU = torch.device("cpu")

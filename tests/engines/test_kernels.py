@@ -20,9 +20,9 @@ from nmt.data.batch import pack
 from nmt.engines.cuda import attention_triton, loss_triton
 from nmt.engines.cuda.attention_triton import can_attend
 from nmt.engines.cuda.backend import CudaBackend
+from nmt.engines.cuda.kernels import can_launch
 from nmt.engines.cuda.loss_triton import can_compute_loss
 from nmt.model.packed_attention import attend
-from nmt.system.kernels import can_launch
 from nmt.system.progress import say_once
 from nmt.train.loss import chunked_loss_forward, compute_loss_sums
 

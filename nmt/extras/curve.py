@@ -12,9 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import nn
+
 from nmt.average.dev_check import open_dev_of_run
-from nmt.average.mean import load_mean, open_all, sort_as_one_run
-from nmt.average.select import Candidate
+from nmt.average.mean import average_tensors, open_all, sort_as_one_run
+from nmt.average.select import Candidate, list_candidates, take_last
+from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.score.score import compute_perplexity
 from nmt.system.device import choose_device
 from nmt.system.files import digest_file, write_json
@@ -101,6 +105,31 @@ def measure_curve(
     }
     write_json(run.curve, record)
     return points
+
+
+@torch.no_grad()
+def load_mean(checkpoints: Sequence[Checkpoint], model: nn.Module) -> None:
+    """Copy the mean into the weights of `model`."""
+    weights = dict(model.named_parameters())
+    for name, tensor in average_tensors(checkpoints):
+        weights[name].copy_(tensor)
+
+
+def draw_curve(
+    run: RunFolder, counts: Sequence[int], minutes: float | None, device: Literal["auto", "cpu"]
+) -> str:
+    """Measure the curve of `nmt-average --curve`; without counts, of as many as there are."""
+    candidates = list_candidates(run, minutes)
+    sizes = sorted(set(counts))
+    if not sizes:
+        sizes = [n for n in CURVE_SIZES if n <= len(candidates)] or [1]
+    take_last(candidates, max(sizes), run, minutes)  # an error if there are too few
+    choice = "the last N" if minutes is None else f"the last N, {minutes:g} minutes apart"
+    points = measure_curve(run, candidates, sizes, choice, device)
+    return (
+        f"{run.path}: dev BLEU of the mean of {choice}\n{format_curve(points)}\n"
+        f"best: N = {find_best_point(points).n}; {run.curve}"
+    )
 
 
 def find_best_point(points: Sequence[Point]) -> Point:

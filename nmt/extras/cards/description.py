@@ -38,8 +38,14 @@ def describe_model(model: ModelConfig, vocab: Vocabulary) -> dict[str, str]:
         f"{model.positions} positions",
         TIED_MATRICES[model.tied],
     ]
+    if model.d_k is not None or model.d_v is not None:
+        traits.append(f"keys of {model.key_size} and values of {model.value_size} in each head")
+    if model.window is not None:
+        traits.append(f"self-attention to {model.window} neighbours on each side")
     if model.attention_bias:
         traits.append("biases in attention")
+    if model.projection_bias:
+        traits.append("a bias in the projection")
     if model.activation != "relu":
         traits.append(f"{model.activation} in the feed-forward layers")
     if model.scale_embeddings != "embedding":

@@ -18,13 +18,13 @@ from typing import Any
 from nmt.checkpoint.checkpoint import Average, Checkpoint, read_origin
 from nmt.config import DataConfig, load_recorded_config
 from nmt.data.vocab import Vocab, Vocabulary, load_vocab
-from nmt.evaluate.description import (
+from nmt.evaluate.results import Result, find_last_step, find_run
+from nmt.extras.cards.description import (
     describe_model,
     describe_search,
     describe_training,
     describe_training_text,
 )
-from nmt.evaluate.results import Result, find_last_step, find_run
 from nmt.known_test_sets import WMT14, WMT14_SPLITS
 from nmt.score.score import Score
 from nmt.system.errors import UserError

@@ -3,17 +3,20 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from support.untrained import SHAPE, make_model, make_vocab
+from support.untrained import DECODING, SHAPE, make_model, make_vocab
 from torch import Tensor
 
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS
+from nmt.extras.maps.alignment import add_alignments, align
 from nmt.model.multi_head_attention import MemoryAttention, SelfAttention
 from nmt.model.transformer import Transformer
-from nmt.translate.alignment import align
+from nmt.system.errors import UserError
+from nmt.translate.translator import Request, Translator
 
 
 def memory_attention(model: Transformer, src: list[int], tgt: list[int]) -> list[list[list[float]]]:
@@ -59,7 +62,7 @@ def memory_attention(model: Transformer, src: list[int], tgt: list[int]) -> list
 def test_alignments_are_the_places_of_most_attention(
     n_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmt.translate.alignment.MAX_CELLS", 200)  # several groups
+    monkeypatch.setattr("nmt.extras.maps.alignment.MAX_CELLS", 200)  # several groups
     vocab = make_vocab(tmp_path)
     model = make_model(vocab, replace(SHAPE, n_layers=n_layers))
     rng = random.Random(1)
@@ -73,3 +76,26 @@ def test_alignments_are_the_places_of_most_attention(
         rows = memory_attention(model, source, target)[max(0, n_layers - 2)][: len(target)]
         assert links == [max(range(max(1, len(source))), key=row.__getitem__) for row in rows]
     assert found[4] == [0] * len(tgt[4])
+
+
+def test_candidates_of_lines(tmp_path: Path) -> None:
+    """A link to the tag is one to the first piece; a line in capitals is read in small letters."""
+    vocab = make_vocab(tmp_path, tags=["<2de>"])
+    config = replace(DECODING, tag="<2de>", lower_capitals=True)
+    translator = Translator(make_model(vocab), vocab, config, torch.device("cpu"))
+    lines = ["Red dog likes, the house.", "", "RED DOG LIKES, THE HOUSE."]
+    plain = translator.find_candidates(lines, Request(2))
+    small, empty, capitals = found = add_alignments(translator, lines, plain)
+    assert empty == plain[1]
+    source = [vocab.find_symbol("<2de>"), *vocab.encode(lines[:1])[0]]
+    for candidate in small:
+        (links,) = align(translator.model, [source], [list(candidate.piece_ids)])
+        assert candidate.alignment == tuple(max(0, place - 1) for place in links)
+    assert [each.alignment for each in capitals] == [each.alignment for each in small]
+    for given, own in zip(plain, found, strict=True):
+        assert given == [replace(each, alignment=()) for each in own]
+
+
+def test_another_engine_has_none() -> None:
+    with pytest.raises(UserError, match="other 1.0 does not show its attention"):
+        add_alignments(SimpleNamespace(engine="other 1.0"), [], [])  # type: ignore[arg-type]

@@ -12,11 +12,11 @@ from typing import Any
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.reader import PAIRS_AT_ONCE, Block, read_blocks
+from nmt.extras.pair_scores.pair_scores import PairScore, PairScorer, ScoreKind, open_pair_scorer
 from nmt.score.score import compute_perplexity
 from nmt.score.text_checks import warn_of_unrelated
 from nmt.system.errors import UserError
 from nmt.system.progress import say
-from nmt.translate.pair_scores import PairScore, PairScorer, ScoreKind, open_pair_scorer
 from nmt.translate.stream import DoneChunk, share_cores
 
 MAX_NAMED = 3  # impossible pairs that are named one by one

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from support.needs import needs_package
 
-from nmt.system.cluster import open_executor, share_cluster, watch_head
+from nmt.commands.cli import open_executor
+from nmt.extras.cluster import open_cluster, share_cluster, watch_head
 from nmt.system.errors import UserError
 from nmt.system.pool import map_in_order, map_with_workers, use_processes
 
@@ -25,7 +26,7 @@ needs_ray = [needs_package("ray", "ray")]
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"^ray cannot be imported .*pip install 'nmtkit\[ray\]'"):
-        with open_executor("ray", 2, uses_gpu=False):
+        with open_cluster(2, uses_gpu=False):
             pass
 
 
@@ -132,14 +133,14 @@ class TestOnRay:
         self, capfd: pytest.CaptureFixture[str]
     ) -> None:
         start = partial(MortalWorker, os.getpid())
-        with open_executor("ray", 2, uses_gpu=False) as executor:
+        with open_cluster(2, uses_gpu=False) as executor:
             found = list(map_with_workers(start, range(12), executor))
         assert found == [(n * n, "x" * 200_000) for n in range(12)]
         captured = capfd.readouterr()
         assert captured.out == "" and captured.err.count("a worker was lost") >= 2
 
     def test_a_lost_node_loses_no_task(self, nodes: Any) -> None:
-        with open_executor("ray", 2, uses_gpu=False) as executor:
+        with open_cluster(2, uses_gpu=False) as executor:
             results = map_in_order(slowly, count(), executor)
             found = list(islice(results, 2))
             while len({pid for _, pid, _ in found} - {os.getpid()}) < 2:
@@ -151,7 +152,7 @@ class TestOnRay:
         assert {one[2] for one in found} == {os.getcwd()}
 
     def test_even_one_worker_is_elsewhere(self) -> None:
-        with open_executor("ray", 1, uses_gpu=False) as executor:
+        with open_cluster(1, uses_gpu=False) as executor:
             results = list(map_in_order(slowly, range(4), executor))
         assert len({pid for _, pid, _ in results[1:]} - {os.getpid()}) == 1
 
@@ -161,13 +162,13 @@ class TestOnRay:
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")
         with pytest.raises(UserError, match=r"here: cannot be entered on .* need the same files"):
-            with open_executor("ray", 2, uses_gpu=False) as executor:
+            with open_cluster(2, uses_gpu=False) as executor:
                 (tmp_path / "here").rename(tmp_path / "gone")
                 monkeypatch.setattr("os.getcwd", lambda: str(tmp_path / "here"))
                 list(map_in_order(slowly, range(9), executor))
 
     def test_a_mistake_of_the_user_is_one_line(self) -> None:
         with pytest.raises(UserError, match="^three is too many$") as caught:
-            with open_executor("ray", 2, uses_gpu=False) as executor:
+            with open_cluster(2, uses_gpu=False) as executor:
                 list(map_in_order(refuse, range(9), executor))
         assert type(caught.value) is UserError

@@ -10,9 +10,9 @@ import pytest
 from support.finished_run import read_lines, train_toy
 from support.saved_run import skip_fsync  # noqa: F401
 
-from nmt.average import curve
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
+from nmt.extras import curve
 from nmt.system.run_folder import RunFolder
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS, Vocab
+from nmt.extras.maps.alignment import add_alignments, align
+from nmt.extras.maps.attention_maps import AttentionMap, compute_attention_maps, map_attention
 from nmt.model.multi_head_attention import Attention, MemoryAttention, SelfAttention
 from nmt.model.transformer import Transformer
-from nmt.translate.alignment import align
-from nmt.translate.attention_maps import AttentionMap, compute_attention_maps
 from nmt.translate.translator import Request, Translator
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def record_inputs(model: Transformer, src: list[int], tgt: list[int]) -> dict[At
 
 @torch.no_grad()
 def test_weights_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.translate.attention_maps.MAX_WEIGHTS", 4_000)  # several batches
+    monkeypatch.setattr("nmt.extras.maps.attention_maps.MAX_WEIGHTS", 4_000)  # several batches
     vocab = make_vocab(tmp_path)
     model = make_model(vocab, SHAPE)
     src, tgt = draw_pairs(vocab, 8)
@@ -140,8 +140,9 @@ def test_translations_of_lines(tmp_path: Path) -> None:
     config = replace(DECODING, tag="<2de>", max_source=9)
     translator = Translator(models[0], vocab, config, CPU, models[1:])
     lines = ["the dog", "", "a b c d e f g h i j k l m n o p"]
-    best = [few[0] for few in translator.find_candidates(lines, Request(is_aligned=True))]
-    short, empty, cut = translator.map_attention(lines, best)
+    found = add_alignments(translator, lines, translator.find_candidates(lines, Request()))
+    best = [few[0] for few in found]
+    short, empty, cut = map_attention(translator, lines, best)
     assert empty is None
     assert short is not None and cut is not None
     assert short.source == ["<2de>", *vocab.pieces(vocab.encode(lines)[0]), "</s>"]
@@ -149,7 +150,7 @@ def test_translations_of_lines(tmp_path: Path) -> None:
     for one, translation in ((short, best[0]), (cut, best[2])):
         assert one.target == [*vocab.pieces(translation.piece_ids), "</s>"]
         assert [max(0, place - 1) for place in one.alignment] == list(translation.alignment)
-    assert_equal_maps(short, next(translator.map_attention(lines[:1], best[:1])))
+    assert_equal_maps(short, next(map_attention(translator, lines[:1], best[:1])))
 
 
 def assert_equal_maps(one: AttentionMap, other: AttentionMap | None) -> None:

@@ -15,12 +15,12 @@ from support.toy_corpus import sentences
 
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
-from nmt.corpus import inspection
-from nmt.corpus.inspection import describe_store
 from nmt.corpus.ledger import Ledger, format_ledger
 from nmt.corpus.prepare import prepare
 from nmt.data.store import open_store
 from nmt.data.vocab import UNK
+from nmt.extras import inspection
+from nmt.extras.inspection import describe_store
 from nmt.system.files import read_json, seal, write_json
 from nmt.system.records import RecordReader
 

@@ -1,5 +1,5 @@
 """A recipe in the words of cards and reports, whole: tests/golden/recipes.txt has those of base.yaml, and
-of each option what differs. `python tests/evaluate/test_description.py` writes it; read the difference.
+of each option what differs. `python tests/cards/test_description.py` writes it; read the difference.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from support.untrained import list_shapes, make_vocab
 
 from nmt.config import DecodingConfig, OptimizerConfig, RunConfig, load_config
 from nmt.data.vocab import VocabPair, Vocabulary
-from nmt.evaluate.description import (
+from nmt.extras.cards.description import (
     describe_model,
     describe_search,
     describe_training,

@@ -21,6 +21,7 @@ import nmt.api
 from nmt.checkpoint.checkpoint import TrainState
 from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.config import DataConfig, RunConfig, TrainingConfig, format_config, load_config
+from nmt.extras.mirror import copy_run, fetch_run, list_mirrored, open_mirror
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     make_folder,
@@ -31,7 +32,6 @@ from nmt.system.files import (
     write_text,
 )
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
-from nmt.train.mirror import copy_run, fetch_run, list_mirrored, open_mirror
 
 
 @pytest.fixture(params=["file", "memory"])
