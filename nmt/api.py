@@ -186,26 +186,27 @@ def train(config: RunConfig) -> int:
 
     from nmt.system.ranks import join_world
     from nmt.train import run_start
-    from nmt.train.memory_probe import check_training_fits
     from nmt.train.mirror import fetch_run
+    from nmt.train.resolve import check_training_fits
     from nmt.train.setup import check_initial_model
 
-    def prepare_run() -> None:
+    def prepare_run() -> RunConfig | None:
         # A mistake in the settings must leave neither a folder nor an unwanted store, and another
         # training in the same folder must not be discovered after hours of preparation.
         check_training_fits(config.model, config.vocab, config.training, world)
         check_free(config.folder)
-        run_start.check_same_run(config)
+        recorded = run_start.find_begun_run(config)
         if config.training.mirror is not None:
-            fetch_run(config.training.mirror, config)
+            recorded = fetch_run(config.training.mirror, config) or recorded
         check_initial_model(config)
         # Fail now, not after an hour of preparation, if the folder cannot be written.
         make_folder(config.folder)
         prepare(config)
+        return recorded
 
     with join_world(config.device) as world:
-        world.on_main(prepare_run)
-        exit_code = run_start.train(config, world, listener)
+        recorded = world.on_main(prepare_run)
+        exit_code = run_start.train(config, recorded, world, listener)
         # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.
         world.on_main(lambda: _write_page(config.folder))
         return exit_code

@@ -205,7 +205,7 @@ def profile_or_plan(config: "RunConfig", args: Namespace) -> None:
     from nmt.extras.profile.estimate import estimate_run
     from nmt.extras.profile.profile import profile_training
     from nmt.system.ranks import join_world
-    from nmt.train.memory_probe import check_training_fits
+    from nmt.train.resolve import check_training_fits
 
     with join_world(config.device) as world:
         world.on_main(

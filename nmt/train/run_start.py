@@ -5,7 +5,6 @@ Everything that can stop a run before its first update is here or is called from
 
 import contextlib
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from nmt import checkpoint
@@ -29,20 +28,19 @@ from nmt.system.ranks import World, is_rank_lost
 from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 from nmt.train.events import Listener
 from nmt.train.loop import Trainer
-from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.mirror import copy_run
 from nmt.train.on_track import smoothed_loss_floor
-from nmt.train.precision import resolve_precision
+from nmt.train.resolve import resolve
 from nmt.train.setup import open_setup, resume
 from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
 
 
-def train(config: RunConfig, world: World, listener: Listener) -> int:
-    """Start or continue the run in `config.folder`; return its exit code."""
+def train(config: RunConfig, recorded: RunConfig | None, world: World, listener: Listener) -> int:
+    """Start or continue the run in `config.folder`, which began with the config `recorded`; return its
+    exit code.
+    """
     run, stop = RunFolder(config.folder), StopRequest()
-    config = replace(config, training=resolve_precision(config.training, run, world))
-    micro_tokens = resolve_micro_tokens(config, world)
-    config = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
+    config = resolve(config, recorded, world)
     machine = name_machine(world.device, world.size)
     status = StatusFile(run, config.training.steps, machine)
     with contextlib.ExitStack() as stack:
@@ -51,9 +49,9 @@ def train(config: RunConfig, world: World, listener: Listener) -> int:
         if not world.is_main:
             stack.enter_context(status.recording_failures())
         try:
-            setup = resume(open_setup(config, micro_tokens, world))
+            setup = resume(open_setup(config, world))
             # only now, so that a start that was refused does not decide the settings of the next
-            world.on_main(lambda: _record_config(config, run))
+            world.on_main(lambda: _record_config(config, recorded, run))
             trainer = Trainer(setup, stop, status, listener)
             stack.callback(trainer.close)
             world.on_main(lambda: _announce_run(trainer))
@@ -73,7 +71,7 @@ def train(config: RunConfig, world: World, listener: Listener) -> int:
 def _claim_folder(
     config: RunConfig, run: RunFolder, status: StatusFile, stack: contextlib.ExitStack
 ) -> None:
-    """Lock the run folder; raise UserError with the differences if it is that of another run."""
+    """Lock the run folder, and clear away what killed processes left in it."""
     verify(Path(config.data.store))
     make_folder(run.path)
     stack.enter_context(lock(run.path, "nmt-train"))
@@ -82,26 +80,29 @@ def _claim_folder(
         check_own_folder(folder, inside=run.path)
     make_folder(run.checkpoints)
     remove_leftovers(run.checkpoints)
-    check_same_run(config)
 
 
-def _record_config(config: RunConfig, run: RunFolder) -> None:
-    if checkpoint.load_run_config(run) != config:
+def _record_config(config: RunConfig, recorded: RunConfig | None, run: RunFolder) -> None:
+    if recorded != config:
         write_text(run.config, format_config(config))
     if config.training.mirror is not None:  # fails now if nothing can be written there
         copy_run(config.training.mirror, run, Path(config.data.store))
 
 
-def check_same_run(config: RunConfig) -> None:
-    """Raise UserError if the run folder is that of another run, or is not a run at all."""
+def find_begun_run(config: RunConfig) -> RunConfig | None:
+    """Return the config that the run in this folder began with, or None if none has begun. Raise
+    UserError if the folder is that of another run, or is not a run at all.
+    """
     run = RunFolder(config.folder)
     _check_run_folder(run, Path(config.data.store))
-    changes = list_differences(checkpoint.load_run_config(run) or config, config)
+    recorded = checkpoint.load_run_config(run)
+    changes = list_differences(recorded or config, config)
     if changes:
         raise UserError(
             f"{run.path}: this run was started with different settings ({'; '.join(changes)}); "
             "restore them, choose another out=DIR, or remove the folder to start over"
         )
+    return recorded
 
 
 def _check_run_folder(run: RunFolder, store: Path) -> None:

@@ -95,9 +95,11 @@ class Setup:
         )
 
 
-def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
+def open_setup(config: RunConfig, world: World) -> Setup:
     """Open the store, and make the model and its optimizer as update 0 has them."""
-    folder, training = Path(config.data.store), replace(config.training, micro_tokens=micro_tokens)
+    folder, training = Path(config.data.store), config.training
+    micro_tokens = training.micro_tokens
+    assert isinstance(micro_tokens, int)  # auto is resolved
     vocab = load_vocab(folder)
     store = open_store(folder, "train", vocab)
     mixture = read_mixture(folder, config.data, len(store))

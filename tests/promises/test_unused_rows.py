@@ -24,7 +24,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.train.events import Listener
 from nmt.train.loss import compute_loss_sums
-from nmt.train.run_start import train
+from nmt.train.run_start import find_begun_run, train
 from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
@@ -102,9 +102,9 @@ def prepare_config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def test_a_run_continues_and_averages(config: RunConfig, tmp_path: Path) -> None:
     world = World(0, 1, CPU)
     whole, two = [replace(config, out=str(tmp_path / name)) for name in ("whole", "two")]
-    assert train(whole, world, Listener()) == 0
-    assert train(override_config(two, ["training.steps=3"]), world, Listener()) == 0
-    assert train(two, world, Listener()) == 0
+    assert train(whole, None, world, Listener()) == 0
+    assert train(override_config(two, ["training.steps=3"]), None, world, Listener()) == 0
+    assert train(two, find_begun_run(two), world, Listener()) == 0
     folder = RunFolder(tmp_path / "whole")
     expected = (folder.checkpoint(6) / MODEL_FILE).read_bytes()
     assert (RunFolder(tmp_path / "two").checkpoint(6) / MODEL_FILE).read_bytes() == expected

@@ -61,8 +61,8 @@ def mirror_run(config: RunConfig) -> None:
     copy_run(str(config.training.mirror), RunFolder(config.folder), Path(config.data.store))
 
 
-def fetch(config: RunConfig) -> None:
-    fetch_run(str(config.training.mirror), config)
+def fetch(config: RunConfig) -> RunConfig | None:
+    return fetch_run(str(config.training.mirror), config)
 
 
 def add_checkpoint(run: RunFolder, step: int, text: str = "weights") -> None:
@@ -173,7 +173,7 @@ def test_a_machine_that_has_nothing_or_less_fetches_the_run(url: str, tmp_path: 
     mirror_run(one)
 
     for machine in (make_config(tmp_path / "two", url, log_every=7), stale):  # which may change
-        fetch(machine)
+        assert fetch(machine) == one  # what the run began with
         fetched = RunFolder(machine.folder)
         assert list_steps(fetched) == [1, 2, 3]
         for folder in (*map(fetched.checkpoint, (1, 2, 3)), Path(machine.data.store)):
@@ -183,7 +183,7 @@ def test_a_machine_that_has_nothing_or_less_fetches_the_run(url: str, tmp_path: 
 
     # what is here and as new is left alone
     write_text(fetched.metrics, "mine")
-    fetch(stale)
+    assert fetch(stale) is None
     assert fetched.metrics.read_text() == "mine"
 
 

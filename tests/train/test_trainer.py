@@ -1,6 +1,7 @@
 """The promises of training, each through the real command: exact continuation, ranks, refusals."""
 
 import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from nmt.system.errors import UserError
 from nmt.system.files import read_bytes, read_json, write_json
 from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
-from nmt.train.run_start import check_same_run
+from nmt.train.run_start import find_begun_run
 from nmt.train.update import Outcomes, UpdateOutcome
 
 # A line for each update, and no validation in between.
@@ -53,6 +54,23 @@ def test_twenty_updates_are_ten_a_stop_and_ten_more(ground: Ground, whole: RunFo
     assert read_losses(whole.path) == read_losses(two.path)
     other = train(ground, "other", *LOGGED, "seed=4")
     assert list_differing(read_tensors(whole.path, 20), read_tensors(other.path, 20))
+
+
+def test_what_a_run_began_with_is_read_once(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto = (*LOGGED, "training.precision=auto", "training.micro_tokens=auto")
+    run = train(ground, "read", *auto, "training.steps=1")
+    opened, open_file = [], os.open
+
+    def note(path: Any, *rest: Any, **named: Any) -> int:
+        opened.append(path)
+        return open_file(path, *rest, **named)
+
+    monkeypatch.setattr(os, "open", note)
+    train(ground, "read", *auto, "training.steps=2")
+    start = opened[: opened.index(str(run.metrics))]
+    assert start.count(str(run.config)) == 1
 
 
 class Late(Outcomes):
@@ -152,7 +170,7 @@ def test_a_file_of_the_user_is_not_replaced(
 
 def test_the_root_folder_is_refused(ground: Ground) -> None:
     with pytest.raises(UserError, match="is the root folder; choose another out=DIR"):
-        check_same_run(load_config(str(ground.config), ["out=/"]))
+        find_begun_run(load_config(str(ground.config), ["out=/"]))
 
 
 def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
