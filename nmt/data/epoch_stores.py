@@ -7,7 +7,6 @@ would have more than `max_pieces` pieces keeps its stored ones.
 """
 
 import math
-import shutil
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from nmt.system.files import (
     make_folder,
     read_bytes,
     read_manifest,
+    remove_entry,
     remove_folder,
     remove_leftovers,
     write_bytes,
@@ -125,7 +125,10 @@ class EpochStores:
         max_pieces: int | None,
         workers: int,
         vocab: Vocabulary | None = None,
+        pairs_per_draw: int = PAIRS_PER_DRAW,
+        few_pairs: int = FEW_PAIRS,
     ) -> None:
+        self.pairs_per_draw, self.few_pairs = pairs_per_draw, few_pairs
         self.folder = store.resolve()
         self.workers, self.vocab = workers, vocab
         self._stored = open_store(store, "train", vocab)
@@ -163,7 +166,7 @@ class EpochStores:
         """Write the whole epoch into `folder`."""
         for name in find_vocab_files(read_manifest(self.folder)):
             write_bytes(folder / name, read_bytes(self.folder / name))
-        executor = use_processes(self.workers if len(self._stored) > FEW_PAIRS else 1)
+        executor = use_processes(self.workers if len(self._stored) > self.few_pairs else 1)
         drawn = map_in_order(partial(draw_block, draw), self._blocks(), executor)
         with (
             closing(drawn),  # after an error too, the processes end here
@@ -178,13 +181,13 @@ class EpochStores:
 
     def _blocks(self) -> Iterator[StoredPairs]:
         n = len(self._stored)
-        for first in range(0, n, PAIRS_PER_DRAW):
-            end = min(first + PAIRS_PER_DRAW, n)
+        for first in range(0, n, self.pairs_per_draw):
+            end = min(first + self.pairs_per_draw, n)
             src = self._stored.src.read_rows(first, end)
             yield StoredPairs(first, src, self._stored.tgt.read_rows(first, end))
 
     def remove(self) -> None:
         """Remove all epochs at the end of a run, which no longer needs them."""
-        shutil.rmtree(self.epochs, ignore_errors=True)
+        remove_entry(self.epochs)
         with suppress(OSError):  # other runs have theirs there
             self.epochs.parent.rmdir()
