@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-import nmt.config
-from nmt.config import RunConfig
+import nmt.config_files
+from nmt.config import USERS_TEXT, RunConfig
 from nmt.system.arguments import take, take_pairs
 from nmt.system.errors import UserError
 from nmt.system.extras import check_extra
@@ -59,7 +59,7 @@ NO_CONFIG = "which is no config; give load_config(NAME)"
 def load_config(name: str | Path, overrides: Settings = ()) -> RunConfig:
     """Load a config file with settings."""
     take(name, (str, Path), "name", "which is no name of a file; give load_config(NAME, SETTINGS)")
-    return nmt.config.load_config(str(name), _list_settings(overrides))
+    return nmt.config_files.load_config(str(name), _list_settings(overrides))
 
 
 def _list_settings(settings: Settings) -> list[str]:
@@ -91,7 +91,7 @@ def load(*paths: str | Path, settings: Settings = (), engine: EngineName = "nmt"
     first time on a machine; `settings=["decoding.compile=auto"]` compiles it where nmt-translate
     would.
     """
-    overrides = [*nmt.config.USERS_TEXT, *_list_settings(settings)]
+    overrides = [*USERS_TEXT, *_list_settings(settings)]
     if engine == "nmt":  # a model loaded from Python usually translates many times
         overrides = ["decoding.compile=on", *overrides]
     from nmt.translate.translator import warn_if_untagged

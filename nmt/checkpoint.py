@@ -24,14 +24,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from nmt.config import (
-    MAX_CONFIG_BYTES,
-    ModelConfig,
-    RunConfig,
-    format_config,
-    list_differences,
-    load_recorded_config,
-)
+from nmt.config import ModelConfig, RunConfig
+from nmt.config_files import MAX_CONFIG_BYTES, format_config, list_differences, load_recorded_config
 from nmt.data.plan import Cursor
 from nmt.data.vocab import (
     MAX_MODEL_BYTES,

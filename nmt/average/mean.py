@@ -25,7 +25,7 @@ from nmt.checkpoint import (
     open_tensors,
     write_small_files,
 )
-from nmt.config import list_differences
+from nmt.config_files import list_differences
 from nmt.system.errors import UserError
 from nmt.system.files import check_exchangeable, write_folder
 from nmt.system.output_folder import check_replaceable

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from nmt.checkpoint import TrainState, list_steps, read_origin
-from nmt.config import load_recorded_config
+from nmt.config_files import load_recorded_config
 from nmt.system.errors import UserError, explain_unreadable
 from nmt.system.files import (
     has_plain_file,

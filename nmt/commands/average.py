@@ -179,7 +179,7 @@ def draw_curve(args: Namespace, run: RunFolder) -> int:
     """Measure the curve of `nmt-average --curve` and print it."""
     from nmt.average.curve import CURVE_SIZES, find_best_point, format_curve, measure_curve
     from nmt.average.select import list_candidates, take_last
-    from nmt.config import parse_device
+    from nmt.config_files import parse_device
 
     candidates = list_candidates(run, args.every)
     sizes = sorted(set(args.curve))

@@ -107,7 +107,7 @@ def train_model(args: Namespace) -> int:
 
     from nmt import api
     from nmt.commands.init import find_config_for
-    from nmt.config import format_config
+    from nmt.config_files import format_config
     from nmt.paper import explain
 
     if args.config is None:

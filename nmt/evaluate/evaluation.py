@@ -19,8 +19,8 @@ import nmt
 from nmt.agreement import check_agreement, check_corpus, check_sides, find_direction
 from nmt.average.dev_check import find_better_member
 from nmt.checkpoint import Checkpoint, open_checkpoint
-from nmt.config import (
-    RunConfig,
+from nmt.config import RunConfig
+from nmt.config_files import (
     load_recorded_config,
     override_config,
     tabulate_differences,

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint import list_steps, parse_step
-from nmt.config import RunConfig, list_differences, parse_recorded_config
+from nmt.config import RunConfig
+from nmt.config_files import list_differences, parse_recorded_config
 from nmt.system.errors import Failure, UserError
 from nmt.system.extras import name_remedy
 from nmt.system.files import read_manifest, verify, write_bytes, write_folder

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 from nmt import checkpoint
-from nmt.config import RunConfig, format_config, list_differences
+from nmt.config import RunConfig
+from nmt.config_files import format_config, list_differences
 from nmt.corpus.ledger import describe_mixture
 from nmt.data.vocab import format_size, write_vocab
 from nmt.paper import find_dev_reference

@@ -15,7 +15,8 @@ import torch
 from nmt import checkpoint
 from nmt.agreement import check_agreement, find_direction
 from nmt.checkpoint import Checkpoint, TrainState
-from nmt.config import RunConfig, list_differences
+from nmt.config import RunConfig
+from nmt.config_files import list_differences
 from nmt.corpus.ledger import read_ledger, read_mixture
 from nmt.data.batch import BatchShape
 from nmt.data.epoch_stores import EpochStores

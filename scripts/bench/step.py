@@ -27,7 +27,7 @@ def work(args: argparse.Namespace) -> int:
 
     import torch
 
-    from nmt.config import load_config
+    from nmt.config_files import load_config
     from nmt.corpus.prepare import prepare
     from nmt.system.progress import clock
     from nmt.system.ranks import join_world

@@ -18,13 +18,8 @@ from nmt.average import mean as averaging
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint import COMMON_FILES, load_weights, open_checkpoint
 from nmt.commands.average import main as nmt_average
-from nmt.config import (
-    DataConfig,
-    DecodingConfig,
-    EvaluationConfig,
-    format_config,
-    load_config,
-)
+from nmt.config import DataConfig, DecodingConfig, EvaluationConfig
+from nmt.config_files import format_config, load_config
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, seal

@@ -259,7 +259,7 @@ KILLS = """
 import os, signal, sys
 from nmt.system import files
 from nmt.system import progress
-from nmt.config import load_config
+from nmt.config_files import load_config
 from nmt.corpus import prepare
 from nmt.corpus import stages
 

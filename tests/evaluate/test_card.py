@@ -17,7 +17,8 @@ from test_results import RESULT
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint import open_checkpoint
-from nmt.config import CorpusConfig, DataConfig, format_config, load_config
+from nmt.config import CorpusConfig, DataConfig
+from nmt.config_files import format_config, load_config
 from nmt.data.vocab import Vocab
 from nmt.evaluate.card import write_average_card
 from nmt.evaluate.results import Result

@@ -29,15 +29,8 @@ import nmt.api
 from nmt.checkpoint import Checkpoint, load_weights, open_checkpoint
 from nmt.commands.export import FORMAT_NAMES
 from nmt.commands.export import main as nmt_export
-from nmt.config import (
-    CorpusConfig,
-    DataConfig,
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    VocabConfig,
-    format_config,
-)
+from nmt.config import CorpusConfig, DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
+from nmt.config_files import format_config
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.extras.export import ctranslate2, huggingface, tensors

@@ -69,16 +69,8 @@ from support.untrained import make_checkpoint, make_vocab
 
 from nmt.average.select import read_validations
 from nmt.checkpoint import TrainState, find_newest, open_checkpoint, open_tensors, read_origin
-from nmt.config import (
-    CorpusConfig,
-    DecodingConfig,
-    OptimizerConfig,
-    RunConfig,
-    format_config,
-    load_config,
-    load_recorded_config,
-    to_plain_values,
-)
+from nmt.config import CorpusConfig, DecodingConfig, OptimizerConfig, RunConfig
+from nmt.config_files import format_config, load_config, load_recorded_config, to_plain_values
 from nmt.corpus.encoder import CorpusEncoder
 from nmt.corpus.inspection import format_samples
 from nmt.corpus.ledger import format_ledger, read_ledger

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint import load_weights, open_checkpoint
-from nmt.config import DecodingConfig, RunConfig, override_config
+from nmt.config import DecodingConfig, RunConfig
+from nmt.config_files import override_config
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS
 from nmt.model.transformer import Transformer

@@ -16,7 +16,8 @@ from support.prepared_toy import prepare_toy
 from support.pretend_device import GPU, pretend_device
 
 from nmt.commands.train import main
-from nmt.config import RunConfig, TrainingConfig, override_config
+from nmt.config import RunConfig, TrainingConfig
+from nmt.config_files import override_config
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.store import Side, TokenStore, open_store
 from nmt.engines.cuda import memory_trial, training

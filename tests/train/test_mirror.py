@@ -19,7 +19,8 @@ from support.soaking import Order, check_done, check_same, counted, make_ground
 
 import nmt.api
 from nmt.checkpoint import TrainState, list_steps
-from nmt.config import DataConfig, RunConfig, TrainingConfig, format_config, load_config
+from nmt.config import DataConfig, RunConfig, TrainingConfig
+from nmt.config_files import format_config, load_config
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
     make_folder,

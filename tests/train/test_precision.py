@@ -9,7 +9,7 @@ import torch
 from support.finished_run import read_losses
 
 from nmt.commands.train import main as nmt_train
-from nmt.config import load_recorded_config
+from nmt.config_files import load_recorded_config
 from nmt.system import device
 from nmt.system.device import choose_precision
 from nmt.system.errors import UserError

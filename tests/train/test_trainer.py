@@ -18,7 +18,7 @@ from nmt import checkpoint
 from nmt.checkpoint import list_steps
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main
-from nmt.config import load_config, load_recorded_config
+from nmt.config_files import load_config, load_recorded_config
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes, read_json, write_json
 from nmt.system.ranks import World
