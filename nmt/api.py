@@ -190,7 +190,7 @@ def train(config: RunConfig) -> int:
     from nmt.train.resolve import check_training_fits
     from nmt.train.setup import check_initial_model
 
-    def prepare_run() -> RunConfig | None:
+    def prepare_run() -> RunConfig:
         # A mistake in the settings must leave neither a folder nor an unwanted store, and another
         # training in the same folder must not be discovered after hours of preparation.
         check_training_fits(config.model, config.vocab, config.training, world)
@@ -205,7 +205,7 @@ def train(config: RunConfig) -> int:
         return recorded
 
     with join_world(config.device) as world:
-        recorded = world.on_main(prepare_run)
+        recorded = world.on_main(prepare_run) or config  # the other ranks leave it to the main one
         exit_code = run_start.train(config, recorded, world, listener)
         # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.
         world.on_main(lambda: _write_page(config.folder))

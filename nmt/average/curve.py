@@ -59,7 +59,7 @@ def measure_curve(
     if n_lines < len(dev.sources):
         part = f"{n_lines:,} of the {len(dev.sources):,} dev lines"
         say(f"this curve uses {part}; evaluation.sentences=null uses them all")
-    micro_tokens = resolve_micro_tokens(config, None, world)
+    micro_tokens = resolve_micro_tokens(config, config, world)
     checkpoints = [*open_all(paths[:-1]), newest]
 
     points = []

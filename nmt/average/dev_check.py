@@ -52,7 +52,7 @@ def compute_nll(checkpoint: Checkpoint, dev: DevSet, device: torch.device) -> fl
     config, world = checkpoint.config, World(0, 1, device)
     # one of its own, because a translator that has translated may have its weights in another layout
     translator = make_translator(checkpoint, device, config.dev_decoding)
-    micro_tokens = resolve_micro_tokens(config, None, world)
+    micro_tokens = resolve_micro_tokens(config, config, world)
     nll = compute_dev_nll(translator.model, dev.store, micro_tokens, world, StopRequest())
     assert nll is not None  # only a stop request gives None
     return nll

@@ -46,8 +46,9 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise UserError(f"training.precision=bf16: {reason}; give training.precision=fp32")
 
 
-def resolve(config: RunConfig, recorded: RunConfig | None, world: World) -> RunConfig:
-    """Return the config with a value for each `auto`: the one that the run began with, or else a choice.
+def resolve(config: RunConfig, recorded: RunConfig, world: World) -> RunConfig:
+    """Return the config with a value for each `auto`: that of the config which the run began with, or
+    else a choice.
 
     The main rank decides for all: it alone has read what is `recorded`, and later it writes that file.
     """
@@ -61,16 +62,17 @@ def resolve(config: RunConfig, recorded: RunConfig | None, world: World) -> RunC
     return replace(config, training=replace(training, micro_tokens=micro_tokens))
 
 
-def _choose_precision(recorded: RunConfig | None, device: torch.device) -> Precision:
-    if recorded is not None and recorded.training.precision != "auto":
-        check_precision(recorded.training.precision, device)
-        return recorded.training.precision
+def _choose_precision(recorded: RunConfig, device: torch.device) -> Precision:
+    began_with = recorded.training.precision
+    if began_with != "auto":
+        check_precision(began_with, device)
+        return began_with
     choice, reason = choose_precision(device)
     say(f"training.precision: auto has chosen {choice}, because {reason}")
     return choice
 
 
-def resolve_micro_tokens(config: RunConfig, recorded: RunConfig | None, world: World) -> int:
+def resolve_micro_tokens(config: RunConfig, recorded: RunConfig, world: World) -> int:
     """Return `training.micro_tokens`. If it is `auto`, return the number that the run began with,
     provided that it keeps the ranks busy, or else an equal share of an update that fits into
     memory.
@@ -87,32 +89,25 @@ def resolve_micro_tokens(config: RunConfig, recorded: RunConfig | None, world: W
         try_update(open_setup(tried, alone))
 
     def find_micro_tokens() -> int:
-        micro_tokens = _find_useful_size(recorded, training, world.size)
-        if micro_tokens is None:
-            micro_tokens = engine.choose_micro_tokens(training, world, least_memory, try_size)
-            say(f"training.micro_tokens: auto has chosen {micro_tokens}")
+        began_with = recorded.training.micro_tokens
+        if began_with != "auto" and _is_useful(began_with, training, world.size):
+            return began_with
+        micro_tokens = engine.choose_micro_tokens(training, world, least_memory, try_size)
+        say(f"training.micro_tokens: auto has chosen {micro_tokens}")
         return micro_tokens
 
     return int(world.decide(find_micro_tokens))
 
 
-def _find_useful_size(
-    recorded: RunConfig | None, training: TrainingConfig, n_ranks: int
-) -> int | None:
-    """Return the number of tokens that the run began with; None if there is none, or if it would leave
-    ranks idle.
-    """
-    if recorded is None or recorded.training.micro_tokens == "auto":
-        return None
-    micro_tokens = recorded.training.micro_tokens
+def _is_useful(micro_tokens: int, training: TrainingConfig, n_ranks: int) -> bool:
+    """Whether micro-batches of the size that the run began with keep the ranks busy; say if they do not."""
     share = useful_share(training, micro_tokens, n_ranks)
-    if share >= MIN_USEFUL_SHARE:
-        return micro_tokens
-    say(
-        f"the run began with micro-batches of {micro_tokens} tokens, which would leave "
-        f"{n_ranks} ranks idle for {1 - share:.0%} of their time; choosing another size"
-    )
-    return None
+    if share < MIN_USEFUL_SHARE:
+        say(
+            f"the run began with micro-batches of {micro_tokens} tokens, which would leave "
+            f"{n_ranks} ranks idle for {1 - share:.0%} of their time; choosing another size"
+        )
+    return share >= MIN_USEFUL_SHARE
 
 
 def useful_share(training: TrainingConfig, micro_tokens: int, n_ranks: int) -> float:

@@ -36,7 +36,7 @@ from nmt.train.setup import open_setup, resume
 from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
 
 
-def train(config: RunConfig, recorded: RunConfig | None, world: World, listener: Listener) -> int:
+def train(config: RunConfig, recorded: RunConfig, world: World, listener: Listener) -> int:
     """Start or continue the run in `config.folder`, which began with the config `recorded`; return its
     exit code.
     """
@@ -52,7 +52,7 @@ def train(config: RunConfig, recorded: RunConfig | None, world: World, listener:
         try:
             setup = resume(open_setup(config, world))
             # only now, so that a start that was refused does not decide the settings of the next
-            world.on_main(lambda: _record_config(config, recorded, run))
+            world.on_main(lambda: _record_config(config, run))
             trainer = Trainer(setup, stop, status, listener)
             stack.callback(trainer.close)
             world.on_main(lambda: _announce_run(trainer))
@@ -83,21 +83,20 @@ def _claim_folder(
     remove_leftovers(run.checkpoints)
 
 
-def _record_config(config: RunConfig, recorded: RunConfig | None, run: RunFolder) -> None:
-    if recorded != config:
-        write_text(run.config, format_config(config))
+def _record_config(config: RunConfig, run: RunFolder) -> None:
+    write_text(run.config, format_config(config))
     if config.training.mirror is not None:  # fails now if nothing can be written there
         copy_run(config.training.mirror, run, Path(config.data.store))
 
 
-def find_begun_run(config: RunConfig) -> RunConfig | None:
-    """Return the config that the run in this folder began with, or None if none has begun. Raise
+def find_begun_run(config: RunConfig) -> RunConfig:
+    """Return the config that the run in this folder began with, or this one if none has begun. Raise
     UserError if the folder is that of another run, or is not a run at all.
     """
     run = RunFolder(config.folder)
     _check_run_folder(run, Path(config.data.store))
-    recorded = checkpoint.load_run_config(run)
-    changes = list_differences(recorded or config, config)
+    recorded = checkpoint.load_run_config(run) or config
+    changes = list_differences(recorded, config)
     if changes:
         raise UserError(
             f"{run.path}: this run was started with different settings ({'; '.join(changes)}); "

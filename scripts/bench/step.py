@@ -38,7 +38,7 @@ def work(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides)
     prepare(config.data, config.vocab, config.seed)
     with join_world() as world:
-        config = resolve(config, None, world)
+        config = resolve(config, config, world)
         setup = open_setup(config, world)
         tokens, seconds, products = [], [], []
         with setup.make_loader(lambda _: setup.store) as updates:

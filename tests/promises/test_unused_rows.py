@@ -103,8 +103,8 @@ def prepare_config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def test_a_run_continues_and_averages(config: RunConfig, tmp_path: Path) -> None:
     world = World(0, 1, CPU)
     whole, two = [replace(config, out=str(tmp_path / name)) for name in ("whole", "two")]
-    assert train(whole, None, world, Listener()) == 0
-    assert train(override_config(two, ["training.steps=3"]), None, world, Listener()) == 0
+    assert train(whole, whole, world, Listener()) == 0
+    assert train(override_config(two, ["training.steps=3"]), two, world, Listener()) == 0
     assert train(two, find_begun_run(two), world, Listener()) == 0
     folder = RunFolder(tmp_path / "whole")
     expected = (folder.checkpoint(6) / MODEL_FILE).read_bytes()

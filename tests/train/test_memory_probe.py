@@ -149,7 +149,7 @@ def test_the_smallest_card_limits_the_trial(
     )
     monkeypatch.setattr(resolving, "try_update", lambda setup: None)
     monkeypatch.setattr(resolving, "open_setup", lambda *_: None)
-    assert resolve_micro_tokens(AUTO, None, Unconnected(0, n_ranks, GPU)) > 0
+    assert resolve_micro_tokens(AUTO, AUTO, Unconnected(0, n_ranks, GPU)) > 0
     assert shares == [pytest.approx(share), 1.0]
 
 

@@ -56,7 +56,7 @@ def test_a_gpu_computes_in_bf16_from_ampere_on(
     config = load_recorded_config(toy)
     config = replace(config, training=replace(config.training, precision="auto"))
     gpu = World(0, 1, torch.device("cuda"))
-    assert resolve(config, None, gpu).training.precision == chosen
+    assert resolve(config, config, gpu).training.precision == chosen
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_bf16_is_refused_where_a_gpu_would_emulate_it(
     auto = replace(config, training=replace(config.training, precision="auto"))
     refusal = "capability 7.5 .*; give training.precision=fp32"
     with pytest.raises(UserError, match=refusal):
-        resolve(config, None, gpu)
+        resolve(config, config, gpu)
     with pytest.raises(UserError, match=refusal):  # the run began on another machine
         resolve(auto, config, gpu)
     with pytest.raises(UserError, match=refusal):  # before data is prepared
         check_training_fits(config.model, config.vocab, config.training, gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert resolve(config, None, gpu) == resolve(auto, config, gpu) == config
+    assert resolve(config, config, gpu) == resolve(auto, config, gpu) == config
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ class DryRun:
 def open_dry_run(config: RunConfig, world: World) -> DryRun:
     """Open what the run of a config would train with, at its update 0."""
     recorded = world.on_main(lambda: load_run_config(RunFolder(config.folder)))
-    return DryRun(open_setup(resolve(config, recorded, world), world))
+    return DryRun(open_setup(resolve(config, recorded or config, world), world))
 
 
 def describe_machine(setup: Setup) -> str:
