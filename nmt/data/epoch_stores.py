@@ -37,8 +37,6 @@ from nmt.system.pool import map_in_order, use_processes
 from nmt.system.progress import Progress
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files
 
-PAIRS_PER_DRAW = 8_192  # pairs drawn from one seed: another size draws other segmentations
-FEW_PAIRS = 200_000  # that one process draws before others would have started and drawn them
 CHECKED = 500  # pairs that must come back unchanged at rate 0
 TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
 Merges = tuple[MergeTable, MergeTable]  # of the source and of the target
@@ -117,6 +115,9 @@ def _read_merges(folder: Path, store: TokenStore) -> Merges:
 class EpochStores:
     """`stores(epoch)` is the token store of that epoch; without BPE-dropout, always the store itself."""
 
+    pairs_per_draw = 8_192  # from one seed: another size draws other segmentations
+    few_pairs = 200_000  # that one process draws before others would have started and drawn them
+
     def __init__(
         self,
         store: Path,
@@ -125,10 +126,7 @@ class EpochStores:
         max_pieces: int | None,
         workers: int,
         vocab: Vocabulary | None = None,
-        pairs_per_draw: int = PAIRS_PER_DRAW,
-        few_pairs: int = FEW_PAIRS,
     ) -> None:
-        self.pairs_per_draw, self.few_pairs = pairs_per_draw, few_pairs
         self.folder = store.resolve()
         self.workers, self.vocab = workers, vocab
         self._stored = open_store(store, "train", vocab)

@@ -38,18 +38,15 @@ FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
 LOCK_FILE = ".lock"  # stays in the folder that it locks
 
-# Called before each change that is made here: what it is (write, fsync, rename or remove) and of which path.
-# Tests kill the process there.
-on_change: Callable[[str, Path], None] | None = None
-
 
 class FolderInUse(UserError):
     """Another process holds the lock of a folder."""
 
 
-def _announce(change: str, path: Path) -> None:
-    if on_change is not None:
-        on_change(change, path)
+def on_change(change: str, path: Path) -> None:
+    """Called before each change that is made here: a write, fsync, rename or remove. Tests have something
+    happen then.
+    """
 
 
 # ---- plain files only -------------------------------------------------------------------------------------------
@@ -61,13 +58,13 @@ def open_plain_file(path: Path, mode: FileMode = "rb") -> BinaryIO:
 
     Nothing is opened through a link: what the user keeps elsewhere would be read or overwritten.
     """
+    if mode != "rb":
+        on_change("write", path)
     return open(path, mode, opener=_open_without_following)
 
 
 def _open_without_following(path: str, flags: int) -> int:
     check_plain_file(Path(path))
-    if flags & (os.O_WRONLY | os.O_RDWR):
-        _announce("write", Path(path))
     try:
         return os.open(path, flags | os.O_NOFOLLOW, 0o666)
     except OSError as error:
@@ -157,7 +154,7 @@ def digest_values(values: Any) -> str:
 
 def sync_to_disk(path: Path) -> None:
     """Force a file's or a folder's content to the disk."""
-    _announce("fsync", path)
+    on_change("fsync", path)
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -167,7 +164,7 @@ def sync_to_disk(path: Path) -> None:
 
 def rename(path: Path, new_path: Path) -> None:
     """Rename a file, a link or a folder, which takes the place of a file or a link that is there."""
-    _announce("rename", new_path)
+    on_change("rename", new_path)
     os.replace(path, new_path)
 
 
@@ -485,7 +482,7 @@ def remove_entry(path: Path) -> None:
     """
     if not os.path.lexists(path):
         return
-    _announce("remove", path)
+    on_change("remove", path)
     if _is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
     else:

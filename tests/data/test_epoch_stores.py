@@ -74,7 +74,8 @@ def draw_epoch(
     max_pieces: int | None = None,
     workers: int = 1,
 ) -> list[Rows]:
-    stores = EpochStores(store, rate, seed, max_pieces, workers, pairs_per_draw=300, few_pairs=0)
+    stores = EpochStores(store, rate, seed, max_pieces, workers)
+    stores.pairs_per_draw, stores.few_pairs = 300, 0
     drawn = stores(epoch)
     return [rows_of(drawn.src), rows_of(drawn.tgt)]
 

@@ -195,7 +195,7 @@ def _arm(order: Order, folder: Path) -> None:
         _slow_down(*rooms[what], order.slow[what], folder / f"slow-{what}")
     if order.is_recorded:
         _record(folder / "updates.jsonl")
-    files.on_change = DiskFaults(order, folder).meet
+    _exchange(files, "on_change", DiskFaults(order, folder).meet)
 
 
 def _exchange(module: Any, name: str, function: Callable[..., Any]) -> None:
