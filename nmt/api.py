@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-import nmt.config
-from nmt.config import RunConfig
+import nmt.config_files
+from nmt.config import USERS_TEXT, RunConfig
 from nmt.system.arguments import take, take_pairs
 from nmt.system.errors import UserError
 from nmt.system.extras import check_extra
@@ -60,7 +60,7 @@ NO_CONFIG = "which is no config; give load_config(NAME)"
 def load_config(name: str | Path, overrides: Settings = ()) -> RunConfig:
     """Load a config file with settings."""
     take(name, (str, Path), "name", "which is no name of a file; give load_config(NAME, SETTINGS)")
-    return nmt.config.load_config(str(name), _list_settings(overrides))
+    return nmt.config_files.load_config(str(name), _list_settings(overrides))
 
 
 def _list_settings(settings: Settings) -> list[str]:
@@ -92,7 +92,7 @@ def load(*paths: str | Path, settings: Settings = (), engine: EngineName = "nmt"
     first time on a machine; `settings=["decoding.compile=auto"]` compiles it where nmt-translate
     would.
     """
-    overrides = [*nmt.config.USERS_TEXT, *_list_settings(settings)]
+    overrides = [*USERS_TEXT, *_list_settings(settings)]
     if engine == "nmt":  # a model loaded from Python usually translates many times
         overrides = ["decoding.compile=on", *overrides]
     from nmt.translate.translator import warn_if_untagged
@@ -187,26 +187,27 @@ def train(config: RunConfig) -> int:
 
     from nmt.system.ranks import join_world
     from nmt.train import run_start
-    from nmt.train.memory_probe import check_training_fits
+    from nmt.train.resolve import check_training_fits
     from nmt.train.setup import check_initial_model
 
     mirror = _open_mirror(config)
 
-    def prepare_run() -> None:
+    def prepare_run() -> RunConfig:
         # A mistake in the settings must leave neither a folder nor an unwanted store, and another
         # training in the same folder must not be discovered after hours of preparation.
         check_training_fits(config.model, config.vocab, config.training, world)
         check_free(config.folder)
-        run_start.check_same_run(config)
-        mirror.fetch()
+        recorded = run_start.find_begun_run(config)
+        recorded = mirror.fetch() or recorded
         check_initial_model(config)
         # Fail now, not after an hour of preparation, if the folder cannot be written.
         make_folder(config.folder)
         prepare(config)
+        return recorded
 
     with join_world(config.device) as world:
-        world.on_main(prepare_run)
-        exit_code = run_start.train(config, world, listener, mirror)
+        recorded = world.on_main(prepare_run) or config  # the other ranks leave it to the main one
+        exit_code = run_start.train(config, recorded, world, listener, mirror)
         # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.
         world.on_main(lambda: _write_page(config.folder))
         return exit_code

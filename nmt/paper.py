@@ -27,8 +27,8 @@ from nmt.config import (
     RunConfig,
     TrainingConfig,
     VocabConfig,
-    find_shipped_configs,
 )
+from nmt.config_files import find_shipped_configs
 from nmt.known_test_sets import PAPER_DEV_SET, PAPER_TEST_SET, WMT14, KnownSet
 from nmt.system.strict_yaml import parse_yaml
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmt import config
-from nmt.config import CHANGEABLE_KEYS, RunConfig, list_setting_keys, load_config
+from nmt.config import CHANGEABLE_KEYS, RunConfig
+from nmt.config_files import list_setting_keys, load_config
 from nmt.foreign_names import TOOLKITS, read_counterparts
 from nmt.paper import explain
 

@@ -5,11 +5,8 @@ import io
 import json
 import math
 import os
-import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sentencepiece
@@ -30,6 +27,7 @@ from nmt.config import ModelConfig, RunConfig
 from nmt.data.plan import Cursor
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
+from nmt.system import files
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import remove_leftovers, seal
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
@@ -118,32 +116,34 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("n_changes", range(4))
 def test_a_kill_while_a_checkpoint_is_written_again(
-    n_changes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before either rename or the removal, or after all: the old one or the new is complete."""
+    """Before each change beside it, and after all: the old one or the new is complete."""
     path = tmp_path / "step-7"
-    write(path, seed=1)
-    changes: list[Callable[..., None]] = []
+    digests = []
+    for seed in (1, 2):
+        write(tmp_path / f"expected-{seed}", seed)
+        digests.append(open_checkpoint(tmp_path / f"expected-{seed}").sha256)
+    found = []
+    for n_changes in range(6):
+        write(path, seed=1)
+        changes: list[str] = []
 
-    def stop(change: Callable[..., None]) -> Callable[..., None]:
-        def change_or_stop(*args: Any, **options: Any) -> None:
-            changes.append(change)
-            if len(changes) > n_changes:
-                raise Killed
-            change(*args, **options)
+        def stop(what: str, changed: Path) -> None:
+            if changed.parent == tmp_path and what != "fsync":
+                if len(changes) == n_changes:  # noqa: B023
+                    raise Killed
+                changes.append(what)  # noqa: B023
 
-        return change_or_stop
-
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr("nmt.system.files.os.rename", stop(os.rename))
-        patch.setattr("nmt.system.files.shutil.rmtree", stop(shutil.rmtree))
-        write(path, seed=2)
-    remove_leftovers(tmp_path)
-    assert os.listdir(tmp_path) == [path.name]
-    write(tmp_path / "expected", seed=1 if n_changes < 2 else 2)
-    assert open_checkpoint(path).sha256 == open_checkpoint(tmp_path / "expected").sha256
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(files, "on_change", stop)
+            write(path, seed=2)
+        remove_leftovers(tmp_path)
+        found.append(1 + digests.index(open_checkpoint(path).sha256))
+    assert changes == ["write", "rename", "rename", "remove", "remove"]  # the lock, first and last
+    assert found == [1, 1, 1, 2, 2, 2]
+    assert len(os.listdir(tmp_path)) == 3
 
 
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:

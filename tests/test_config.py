@@ -26,6 +26,8 @@ from nmt.config import (
     RunConfig,
     TrainingConfig,
     VocabConfig,
+)
+from nmt.config_files import (
     find_config,
     find_shipped_configs,
     format_config,

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nmt.config import list_setting_keys, load_config
+from nmt.config_files import list_setting_keys, load_config
 from nmt.foreign_names import TOOLKITS, explain_foreign_name, read_counterparts
 from nmt.system.errors import UserError
 

@@ -26,11 +26,8 @@ from nmt.config import (
     OptimizerConfig,
     RunConfig,
     VocabConfig,
-    find_shipped_configs,
-    list_setting_keys,
-    load_config,
-    override_config,
 )
+from nmt.config_files import find_shipped_configs, list_setting_keys, load_config, override_config
 from nmt.corpus.learn_bpe import train_bpe, write_word_counts
 from nmt.data.vocab import Vocab
 from nmt.model.dropout import Dropout

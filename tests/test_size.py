@@ -13,7 +13,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-from nmt.config import list_setting_keys
+from nmt.config_files import list_setting_keys
 
 ROOT = Path(__file__).parent.parent
 SIZES = ROOT / "tests" / "sizes.json"

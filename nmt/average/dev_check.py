@@ -15,7 +15,7 @@ from nmt.system.errors import UserError
 from nmt.system.files import verify
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder, dev_text_file, ids_file, offsets_file
-from nmt.train.memory_probe import resolve_micro_tokens
+from nmt.train.resolve import resolve_micro_tokens
 from nmt.train.shutdown import StopRequest
 from nmt.train.validate import DevSet, compute_dev_nll, open_dev
 from nmt.translate.translator import make_translator
@@ -52,7 +52,7 @@ def compute_nll(checkpoint: Checkpoint, dev: DevSet, device: torch.device) -> fl
     config, world = checkpoint.config, World(0, 1, device)
     # one of its own, because a translator that has translated may have its weights in another layout
     translator = make_translator(checkpoint, device, config.dev_decoding)
-    micro_tokens = resolve_micro_tokens(config, world)
+    micro_tokens = resolve_micro_tokens(config, config, world)
     nll = compute_dev_nll(translator.model, dev.store, micro_tokens, world, StopRequest())
     assert nll is not None  # only a stop request gives None
     return nll

@@ -23,7 +23,7 @@ from nmt.checkpoint.checkpoint import (
 )
 from nmt.checkpoint.run_checkpoints import list_steps, open_checkpoint
 from nmt.checkpoint.tensors import check_finite, open_tensors
-from nmt.config import list_differences
+from nmt.config_files import list_differences
 from nmt.system.errors import UserError
 from nmt.system.files import check_exchangeable, write_folder
 from nmt.system.output_folder import check_replaceable

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from nmt.checkpoint.checkpoint import TrainState, read_origin
 from nmt.checkpoint.run_checkpoints import list_steps
-from nmt.config import load_recorded_config
+from nmt.config_files import load_recorded_config
 from nmt.system.errors import UserError, explain_unreadable
 from nmt.system.files import (
     has_plain_file,

@@ -28,7 +28,8 @@ from nmt.checkpoint.tensors import (
     list_weight_shapes,
     open_tensors,
 )
-from nmt.config import MAX_CONFIG_BYTES, RunConfig, format_config, load_recorded_config
+from nmt.config import RunConfig
+from nmt.config_files import MAX_CONFIG_BYTES, format_config, load_recorded_config
 from nmt.data.plan import Cursor
 from nmt.data.vocab import (
     MAX_MODEL_BYTES,

@@ -14,7 +14,8 @@ from nmt.checkpoint.checkpoint import (
     parse_step,
     verify_content,
 )
-from nmt.config import RunConfig, list_differences, load_recorded_config
+from nmt.config import RunConfig
+from nmt.config_files import list_differences, load_recorded_config
 from nmt.system.errors import Failure, UserError, explain_missing
 from nmt.system.files import check_own_folder, has_plain_file, point_link, read_status
 from nmt.system.progress import say

@@ -148,7 +148,7 @@ def average_run(args: Namespace) -> int:
         check_is_run(args)
     if args.curve is not None:
         check_extra("curve", "--curve")
-        from nmt.config import parse_device
+        from nmt.config_files import parse_device
         from nmt.extras.curve import draw_curve
 
         print(draw_curve(run, args.curve, args.every, parse_device(args.settings)))

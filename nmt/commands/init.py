@@ -88,7 +88,8 @@ def parse_arguments(argv: Argv) -> Namespace:
 
 def write_config(args: Namespace) -> int:
     from nmt.agreement import find_direction
-    from nmt.config import RANDOM_SEED, load_config
+    from nmt.config import RANDOM_SEED
+    from nmt.config_files import load_config
     from nmt.system.files import make_folder, refuse_run_file
     from nmt.system.progress import say
     from nmt.system.runtime import tune_process
@@ -189,7 +190,7 @@ def find_config_for(src: str, tgt: str) -> str:
     """Return the name of the config that nmt-init writes for two files. One that it wrote earlier is
     kept, so that the same command continues the same run.
     """
-    from nmt.config import load_config
+    from nmt.config_files import load_config
     from nmt.system.progress import say
     from nmt.system.runtime import read_rank_variable
 

@@ -107,7 +107,7 @@ def train_model(args: Namespace) -> int:
 
     from nmt import api
     from nmt.commands.init import find_config_for
-    from nmt.config import format_config
+    from nmt.config_files import format_config
     from nmt.paper import explain
 
     if args.config is None:
@@ -205,7 +205,7 @@ def profile_or_plan(config: "RunConfig", args: Namespace) -> None:
     from nmt.extras.profile.estimate import estimate_run
     from nmt.extras.profile.profile import profile_training
     from nmt.system.ranks import join_world
-    from nmt.train.memory_probe import check_training_fits
+    from nmt.train.resolve import check_training_fits
 
     with join_world(config.device) as world:
         world.on_main(

@@ -7,7 +7,7 @@ import lzma
 from collections.abc import Iterator
 from itertools import islice
 
-from nmt.config import find_shipped_configs
+from nmt.config_files import find_shipped_configs
 
 CORPUS = find_shipped_configs() / "demo.tsv.xz"  # English, tab, German
 # Which lines each split has. Held-out text comes first, so that reading it takes no time.

@@ -17,7 +17,8 @@ from platform import python_version
 from typing import Any
 
 import nmt
-from nmt.config import DataConfig, VocabConfig, flatten_settings, to_plain_values
+from nmt.config import DataConfig, VocabConfig
+from nmt.config_files import flatten_settings, to_plain_values
 from nmt.corpus.hub import HUB_ADDRESS, name_hub_file
 from nmt.corpus.learn_bpe import list_bpe_parts
 from nmt.corpus.reader import describe_corpus

@@ -57,6 +57,7 @@ from nmt.system.files import (
     lock,
     make_folder,
     move_sealed_files,
+    remove_entry,
     seal,
     write_json,
 )
@@ -93,7 +94,7 @@ def prepare(
     # an existing store is kept
     if _is_complete(store):
         check_same(store, data, vocab)
-        shutil.rmtree(work, ignore_errors=True)  # left by a run that was killed at its very end
+        remove_entry(work)  # left by a run that was killed at its very end
         return False
     is_free = not os.path.lexists(store) or (store.is_dir() and not list_own_names(store))
     if not is_free and not work.is_dir():
@@ -112,7 +113,7 @@ def prepare(
         make_folder(work)
         with lock(work, "preparing", patience_s=patience_s):
             if _is_complete(store):  # another process has finished it meanwhile
-                shutil.rmtree(work, ignore_errors=True)
+                remove_entry(work)
                 return False
             try:
                 # Refuse if not even the text fits; part of it may already be on the disk.
@@ -135,7 +136,7 @@ def _remove_what_is_not_needed(store: Path, work: Path) -> None:
     """Remove the work folder, but not finished stages of a store that is incomplete."""
     if not _is_complete(store) and any(work.glob(f"*/{DONE_FILE}")):
         return
-    shutil.rmtree(work, ignore_errors=True)
+    remove_entry(work)
     with contextlib.suppress(OSError):  # the store is not empty, or it is a mount point
         store.rmdir()
 
@@ -215,7 +216,7 @@ def _build(store: Path, parts: list[Part], job: Preparation) -> None:
 
     # write the data files into a new folder
     folder = job.work / "store"
-    shutil.rmtree(folder, ignore_errors=True)  # left by a run killed while it wrote
+    remove_entry(folder)  # left by a run killed while it wrote
     folder.mkdir()
     names = (VOCAB_FILE,) if len(bpes) == 1 else SIDE_VOCAB_FILES
     for name, bpe in zip(names, bpes, strict=True):

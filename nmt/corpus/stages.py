@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from nmt.agreement import check_corpus
-from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig, to_plain_values
+from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
+from nmt.config_files import to_plain_values
 from nmt.corpus.cleaning import HeldOutPairs, Report, find_duplicates
 from nmt.corpus.file_formats import count_rows
 from nmt.corpus.learn_bpe import BpePart, train_bpe, write_word_counts

@@ -7,7 +7,6 @@ would have more than `max_pieces` pieces keeps its stored ones.
 """
 
 import math
-import shutil
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from nmt.system.files import (
     make_folder,
     read_bytes,
     read_manifest,
+    remove_entry,
     remove_folder,
     remove_leftovers,
     write_bytes,
@@ -37,8 +37,6 @@ from nmt.system.pool import map_in_order, use_processes
 from nmt.system.progress import Progress
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files
 
-PAIRS_PER_DRAW = 8_192  # pairs drawn from one seed: another size draws other segmentations
-FEW_PAIRS = 200_000  # that one process draws before others would have started and drawn them
 CHECKED = 500  # pairs that must come back unchanged at rate 0
 TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
 Merges = tuple[MergeTable, MergeTable]  # of the source and of the target
@@ -117,6 +115,9 @@ def _read_merges(folder: Path, store: TokenStore) -> Merges:
 class EpochStores:
     """`stores(epoch)` is the token store of that epoch; without BPE-dropout, always the store itself."""
 
+    pairs_per_draw = 8_192  # from one seed: another size draws other segmentations
+    few_pairs = 200_000  # that one process draws before others would have started and drawn them
+
     def __init__(
         self,
         store: Path,
@@ -163,7 +164,7 @@ class EpochStores:
         """Write the whole epoch into `folder`."""
         for name in find_vocab_files(read_manifest(self.folder)):
             write_bytes(folder / name, read_bytes(self.folder / name))
-        executor = use_processes(self.workers if len(self._stored) > FEW_PAIRS else 1)
+        executor = use_processes(self.workers if len(self._stored) > self.few_pairs else 1)
         drawn = map_in_order(partial(draw_block, draw), self._blocks(), executor)
         with (
             closing(drawn),  # after an error too, the processes end here
@@ -178,13 +179,13 @@ class EpochStores:
 
     def _blocks(self) -> Iterator[StoredPairs]:
         n = len(self._stored)
-        for first in range(0, n, PAIRS_PER_DRAW):
-            end = min(first + PAIRS_PER_DRAW, n)
+        for first in range(0, n, self.pairs_per_draw):
+            end = min(first + self.pairs_per_draw, n)
             src = self._stored.src.read_rows(first, end)
             yield StoredPairs(first, src, self._stored.tgt.read_rows(first, end))
 
     def remove(self) -> None:
         """Remove all epochs at the end of a run, which no longer needs them."""
-        shutil.rmtree(self.epochs, ignore_errors=True)
+        remove_entry(self.epochs)
         with suppress(OSError):  # other runs have theirs there
             self.epochs.parent.rmdir()

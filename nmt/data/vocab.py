@@ -27,6 +27,7 @@ from nmt.system.files import (
     has_plain_file,
     open_plain_file,
     read_manifest,
+    remove_entry,
     write_bytes,
 )
 from nmt.system.run_folder import MANIFEST_FILE, SIDE_VOCAB_FILES, VOCAB_FILE, find_vocab_files
@@ -240,7 +241,7 @@ def format_size(vocab: Vocabulary) -> str:
 def write_vocab(folder: Path, vocab: Vocabulary) -> None:
     """Write the vocabulary's files; one that was there is replaced, whichever files it had."""
     for name in {VOCAB_FILE, *SIDE_VOCAB_FILES} - vocab.files.keys():
-        (folder / name).unlink(missing_ok=True)
+        remove_entry(folder / name)
     for name, side in vocab.files.items():
         write_bytes(folder / name, side.model)
 

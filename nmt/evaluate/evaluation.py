@@ -20,8 +20,8 @@ from nmt.agreement import check_agreement, check_corpus, check_sides, find_direc
 from nmt.average.dev_check import find_better_member
 from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.checkpoint.run_checkpoints import open_checkpoint
-from nmt.config import (
-    RunConfig,
+from nmt.config import RunConfig
+from nmt.config_files import (
     load_recorded_config,
     override_config,
     tabulate_differences,

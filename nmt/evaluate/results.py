@@ -82,12 +82,12 @@ class Result:
         return replace(self, scores=[*self.scores, *kept])
 
 
-def add_result(run: Path, result: Result) -> None:
+def add_result(run: Path, result: Result, patience_s: float = PATIENCE_S) -> None:
     """Write the result into the file of `run`, in place of one of the same subject."""
     # Refuse now what could not be read later.
     _from_json(asdict(result), f"{run / RESULTS_FILE}: the new record")
     # Training locks the run folder itself, so it is not in the way.
-    with lock(run / RESULTS_FILE, "nmt-eval", ".results.lock", PATIENCE_S):
+    with lock(run / RESULTS_FILE, "nmt-eval", ".results.lock", patience_s):
         others = []
         for known in read_results(run):
             if known.subject == result.subject:

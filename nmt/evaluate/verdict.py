@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Literal
 
 from nmt.checkpoint.checkpoint import Average, Checkpoint, Origin, parse_step
-from nmt.config import COURSE_KEYS, MACHINE_KEYS, list_differences, override_config
+from nmt.config import COURSE_KEYS, MACHINE_KEYS
+from nmt.config_files import list_differences, override_config
 from nmt.evaluate.results import find_last_step
 from nmt.evaluate.systems import System
 from nmt.evaluate.training_text import TrainingText

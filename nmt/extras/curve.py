@@ -25,7 +25,7 @@ from nmt.system.files import digest_file, write_json
 from nmt.system.progress import clock, format_duration, say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder, dev_text_file
-from nmt.train.memory_probe import resolve_micro_tokens
+from nmt.train.resolve import resolve_micro_tokens
 from nmt.train.validate import choose_dev_lines, validate
 from nmt.translate.translator import make_translator
 
@@ -63,7 +63,7 @@ def measure_curve(
     if n_lines < len(dev.sources):
         part = f"{n_lines:,} of the {len(dev.sources):,} dev lines"
         say(f"this curve uses {part}; evaluation.sentences=null uses them all")
-    micro_tokens = resolve_micro_tokens(config, world)
+    micro_tokens = resolve_micro_tokens(config, config, world)
     checkpoints = [*open_all(paths[:-1]), newest]
 
     points = []

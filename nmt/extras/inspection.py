@@ -37,13 +37,13 @@ def describe_store(folder: Path) -> str:
     return "\n\n".join([format_ledger(ledger), *format_samples(ledger), "\n".join(figures)])
 
 
-def count_pieces(side: Side, vocab: Vocab) -> str:
+def count_pieces(side: Side, vocab: Vocab, chunk: int = CHUNK) -> str:
     """Count the pieces of one side of a store, and how many there are for each word."""
     word_starts = np.array([piece.count(SPACE) for piece in vocab.list_pieces()])
     n_by_piece = np.zeros(len(word_starts), np.int64)
     n_pieces = len(side.ids)
-    for first in range(0, n_pieces, CHUNK):
-        ids = side.read_ids(first, min(first + CHUNK, n_pieces))
+    for first in range(0, n_pieces, chunk):
+        ids = side.read_ids(first, min(first + chunk, n_pieces))
         n_by_piece += np.bincount(ids, minlength=len(word_starts))
     per_word = n_pieces / max(n_by_piece @ word_starts, 1)
     return f"{n_pieces:,} pieces, {per_word:.3f} for each word, {n_by_piece[UNK]:,} of them <unk>"

@@ -15,7 +15,8 @@ from typing import Any
 
 from nmt.checkpoint.checkpoint import parse_step
 from nmt.checkpoint.run_checkpoints import list_steps
-from nmt.config import RunConfig, list_differences, parse_recorded_config
+from nmt.config import RunConfig
+from nmt.config_files import list_differences, parse_recorded_config
 from nmt.system.errors import Failure, UserError
 from nmt.system.extras import name_remedy
 from nmt.system.files import read_manifest, verify, write_bytes, write_folder
@@ -36,8 +37,8 @@ class RunMirror(Mirror):
         self._thread = ThreadPoolExecutor(1)
         self._copying: Future[None] | None = None
 
-    def fetch(self) -> None:
-        fetch_run(self.url, self.config)
+    def fetch(self) -> RunConfig | None:
+        return fetch_run(self.url, self.config)
 
     def copy(self) -> None:
         copy_run(self.url, RunFolder(self.config.folder), Path(self.config.data.store))
@@ -142,14 +143,14 @@ def put_file(mirror: Any, path: Path, name: str) -> None:
 # ---- at the start -------------------------------------------------------------------------------------
 
 
-def fetch_run(url: str, config: RunConfig) -> None:
+def fetch_run(url: str, config: RunConfig) -> RunConfig | None:
     """Fetch the run of this config if its newest checkpoint is not here, and the store if there is none
-    here.
+    here. Return the config that the run began with if it was fetched.
     """
     run = RunFolder(config.folder)
     newest = max(list_steps(run), default=0)
     with open_mirror(url) as mirror:
-        check_mirrored_run(mirror, config)
+        recorded = find_mirrored_run(mirror, config)
         names = list_mirrored(mirror)
         is_behind = any((parse_step(Path(name).name) or 0) > newest for name in names)
         if is_behind:
@@ -162,6 +163,7 @@ def fetch_run(url: str, config: RunConfig) -> None:
             folder = Path(config.data.store) if is_store else run.path / name
             if (is_behind or is_store) and not folder.exists():
                 write_folder(folder, partial(fetch_folder, mirror, name))
+    return recorded if is_behind else None
 
 
 def fetch_folder(mirror: Any, name: str, folder: Path) -> None:
@@ -171,9 +173,11 @@ def fetch_folder(mirror: Any, name: str, folder: Path) -> None:
     verify(folder)
 
 
-def check_mirrored_run(mirror: Any, config: RunConfig) -> None:
-    """Refuse a place that holds something other than this run, because it would be overwritten."""
-    changes = []
+def find_mirrored_run(mirror: Any, config: RunConfig) -> RunConfig | None:
+    """Return the config that the run in a mirror began with, or None if the place is empty. Refuse what
+    is something other than this run, because it would be overwritten.
+    """
+    recorded, changes = None, []
     if mirror.exists(CONFIG_FILE):
         recorded = parse_recorded_config(mirror.cat_file(CONFIG_FILE), CONFIG_FILE)
         changes = list_differences(recorded, config)
@@ -187,3 +191,4 @@ def check_mirrored_run(mirror: Any, config: RunConfig) -> None:
             f"holds something other than this run ({'; '.join(changes)}); restore the settings of the run "
             "there, or give an empty place"
         )
+    return recorded

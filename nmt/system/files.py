@@ -43,6 +43,12 @@ class FolderInUse(UserError):
     """Another process holds the lock of a folder."""
 
 
+def on_change(change: str, path: Path) -> None:
+    """Called before each change that is made here: a write, fsync, rename or remove. Tests have something
+    happen then.
+    """
+
+
 # ---- plain files only -------------------------------------------------------------------------------------------
 
 
@@ -52,6 +58,8 @@ def open_plain_file(path: Path, mode: FileMode = "rb") -> BinaryIO:
 
     Nothing is opened through a link: what the user keeps elsewhere would be read or overwritten.
     """
+    if mode != "rb":
+        on_change("write", path)
     return open(path, mode, opener=_open_without_following)
 
 
@@ -146,11 +154,18 @@ def digest_values(values: Any) -> str:
 
 def sync_to_disk(path: Path) -> None:
     """Force a file's or a folder's content to the disk."""
+    on_change("fsync", path)
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def rename(path: Path, new_path: Path) -> None:
+    """Rename a file, a link or a folder, which takes the place of a file or a link that is there."""
+    on_change("rename", new_path)
+    os.replace(path, new_path)
 
 
 def make_folder(path: Path, mode: int = 0o777) -> Path:
@@ -215,20 +230,20 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
     _remove_abandoned(path.parent, name)
     temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
-        temporary.unlink(missing_ok=True)
+        remove_entry(temporary)
         with open_plain_file(temporary, "xb") as file:
             with contextlib.suppress(OSError):  # some file systems have no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield file
             file.flush()
-            os.fsync(file.fileno())
-            os.replace(temporary, path)
+            sync_to_disk(temporary)
+            rename(temporary, path)
     except OSError as error:
         error.filename = str(path)  # the temporary name means nothing to a user
         error.filename2 = None
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        remove_entry(temporary)
     sync_to_disk(path.parent)
 
 
@@ -237,7 +252,7 @@ def _remove_abandoned(folder: Path, name: str) -> None:
     for path in folder.glob(f".{name}.*.tmp"):
         with contextlib.suppress(OSError, UserError), open_plain_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+            remove_entry(path)
 
 
 def is_abandoned_name(name: str) -> bool:
@@ -283,9 +298,9 @@ def read_file_stamp(path: Path) -> list[int]:
 def point_link(link: Path, target: str) -> None:
     """Make the symbolic link `link` point to `target`, atomically."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
+    remove_entry(temporary)
     temporary.symlink_to(target)
-    os.replace(temporary, link)
+    rename(temporary, link)
     sync_to_disk(link.parent)
 
 
@@ -330,7 +345,7 @@ def _fill_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         fill(folder)
         seal(folder)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_entry(folder)
         raise
 
 
@@ -341,8 +356,8 @@ def _exchange_folder(folder: Path, path: Path) -> None:
     old = _name_old(path)
     if os.path.lexists(path):
         remove_entry(old)
-        os.rename(path, old)
-    os.rename(folder, path)
+        rename(path, old)
+    rename(folder, path)
     sync_to_disk(path.parent)
     remove_entry(old)
 
@@ -350,7 +365,7 @@ def _exchange_folder(folder: Path, path: Path) -> None:
 def restore_folder(path: Path) -> None:
     """Bring back the folder `path` if a killed process was between the renames that replace it."""
     if not os.path.lexists(path) and _is_folder(_name_old(path)):
-        os.rename(_name_old(path), path)
+        rename(_name_old(path), path)
 
 
 def _name_old(path: Path) -> Path:
@@ -364,9 +379,9 @@ def move_sealed_files(folder: Path, path: Path) -> None:
     names = {file.name for file in folder.iterdir()} - {MANIFEST_FILE}
     for name in names:
         remove_entry(path / name)
-        os.rename(folder / name, path / name)
+        rename(folder / name, path / name)
     sync_to_disk(path)
-    os.rename(folder / MANIFEST_FILE, path / MANIFEST_FILE)
+    rename(folder / MANIFEST_FILE, path / MANIFEST_FILE)
     sync_to_disk(path)
 
 
@@ -468,7 +483,7 @@ def remove_folder(path: Path) -> None:
     """Remove a folder so that a kill in between leaves it whole or gone."""
     gone = path.with_name(f".{path.name}.gone")
     remove_entry(gone)  # left by a killed process
-    os.rename(path, gone)
+    rename(path, gone)
     remove_entry(gone)
 
 
@@ -476,6 +491,9 @@ def remove_entry(path: Path) -> None:
     """Remove what has this name, if anything has: a folder with its content, but of a link nothing
     but the link.
     """
+    if not os.path.lexists(path):
+        return
+    on_change("remove", path)
     if _is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -519,7 +537,7 @@ def lock(
             yield
         finally:
             if file_name:
-                path.unlink(missing_ok=True)
+                remove_entry(path)
 
 
 def check_free(folder: Path) -> None:

@@ -26,8 +26,9 @@ SPARE_BYTES = 1 << 24  # for the small files, and for other programs that write 
 class Mirror:
     """Keeps a second copy of a run elsewhere. This one does nothing; nmt/extras/mirror.py overrides it."""
 
-    def fetch(self) -> None:
-        """Bring what is newer there to this machine."""
+    def fetch(self) -> RunConfig | None:
+        """Bring what is newer there to this machine; return the config that a fetched run began with."""
+        return None
 
     def copy(self) -> None:
         """Copy the run now, and fail if that is impossible."""

@@ -9,7 +9,7 @@ in another way (nmt/engines/cuda/loss_triton.py).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,23 @@ from nmt.data.batch import Batch
 from nmt.model.backend import PLAIN, Backend, ComputeLoss
 from nmt.model.transformer import Transformer
 
-CHUNK_LOGITS = 48_000_000  # held at a time
-MIN_CHUNK_ROWS = 512  # at least, because each chunk reads all weights,
-ROWS_PER_COLUMN = 4  # and at most, because logits of fewer rows stay in the caches: times d_model
-BLOCK_LOGITS = 2_000_000  # in full precision, few enough for the caches
 # (logits (B, V), labels (B, 1), the type of the results) -> log sum exp and the gold piece's logit, each (B, 1); the
 # logits become their softmax
 SoftmaxInPlace = Callable[[Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]]
+
+
+class Chunks(NamedTuple):
+    """How many rows are processed at a time."""
+
+    most_logits: int = 48_000_000  # held at a time
+    least_rows: int = 512  # because each chunk reads all weights
+    rows_per_column: int = (
+        4  # at most, because logits of fewer rows stay in the caches: times d_model
+    )
+    block_logits: int = 2_000_000  # in full precision, few enough for the caches
+
+
+CHUNKS = Chunks()
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -65,6 +75,7 @@ def chunked_loss_forward(
     smoothing: float,
     needs_grad: bool,
     softmax_in_place: SoftmaxInPlace | None = None,
+    chunks: Chunks = CHUNKS,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the smoothed sum's gradients of `hidden`
     and `weight`.
@@ -89,10 +100,10 @@ def chunked_loss_forward(
     smoothed, nll = weight.new_zeros(()), weight.new_zeros(())
     grad_hidden = torch.empty_like(hidden) if needs_grad else None
     grad_weight = torch.zeros_like(weight) if needs_grad and not n_rows else None
-    most_rows = min(CHUNK_LOGITS // n_vocab, ROWS_PER_COLUMN * hidden.shape[1])
-    n_chunks = max(1, -(-n_rows // max(MIN_CHUNK_ROWS, most_rows)))
+    most_rows = min(chunks.most_logits // n_vocab, chunks.rows_per_column * hidden.shape[1])
+    n_chunks = max(1, -(-n_rows // max(chunks.least_rows, most_rows)))
     chunk = max(1, -(-n_rows // n_chunks))
-    block = max(1, BLOCK_LOGITS // n_vocab)
+    block = max(1, chunks.block_logits // n_vocab)
     columns = weight_fast.T.contiguous()  # (d, V), which multiplies faster
     buffer = hidden_fast.new_empty(min(chunk, n_rows), n_vocab)  # one for all chunks
     with torch.autocast(device, enabled=False):

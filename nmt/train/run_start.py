@@ -5,11 +5,11 @@ Everything that can stop a run before its first update is here or is called from
 
 import contextlib
 import os
-from dataclasses import replace
 from pathlib import Path
 
-from nmt.checkpoint import run_checkpoints as checkpoint
-from nmt.config import RunConfig, format_config, list_differences
+from nmt.checkpoint import run_checkpoints
+from nmt.config import RunConfig
+from nmt.config_files import format_config, list_differences
 from nmt.corpus.ledger import describe_mixture
 from nmt.data.vocab import format_size, write_vocab
 from nmt.paper import find_dev_reference
@@ -30,19 +30,20 @@ from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 from nmt.train.checkpoint_writer import Mirror
 from nmt.train.events import Listener
 from nmt.train.loop import Trainer
-from nmt.train.memory_probe import resolve_micro_tokens
 from nmt.train.on_track import smoothed_loss_floor
-from nmt.train.precision import resolve_precision
+from nmt.train.resolve import resolve
 from nmt.train.setup import open_setup, resume
 from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
 
 
-def train(config: RunConfig, world: World, listener: Listener, mirror: Mirror) -> int:
-    """Start or continue the run in `config.folder`; return its exit code."""
+def train(
+    config: RunConfig, recorded: RunConfig, world: World, listener: Listener, mirror: Mirror
+) -> int:
+    """Start or continue the run in `config.folder`, which began with the config `recorded`; return its
+    exit code.
+    """
     run, stop = RunFolder(config.folder), StopRequest()
-    config = replace(config, training=resolve_precision(config.training, run, world))
-    micro_tokens = resolve_micro_tokens(config, world)
-    config = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
+    config = resolve(config, recorded, world)
     machine = name_machine(world.device, world.size)
     status = StatusFile(run, config.training.steps, machine)
     with contextlib.ExitStack() as stack:
@@ -51,7 +52,7 @@ def train(config: RunConfig, world: World, listener: Listener, mirror: Mirror) -
         if not world.is_main:
             stack.enter_context(status.recording_failures())
         try:
-            setup = resume(open_setup(config, micro_tokens, world))
+            setup = resume(open_setup(config, world))
             # only now, so that a start that was refused does not decide the settings of the next
             world.on_main(lambda: _record_config(config, run, mirror))
             trainer = Trainer(setup, stop, status, listener, mirror)
@@ -73,7 +74,7 @@ def train(config: RunConfig, world: World, listener: Listener, mirror: Mirror) -
 def _claim_folder(
     config: RunConfig, run: RunFolder, status: StatusFile, stack: contextlib.ExitStack
 ) -> None:
-    """Lock the run folder; raise UserError with the differences if it is that of another run."""
+    """Lock the run folder, and clear away what killed processes left in it."""
     verify(Path(config.data.store))
     make_folder(run.path)
     stack.enter_context(lock(run.path, "nmt-train"))
@@ -82,25 +83,27 @@ def _claim_folder(
         check_own_folder(folder, inside=run.path)
     make_folder(run.checkpoints)
     remove_leftovers(run.checkpoints)
-    check_same_run(config)
 
 
 def _record_config(config: RunConfig, run: RunFolder, mirror: Mirror) -> None:
-    if checkpoint.load_run_config(run) != config:
-        write_text(run.config, format_config(config))
+    write_text(run.config, format_config(config))
     mirror.copy()  # fails now if nothing can be written there
 
 
-def check_same_run(config: RunConfig) -> None:
-    """Raise UserError if the run folder is that of another run, or is not a run at all."""
+def find_begun_run(config: RunConfig) -> RunConfig:
+    """Return the config that the run in this folder began with, or this one if none has begun. Raise
+    UserError if the folder is that of another run, or is not a run at all.
+    """
     run = RunFolder(config.folder)
     _check_run_folder(run, Path(config.data.store))
-    changes = list_differences(checkpoint.load_run_config(run) or config, config)
+    recorded = run_checkpoints.load_run_config(run) or config
+    changes = list_differences(recorded, config)
     if changes:
         raise UserError(
             f"{run.path}: this run was started with different settings ({'; '.join(changes)}); "
             "restore them, choose another out=DIR, or remove the folder to start over"
         )
+    return recorded
 
 
 def _check_run_folder(run: RunFolder, store: Path) -> None:
@@ -114,7 +117,7 @@ def _check_run_folder(run: RunFolder, store: Path) -> None:
     was_begun = run.checkpoints.exists() or os.path.lexists(run.path / ".lock")
     # files that training would overwrite
     theirs = [] if was_begun else [run.config]
-    if not has_plain_file(run.config) and not checkpoint.list_steps(run):
+    if not has_plain_file(run.config) and not run_checkpoints.list_steps(run):
         if run.path.resolve() == Path("/"):  # out=$UNSET/
             raise UserError(f"out={run.path}: is the root folder; choose another out=DIR")
         theirs = [run.metrics, *run.vocabs, run.report, run.results, run.curve]

@@ -21,7 +21,8 @@ from nmt.checkpoint.checkpoint import (
     open_unverified,
 )
 from nmt.checkpoint.run_checkpoints import find_newest, list_steps, open_checkpoint
-from nmt.config import RunConfig, list_differences
+from nmt.config import RunConfig
+from nmt.config_files import list_differences
 from nmt.corpus.ledger import read_ledger, read_mixture
 from nmt.data.batch import BatchShape
 from nmt.data.epoch_stores import EpochStores
@@ -101,9 +102,11 @@ class Setup:
         )
 
 
-def open_setup(config: RunConfig, micro_tokens: int, world: World) -> Setup:
+def open_setup(config: RunConfig, world: World) -> Setup:
     """Open the store, and make the model and its optimizer as update 0 has them."""
-    folder, training = Path(config.data.store), replace(config.training, micro_tokens=micro_tokens)
+    folder, training = Path(config.data.store), config.training
+    micro_tokens = training.micro_tokens
+    assert isinstance(micro_tokens, int)  # auto is resolved
     vocab = load_vocab(folder)
     store = open_store(folder, "train", vocab)
     mixture = read_mixture(folder, config.data, len(store))

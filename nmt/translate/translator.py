@@ -19,13 +19,8 @@ import torch
 from nmt.agreement import check_agreement, find_direction
 from nmt.checkpoint.checkpoint import Checkpoint, load_weights
 from nmt.checkpoint.run_checkpoints import open_checkpoint
-from nmt.config import (
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    override_config,
-    parse_device,
-)
+from nmt.config import DecodingConfig, ModelConfig, RunConfig
+from nmt.config_files import override_config, parse_device
 from nmt.data.vocab import EOS, MOSTLY_UNKNOWN, Vocabulary
 from nmt.model.backend import use_backend
 from nmt.model.decoding_copy import copy_sharing_weights

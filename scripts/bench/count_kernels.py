@@ -66,7 +66,7 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     """Trace and lower one micro-batch of a shipped config for this number of ranks."""
     import torch
 
-    from nmt.config import load_config
+    from nmt.config_files import load_config
     from nmt.data.batch import Batch, BatchShape, Packed
     from nmt.data.plan import ROW_MULTIPLE, divide_tokens
     from nmt.engines.cuda.backend import CudaBackend

@@ -130,7 +130,7 @@ def open_ours(folder: Path, precision: str) -> System:
     import torch
 
     from nmt.checkpoint.run_checkpoints import open_checkpoint
-    from nmt.config import override_config
+    from nmt.config_files import override_config
     from nmt.extras.export.parity import add_eos
     from nmt.translate.batching import Requests
     from nmt.translate.translator import make_translator

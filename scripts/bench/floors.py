@@ -28,7 +28,7 @@ from machine import describe_machine
 from train import count_gflop_per_token, find_ceiling, make_step_command
 
 from nmt.commands.cli import run_command
-from nmt.config import load_config
+from nmt.config_files import load_config
 from nmt.data.store import open_store
 from nmt.system.errors import UserError
 from nmt.system.files import read_json, write_json

@@ -27,7 +27,8 @@ from gpu_checks import (
 )
 from roofline import predict
 
-from nmt.config import DecodingConfig, RunConfig, load_config
+from nmt.config import DecodingConfig, RunConfig
+from nmt.config_files import load_config
 from nmt.data.batch import BatchShape
 from nmt.data.loader import Loader, make_updates
 from nmt.data.plan import Cursor, divide_tokens, fit_rows, plan_epoch

@@ -12,7 +12,6 @@ import json
 import resource
 import statistics
 import sys
-from dataclasses import replace
 
 from machine import measure_products
 
@@ -28,23 +27,19 @@ def work(args: argparse.Namespace) -> int:
 
     import torch
 
-    from nmt.config import load_config
+    from nmt.config_files import load_config
     from nmt.corpus.prepare import prepare
     from nmt.system.progress import clock
     from nmt.system.ranks import join_world
-    from nmt.system.run_folder import RunFolder
-    from nmt.train.memory_probe import resolve_micro_tokens
-    from nmt.train.precision import resolve_precision
+    from nmt.train.resolve import resolve
     from nmt.train.setup import open_setup
     from nmt.train.update import run_update
 
     config = load_config(args.config, args.overrides)
     prepare(config.data, config.vocab, config.seed)
     with join_world() as world:
-        training = resolve_precision(config.training, RunFolder(config.folder), world)
-        config = replace(config, training=training)
-        micro_tokens = resolve_micro_tokens(config, world)
-        setup = open_setup(config, micro_tokens, world)
+        config = resolve(config, config, world)
+        setup = open_setup(config, world)
         tokens, seconds, products = [], [], []
         with setup.make_loader(lambda _: setup.store) as updates:
             for step in range(1, args.updates + WARM_UP + 1):

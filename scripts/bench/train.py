@@ -25,7 +25,7 @@ import numpy as np
 from machine import describe_machine, measure_products
 
 from nmt.commands.cli import add_overrides, run_command
-from nmt.config import load_config
+from nmt.config_files import load_config
 from nmt.corpus.prepare import prepare
 from nmt.data.store import TokenStore, open_store
 from nmt.data.vocab import BOS, EOS, PAD, Vocab

@@ -19,13 +19,8 @@ from nmt.average.mean import average_checkpoints
 from nmt.checkpoint.checkpoint import COMMON_FILES, load_weights
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.average import main as nmt_average
-from nmt.config import (
-    DataConfig,
-    DecodingConfig,
-    EvaluationConfig,
-    format_config,
-    load_config,
-)
+from nmt.config import DataConfig, DecodingConfig, EvaluationConfig
+from nmt.config_files import format_config, load_config
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, seal

@@ -9,7 +9,8 @@ from support.saved_run import copy_template, make_template, skip_fsync  # noqa: 
 
 from nmt.average import select
 from nmt.average.select import choose_checkpoints, list_candidates, list_doubts, take_best
-from nmt.config import EvaluationConfig, RunConfig, TrainingConfig, format_config
+from nmt.config import EvaluationConfig, RunConfig, TrainingConfig
+from nmt.config_files import format_config
 from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 

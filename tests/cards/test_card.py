@@ -17,7 +17,8 @@ from support.untrained import make_checkpoint, make_vocab
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint.run_checkpoints import open_checkpoint
-from nmt.config import CorpusConfig, DataConfig, format_config, load_config
+from nmt.config import CorpusConfig, DataConfig
+from nmt.config_files import format_config, load_config
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import Result
 from nmt.extras.cards.card import write_average_card

@@ -9,7 +9,8 @@ from typing import get_args, get_type_hints
 
 from support.untrained import list_shapes, make_vocab
 
-from nmt.config import DecodingConfig, OptimizerConfig, RunConfig, load_config
+from nmt.config import DecodingConfig, OptimizerConfig, RunConfig
+from nmt.config_files import load_config
 from nmt.data.vocab import VocabPair, Vocabulary
 from nmt.extras.cards.description import (
     describe_model,

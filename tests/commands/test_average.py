@@ -7,7 +7,7 @@ from support.saved_run import compute_mean, copy_template, make_template, read_s
 from test_checkpoint import CONFIG
 
 from nmt.commands.average import main as nmt_average
-from nmt.config import format_config
+from nmt.config_files import format_config
 from nmt.system.output_folder import is_unedited_card
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 

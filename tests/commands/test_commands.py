@@ -19,7 +19,7 @@ from nmt.commands.eval import main as nmt_eval
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
-from nmt.config import load_config
+from nmt.config_files import load_config
 from nmt.extras.profile.profile import profile_training
 
 

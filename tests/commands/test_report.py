@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from nmt.commands.report import main
-from nmt.config import RunConfig, format_config
+from nmt.config import RunConfig
+from nmt.config_files import format_config
 from nmt.system.files import seal
 from nmt.system.run_folder import RunFolder
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config import CleanConfig, RunConfig, load_config, override_config
+from nmt.config import CleanConfig, RunConfig
+from nmt.config_files import load_config, override_config
 from nmt.corpus.cleaning import (
     clean_block,
     digest_pairs,

@@ -19,7 +19,8 @@ from pyarrow import parquet
 from support.fake_hub import COMMIT, FakeHub, run_hub, use_hub
 from support.toy_corpus import write_toy_corpus
 
-from nmt.config import CorpusConfig, DataConfig, VocabConfig, load_config
+from nmt.config import CorpusConfig, DataConfig, VocabConfig
+from nmt.config_files import load_config
 from nmt.corpus.hub import fetch_snapshot
 from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import fetch_files, read_pairs

@@ -54,12 +54,6 @@ def store(original: Path, tmp_path: Path) -> Path:
     return shutil.copytree(original, tmp_path / "store")
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_stores, "FEW_PAIRS", 0)
-    monkeypatch.setattr(epoch_stores, "PAIRS_PER_DRAW", 300)
-
-
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw in this process, which saves the start of others."""
@@ -80,7 +74,9 @@ def draw_epoch(
     max_pieces: int | None = None,
     workers: int = 1,
 ) -> list[Rows]:
-    drawn = EpochStores(store, rate, seed, max_pieces, workers)(epoch)
+    stores = EpochStores(store, rate, seed, max_pieces, workers)
+    stores.pairs_per_draw, stores.few_pairs = 300, 0
+    drawn = stores(epoch)
     return [rows_of(drawn.src), rows_of(drawn.tgt)]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from test_reference import REFERENCE
 
-from nmt.config import load_config
+from nmt.config_files import load_config
 from nmt.extras.sweep.grid import read_grid
 from nmt.system.errors import UserError
 

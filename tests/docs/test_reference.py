@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from nmt.config import RunConfig, list_setting_keys, load_config
+from nmt.config import RunConfig
+from nmt.config_files import list_setting_keys, load_config
 
 ROOT = Path(__file__).parents[2]
 

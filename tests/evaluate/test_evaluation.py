@@ -27,7 +27,7 @@ from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
-from nmt.config import format_config, load_config
+from nmt.config_files import format_config, load_config
 from nmt.corpus import test_sets as testsets
 from nmt.corpus.demo import generate_pairs
 from nmt.evaluate import evaluation

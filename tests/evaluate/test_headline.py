@@ -11,7 +11,8 @@ import pytest
 from support.untrained import DECODING, SHAPE, make_checkpoint, make_vocab
 
 from nmt.commands.eval import main as nmt_eval
-from nmt.config import CorpusConfig, DataConfig, format_config, load_config
+from nmt.config import CorpusConfig, DataConfig
+from nmt.config_files import format_config, load_config
 from nmt.evaluate.results import read_results
 from nmt.evaluate.scored_texts import read_scored_texts
 from nmt.extras.report.facts import read_run

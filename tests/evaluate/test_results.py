@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from support.recorded_result import RESULT
 
-from nmt.evaluate import results
 from nmt.evaluate.results import add_result, find_run, read_results
 from nmt.score.score import Score
 from nmt.system.errors import UserError
@@ -93,13 +92,12 @@ def test_many_at_a_time_lose_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_one_who_never_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "PATIENCE_S", 0.1)
+def test_one_who_never_lets_go(tmp_path: Path) -> None:
     with (
         lock(tmp_path / RESULTS_FILE, "nmt-eval", ".results.lock"),
         pytest.raises(UserError, match="in use by nmt-eval"),
     ):
-        add_result(tmp_path, RESULT)
+        add_result(tmp_path, RESULT, patience_s=0.1)
 
 
 def changed(**change: Any) -> bytes:

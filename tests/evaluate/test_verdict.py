@@ -15,7 +15,8 @@ from typing import Any, cast
 import pytest
 
 from nmt.checkpoint.checkpoint import Average, Checkpoint, Origin, TrainState
-from nmt.config import CorpusConfig, RunConfig, load_config, override_config
+from nmt.config import CorpusConfig, RunConfig
+from nmt.config_files import load_config, override_config
 from nmt.corpus.test_sets import Reference, TestSet
 from nmt.data.vocab import Vocab
 from nmt.evaluate.systems import System

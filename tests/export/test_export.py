@@ -30,15 +30,8 @@ from nmt.checkpoint.checkpoint import Checkpoint, load_weights
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.export import FORMAT_NAMES
 from nmt.commands.export import main as nmt_export
-from nmt.config import (
-    CorpusConfig,
-    DataConfig,
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    VocabConfig,
-    format_config,
-)
+from nmt.config import CorpusConfig, DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
+from nmt.config_files import format_config
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.extras.export import ctranslate2, huggingface, tensors

@@ -18,9 +18,8 @@ from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
 from nmt.corpus.ledger import Ledger, format_ledger
 from nmt.corpus.prepare import prepare
 from nmt.data.store import open_store
-from nmt.data.vocab import UNK
-from nmt.extras import inspection
-from nmt.extras.inspection import describe_store
+from nmt.data.vocab import UNK, load_vocab
+from nmt.extras.inspection import count_pieces, describe_store
 from nmt.system.files import read_json, seal, write_json
 from nmt.system.records import RecordReader
 
@@ -65,13 +64,10 @@ def with_ledger(store: Path, **more: Any) -> Path:
 # ---- the figures ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1 << 22])
-def test_every_figure_equals_one_counted_by_hand(
-    store: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspection, "CHUNK", chunk)
+def test_every_figure_equals_one_counted_by_hand(store: Path) -> None:
     shown = dict(line.split(": ") for line in describe_store(store).split("\n\n")[-1].splitlines())
     assert list(shown) == ["train en", "train de", "valid en", "valid de"]
+    vocab = load_vocab(store).src
     for split in ("train", "valid"):
         opened = open_store(store, split)
         for language, side in (("en", opened.src), ("de", opened.tgt)):
@@ -83,6 +79,8 @@ def test_every_figure_equals_one_counted_by_hand(
             assert n_unk == (split == "train")  # one piece for two in a row
             figures = f"{n_pieces:,} pieces, {n_pieces / n_words:.3f} for each word, {n_unk} of them <unk>"
             assert shown[f"{split} {language}"] == figures
+            for chunk in (1, 7):
+                assert count_pieces(side, vocab, chunk) == figures
 
 
 # ---- what is shown ----------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from support.soaking import Order, check_done, check_same, counted, make_ground
 import nmt.api
 from nmt.checkpoint.checkpoint import TrainState
 from nmt.checkpoint.run_checkpoints import list_steps
-from nmt.config import DataConfig, RunConfig, TrainingConfig, format_config, load_config
+from nmt.config import DataConfig, RunConfig, TrainingConfig
+from nmt.config_files import format_config, load_config
 from nmt.extras.mirror import copy_run, fetch_run, list_mirrored, open_mirror
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import (
@@ -62,8 +63,8 @@ def mirror_run(config: RunConfig) -> None:
     copy_run(str(config.training.mirror), RunFolder(config.folder), Path(config.data.store))
 
 
-def fetch(config: RunConfig) -> None:
-    fetch_run(str(config.training.mirror), config)
+def fetch(config: RunConfig) -> RunConfig | None:
+    return fetch_run(str(config.training.mirror), config)
 
 
 def add_checkpoint(run: RunFolder, step: int, text: str = "weights") -> None:
@@ -174,7 +175,7 @@ def test_a_machine_that_has_nothing_or_less_fetches_the_run(url: str, tmp_path: 
     mirror_run(one)
 
     for machine in (make_config(tmp_path / "two", url, log_every=7), stale):  # which may change
-        fetch(machine)
+        assert fetch(machine) == one  # what the run began with
         fetched = RunFolder(machine.folder)
         assert list_steps(fetched) == [1, 2, 3]
         for folder in (*map(fetched.checkpoint, (1, 2, 3)), Path(machine.data.store)):
@@ -184,7 +185,7 @@ def test_a_machine_that_has_nothing_or_less_fetches_the_run(url: str, tmp_path: 
 
     # what is here and as new is left alone
     write_text(fetched.metrics, "mine")
-    fetch(stale)
+    assert fetch(stale) is None
     assert fetched.metrics.read_text() == "mine"
 
 

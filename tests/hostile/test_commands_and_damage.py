@@ -39,7 +39,8 @@ from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
-from nmt.config import ModelConfig, RunConfig, load_config, load_recorded_config, override_config
+from nmt.config import ModelConfig, RunConfig
+from nmt.config_files import load_config, load_recorded_config, override_config
 from nmt.data.vocab import Vocab
 from nmt.system.errors import Failure
 from nmt.system.files import digest_file, read_json, seal, write_json

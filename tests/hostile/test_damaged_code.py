@@ -15,7 +15,7 @@ import pytest
 from support.damages import DAMAGES, GARBAGE
 from support.prepared_toy import prepare_toy
 
-from nmt.config import format_config
+from nmt.config_files import format_config
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 
 pytest.importorskip("numba", reason="numba is not installed; pip install 'nmtkit[cpu]'")

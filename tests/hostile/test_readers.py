@@ -71,16 +71,8 @@ from nmt.average.select import read_validations
 from nmt.checkpoint.checkpoint import TrainState, read_origin
 from nmt.checkpoint.run_checkpoints import find_newest, open_checkpoint
 from nmt.checkpoint.tensors import open_tensors
-from nmt.config import (
-    CorpusConfig,
-    DecodingConfig,
-    OptimizerConfig,
-    RunConfig,
-    format_config,
-    load_config,
-    load_recorded_config,
-    to_plain_values,
-)
+from nmt.config import CorpusConfig, DecodingConfig, OptimizerConfig, RunConfig
+from nmt.config_files import format_config, load_config, load_recorded_config, to_plain_values
 from nmt.corpus.encoder import CorpusEncoder
 from nmt.corpus.ledger import format_ledger, read_ledger
 from nmt.data.bpe_dropout import MergeTable

@@ -7,7 +7,7 @@ import pytest
 from support.toy_corpus import write_toy_corpus
 
 from nmt.commands.init import main as nmt_init
-from nmt.config import load_config
+from nmt.config_files import load_config
 from nmt.extras.init import hours
 from nmt.extras.init.hours import LEAST_UPDATES, Schedule, plan_schedule
 from nmt.extras.init.recipe import SIZES

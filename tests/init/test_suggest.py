@@ -14,7 +14,7 @@ import pytest
 from nmt.commands.init import find_config_for
 from nmt.commands.init import main as nmt_init
 from nmt.commands.train import main as nmt_train
-from nmt.config import load_config
+from nmt.config_files import load_config
 from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import Block, read_blocks
 from nmt.data.store import open_store

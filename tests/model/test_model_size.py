@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from nmt.config import ModelConfig, RunConfig, load_config
+from nmt.config import ModelConfig, RunConfig
+from nmt.config_files import load_config
 from nmt.model.size import check_moments_fit, check_weights_fit, count_model_bytes, count_weights
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from support.torch_twin import make_torch_twin
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig, find_shipped_configs, load_config
+from nmt.config import ModelConfig
+from nmt.config_files import find_shipped_configs, load_config
 from nmt.data.batch import pack
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from support.torch_twin import make_torch_twin
 from torch import Tensor
 
-from nmt.config import ModelConfig, load_config
+from nmt.config import ModelConfig
+from nmt.config_files import load_config
 from nmt.data.batch import Packed, pack
 from nmt.model.feed_forward import FeedForward
 from nmt.model.positions import sinusoids

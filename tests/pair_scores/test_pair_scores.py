@@ -13,7 +13,8 @@ from support.plain_search import Full, Ids
 from support.toy_corpus import sentences
 from support.untrained import list_shapes, make_model, make_vocab
 
-from nmt.config import DecodingConfig, RunConfig, override_config
+from nmt.config import DecodingConfig, RunConfig
+from nmt.config_files import override_config
 from nmt.data.vocab import EOS, Vocab
 from nmt.extras.pair_scores.pair_scores import PairScore, PairScorer, compute_log_probs
 from nmt.translate.batching import Requests

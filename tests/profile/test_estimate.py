@@ -80,7 +80,7 @@ def test_what_an_update_costs_the_network(config: RunConfig) -> None:
     in fp32. On CPUs: half of all gradients, twice.
     """
     world = World(1, 2, torch.device("cpu"))
-    setup = open_setup(config, 150, world)
+    setup = open_setup(config, world)
     matrices = sum(p.numel() for name, p in setup.model.named_parameters() if is_of_layer(name, p))
     n = sum(p.numel() for p in setup.model.parameters())
     expected = (8 * n - 2 * matrices) / 2
@@ -96,9 +96,9 @@ def is_of_layer(name: str, parameter: torch.Tensor) -> bool:
 
 
 def test_without_a_dev_set_validation_takes_no_time(config: RunConfig) -> None:
-    setup = open_setup(config, 150, ALONE)
+    setup = open_setup(config, ALONE)
     assert DryRun(setup).dev_seconds() > 0 and setup.model.training
     assert DryRun(setup).decoding_seconds() > 0 and setup.model.training
-    without = open_setup(replace(config, data=replace(config.data, valid=None)), 150, ALONE)
+    without = open_setup(replace(config, data=replace(config.data, valid=None)), ALONE)
     assert DryRun(without).dev_seconds() == 0.0
     assert DryRun(without).decoding_seconds() == 0.0

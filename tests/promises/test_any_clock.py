@@ -22,7 +22,8 @@ from nmt.average.select import choose_checkpoints
 from nmt.checkpoint.checkpoint import Average, Checkpoint, TrainState
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
-from nmt.config import RunConfig, format_config, load_config
+from nmt.config import RunConfig
+from nmt.config_files import format_config, load_config
 from nmt.corpus.test_sets import TestSet
 from nmt.data.plan import Cursor
 from nmt.data.vocab import Vocab

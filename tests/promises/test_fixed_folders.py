@@ -17,6 +17,7 @@ from support.untrained import make_checkpoint, make_vocab
 from nmt.commands.average import main as nmt_average
 from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
+from nmt.system import files
 from nmt.system.files import read_json, read_manifest, verify
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
@@ -113,7 +114,7 @@ def test_a_kill_while_files_are_moved(
         out = tmp_path / f"out-{n_moved}"
         run = list_commands(ground, out)["prepare"]
         with monkeypatch.context() as patch:
-            patch.setattr("nmt.system.files.os.rename", stop_after(n_moved))
+            patch.setattr(files, "on_change", stop_after(n_moved, out))
             with pytest.raises(Killed):
                 run()
         assert not (out / MANIFEST_FILE).exists()
@@ -146,16 +147,14 @@ class Killed(BaseException):
     pass
 
 
-def stop_after(n: int) -> Callable[[Path, Path], None]:
-    """A rename that moves `n` files into a folder and then none."""
+def stop_after(n: int, folder: Path) -> Callable[[str, Path], None]:
+    """Have `n` files renamed into a folder, and then none."""
     left = [n]
-    rename = os.rename
 
-    def stop(old: Path, new: Path) -> None:
-        if Path(old).parent.name == "store":
+    def stop(what: str, path: Path) -> None:
+        if what == "rename" and path.parent == folder:
             if not left[0]:
                 raise Killed
             left[0] -= 1
-        rename(old, new)
 
     return stop

@@ -94,7 +94,7 @@ def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Grou
 def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> None:
     """One update, a validation, a checkpoint, pruning: killed before the first change of a file, the second, ...
 
-    In `make test` every nineteenth of those in the checkpoints' folder, and the run goes on from each
+    In `make test` every ninth of those in the checkpoints' folder, and the run goes on from each
     state that is new; in `make soak` all changes from the first to the report, and it goes on from each.
     """
     settings = (
@@ -110,7 +110,7 @@ def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> No
     watched = str(counted(run.checkpoints, run.path))
     seen: set[frozenset[tuple[str, int | str]]] = set()
     changes: list[str] = []
-    for n in range(1, 1000, counted(19, 1)):
+    for n in range(1, 1000, counted(9, 1)):
         shutil.rmtree(run.path, ignore_errors=True)
         shutil.copytree(begun.path, run.path, symlinks=True)
         start = ground.start(
@@ -135,7 +135,7 @@ def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> No
         sep="\n  ",
     )
     assert len(changes) > 12 and len(seen) > counted(2, 5)
-    assert any("os.rmdir" in change for change in changes)  # pruning was among them
+    assert any("within a removal" in change for change in changes)  # pruning was among them
 
 
 @pytest.mark.soak  # of the harness, not of the run

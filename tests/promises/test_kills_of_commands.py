@@ -95,7 +95,7 @@ class Scene:
             shutil.copytree(self.ground.folder / name, self.work / name, symlinks=True)
 
     def start(self, die_at: int = 0) -> Start:
-        """Start the command, which dies before the so-manieth change of a file."""
+        """Start the command, which dies before the change of that number."""
         argv = self.case.argv.replace("WORK", str(self.work))
         argv = argv.replace("GROUND", str(self.ground.folder))
         order = Order(

@@ -18,7 +18,8 @@ from support.soaking import Ground, Order, counted, make_ground
 
 from nmt.checkpoint.checkpoint import TrainState
 from nmt.checkpoint.run_checkpoints import find_newest
-from nmt.config import COURSE_KEYS, MACHINE_KEYS, list_setting_keys
+from nmt.config import COURSE_KEYS, MACHINE_KEYS
+from nmt.config_files import list_setting_keys
 
 BOUND = 1e-5
 RECORDED = Order([], "", is_recorded=True)

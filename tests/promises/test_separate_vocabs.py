@@ -22,7 +22,7 @@ from nmt.commands.export import main as nmt_export
 from nmt.commands.score import main as nmt_score
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
-from nmt.config import load_config
+from nmt.config_files import load_config
 from nmt.data.store import open_store
 from nmt.data.vocab import UNK, load_vocab
 from nmt.system.errors import UserError

@@ -15,7 +15,8 @@ from torch import Tensor
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint.checkpoint import load_weights
 from nmt.checkpoint.run_checkpoints import open_checkpoint
-from nmt.config import DecodingConfig, RunConfig, override_config
+from nmt.config import DecodingConfig, RunConfig
+from nmt.config_files import override_config
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS
 from nmt.model.transformer import Transformer
@@ -26,7 +27,7 @@ from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.train.checkpoint_writer import Mirror
 from nmt.train.events import Listener
 from nmt.train.loss import compute_loss_sums
-from nmt.train.run_start import train
+from nmt.train.run_start import find_begun_run, train
 from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
@@ -104,9 +105,10 @@ def prepare_config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def test_a_run_continues_and_averages(config: RunConfig, tmp_path: Path) -> None:
     world = World(0, 1, CPU)
     whole, two = [replace(config, out=str(tmp_path / name)) for name in ("whole", "two")]
-    assert train(whole, world, Listener(), Mirror()) == 0
-    assert train(override_config(two, ["training.steps=3"]), world, Listener(), Mirror()) == 0
-    assert train(two, world, Listener(), Mirror()) == 0
+    assert train(whole, whole, world, Listener(), Mirror()) == 0
+    three = override_config(two, ["training.steps=3"])
+    assert train(three, two, world, Listener(), Mirror()) == 0
+    assert train(two, find_begun_run(two), world, Listener(), Mirror()) == 0
     folder = RunFolder(tmp_path / "whole")
     expected = (folder.checkpoint(6) / MODEL_FILE).read_bytes()
     assert (RunFolder(tmp_path / "two").checkpoint(6) / MODEL_FILE).read_bytes() == expected

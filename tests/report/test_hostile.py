@@ -15,7 +15,8 @@ from support.needs import needs_chromium, needs_package
 from support.page_elements import Elements
 
 from nmt.commands.report import main as nmt_report
-from nmt.config import RunConfig, format_config, override_config
+from nmt.config import RunConfig
+from nmt.config_files import format_config, override_config
 from nmt.corpus.ledger import BpeAccount, CorpusAccount, Ledger, SourceFile
 from nmt.evaluate.results import DecodingSetting, Result, ScoredTestSet, add_result
 from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts

@@ -13,7 +13,8 @@ from support.browser import open_page
 from support.needs import needs_chromium, needs_package
 from support.page_elements import Elements
 
-from nmt.config import RunConfig, format_config, load_config, override_config
+from nmt.config import RunConfig
+from nmt.config_files import format_config, load_config, override_config
 from nmt.evaluate.scored_texts import ScoredTexts
 from nmt.extras.report.facts import RunFacts, read_run
 from nmt.extras.report.page import render_page, write_page, write_report

@@ -25,7 +25,7 @@ from support.waiting import is_alive, until
 from torch.distributed.run import parse_args
 
 from nmt.commands.train import parse_arguments, use_gpus
-from nmt.config import format_config, load_config
+from nmt.config_files import format_config, load_config
 from nmt.system.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from nmt.config import RunConfig, load_config
+from nmt.config import RunConfig
+from nmt.config_files import load_config
 from nmt.corpus.prepare import prepare
 from support.toy_corpus import sentences
 

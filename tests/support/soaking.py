@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from safetensors.torch import load_file
 
 from nmt.checkpoint.checkpoint import COMMON_FILES
 from nmt.checkpoint.run_checkpoints import find_newest, list_steps
+from nmt.system import files
 from nmt.system.files import read_json, verify
 from nmt.system.run_folder import OPTIMIZER_FILE, VOCAB_FILE, RunFolder
 from support.toy_words import WORDS
@@ -44,16 +45,6 @@ IS_SOAK = os.environ.get("NMT_SOAK") == "1"
 # Else ranks started again look for dead ones, for hours
 SEPARATE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 T = TypeVar("T")
-CHANGES = (
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.mkdir",
-    "os.symlink",
-    "os.link",
-    "os.truncate",
-    "os.chmod",
-)
 RANK = (
     "RANK",
     "LOCAL_RANK",
@@ -78,7 +69,7 @@ class Order:
     folder: str  # of its own: stderr, phase, updates.jsonl, changes
     environment: dict[str, str] = field(default_factory=dict)
     watched: str = ""  # the folder in which changes of files are counted
-    die_at: int = 0  # kill -9 before the so-manieth of them; 0: never
+    die_at: int = 0  # kill -9 before the change of this number; 0: never
     # Seconds more for each save, decode, update
     slow: dict[str, float] = field(default_factory=dict)
     is_recorded: bool = False  # each update to updates.jsonl
@@ -193,7 +184,6 @@ def _run(order: Order) -> None:
 
 
 def _arm(order: Order, folder: Path) -> None:
-    import nmt.system.tensor_files
     import nmt.translate.engine
     from nmt.train.events import Listener
 
@@ -201,14 +191,12 @@ def _arm(order: Order, folder: Path) -> None:
     if order.is_recorded:
         _record(folder / "updates.jsonl")
     rooms = {
-        "save": (nmt.system.tensor_files, "open_plain_file"),
         "decode": (nmt.translate.engine, "search"),
         "update": (Listener, "hear_update"),
     }
-    for what, seconds in order.slow.items():
-        _slow_down(*rooms[what], seconds, folder / f"slow-{what}")
-    if order.watched:
-        _count_changes(order, os.open(folder / "changes", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    for what in order.slow.keys() & rooms.keys():
+        _slow_down(*rooms[what], order.slow[what], folder / f"slow-{what}")
+    _exchange(files, "on_change", DiskFaults(order, folder).meet)
 
 
 def _exchange(module: Any, name: str, function: Callable[..., Any]) -> None:
@@ -223,12 +211,16 @@ def _slow_down(module: Any, name: str, seconds: float, mark: Path) -> None:
     function = getattr(module, name)
 
     def slow(*args: Any, **named: Any) -> Any:
-        with mark.open("ab") as file:
-            file.write(b".")
-        time.sleep(seconds)
+        _wait(seconds, mark)
         return function(*args, **named)
 
     _exchange(module, name, slow)
+
+
+def _wait(seconds: float, mark: Path) -> None:
+    with mark.open("ab") as file:
+        file.write(b".")
+    time.sleep(seconds)
 
 
 def _tell_phases(file: int) -> None:
@@ -276,67 +268,48 @@ def content(batch: Any) -> str:
     ).hexdigest()
 
 
-def _count_changes(order: Order, trace: int) -> None:
-    """Write each change of a file under `watched` to `trace`; die before number `die_at`.
+class DiskFaults:
+    """What a process meets before it changes a file: a slow disk, or its end.
 
-    The interpreter's audit events tell of each, whoever makes it. They know nothing of fsync, nor of
-    a file of tensors that is half written when the end comes.
+    Each change under `watched` is a line of the file `changes`. So is the moment within the removal of a
+    folder, when half of it is gone, and that within a write of tensors, when half of them are there.
     """
-    import nmt.system.tensor_files as tensor_files
 
-    sync, open_tensors, n = os.fsync, tensor_files.open_plain_file, 0
+    def __init__(self, order: Order, folder: Path) -> None:
+        self.watched, self.die_at = order.watched, order.die_at
+        self.save_s, self.mark = order.slow.get("save"), folder / "slow-save"
+        self.trace = os.open(folder / "changes", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.n = 0
 
-    def change(what: str, path: str) -> bool:
-        nonlocal n
-        if not path.startswith(order.watched) or n == order.die_at > 0:
-            return False
-        n += 1
-        os.write(trace, f"{what} {path}\n".encode())
-        return n == order.die_at
-
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def heard(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = args
-            if isinstance(path, int) or not flags & (os.O_WRONLY | os.O_RDWR):
-                return
-            at = -1
-        elif event in CHANGES:
-            path = args[event in ("os.symlink", "os.link")]
-            at = (
-                args[2]
-                if event == "os.rename"
-                else args[1]
-                if event in ("os.remove", "os.rmdir")
-                else -1
-            )
-        else:
+    def meet(self, what: str, path: Path) -> None:
+        is_tensors = path.suffix == ".safetensors"
+        if what == "write" and is_tensors and self.save_s:
+            _wait(self.save_s, self.mark)
+        if not self.watched or not str(path).startswith(self.watched):
             return
-        name = os.fsdecode(f"/proc/self/fd/{path}" if isinstance(path, int) else path)
-        if isinstance(at, int) and at >= 0:
-            name = os.path.join(os.readlink(f"/proc/self/fd/{at}"), name)
-        if change(event, name):
+        if what == "fsync" and is_tensors and self.is_end("within a write of", path):
+            os.truncate(path, path.stat().st_size // 2)
+            die()
+        if self.is_end(what, path):
+            die()
+        is_folder = path.is_dir() and not path.is_symlink()
+        if what == "remove" and is_folder and self.is_end("within a removal of", path):
+            names = sorted(path.rglob("*"), reverse=True)  # what is in a folder before it
+            for entry in names[: (len(names) + 1) // 2]:
+                entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
             die()
 
-    def told_sync(handle: int) -> None:
-        if change("fsync", os.readlink(f"/proc/self/fd/{handle}")):
-            die()
-        sync(handle)
+    def is_end(self, what: str, path: Path) -> bool:
+        """Count a moment, and tell whether it is the last."""
+        if self.n == self.die_at > 0:  # of another thread, while the process is being killed
+            return False
+        self.n += 1
+        os.write(self.trace, f"{what} {path}\n".encode())
+        return self.n == self.die_at
 
-    @contextlib.contextmanager
-    def torn(path: Path, mode: Any) -> Iterator[Any]:
-        with open_tensors(path, mode) as file:
-            yield file
-            file.flush()
-            if change("within", str(path)):
-                os.truncate(path, os.stat(path).st_size // 2)
-                die()
 
-    _exchange(os, "fsync", told_sync)
-    _exchange(tensor_files, "open_plain_file", torn)
-    sys.addaudithook(heard)
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 # In the process of the tests.

@@ -8,14 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from nmt.config import (
-    DataConfig,
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    VocabConfig,
-    format_config,
-)
+from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
+from nmt.config_files import format_config
 from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
 from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.model.transformer import Transformer

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.config import find_shipped_configs, format_config
+from nmt.config_files import find_shipped_configs, format_config
 from nmt.extras.sweep.grid import Sweep, read_grid
 from nmt.system.errors import UserError
 

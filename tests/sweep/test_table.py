@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.config import format_config
+from nmt.config_files import format_config
 from nmt.extras.sweep.grid import Sweep, read_grid
 from nmt.extras.sweep.jobs import RunQueue
 from nmt.extras.sweep.result import RunResult, SetScore, write_result

@@ -19,7 +19,7 @@ from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
-from nmt.config import load_config, parse_device
+from nmt.config_files import load_config, parse_device
 from nmt.system import device
 from nmt.system.device import choose_device, name_machine
 from nmt.system.errors import UserError

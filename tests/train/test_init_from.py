@@ -11,7 +11,7 @@ from support.toy_corpus import write_toy_config, write_toy_corpus
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
-from nmt.config import load_recorded_config
+from nmt.config_files import load_recorded_config
 from nmt.data.vocab import Vocab
 from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder

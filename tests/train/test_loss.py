@@ -1,13 +1,20 @@
 """The fused loss against the definition written out, in float64 and fp32, values and gradients."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import nmt.train.loss as loss
-from nmt.train.loss import add_bias_column, compute_loss_sums
+from nmt.model.backend import Backend
+from nmt.train.loss import (
+    Chunks,
+    _softmax_in_place,
+    add_bias_column,
+    chunked_loss_forward,
+    compute_loss_sums,
+)
 
 V, D, T = 37, 8, 50
 
@@ -36,27 +43,20 @@ def written_out(
     [(7, 9, 3, (8, 22)), (16, 9, 1, (4, 50)), (T, 9, T, (1, 1)), (T, 1, T, (7, 7))],
 )
 def test_equals_the_definition(
-    eps: float,
-    chunk: int,
-    per_column: int,
-    block: int,
-    rounds: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
+    eps: float, chunk: int, per_column: int, block: int, rounds: tuple[int, int]
 ) -> None:
     """In so many rows at a time, and in so many chunks and blocks of all chunks."""
-    monkeypatch.setattr(loss, "MIN_CHUNK_ROWS", 1)
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk * V)
-    monkeypatch.setattr(loss, "ROWS_PER_COLUMN", per_column)
-    monkeypatch.setattr(loss, "BLOCK_LOGITS", block * V)
-    places, softmax = [], loss._softmax_in_place
+    places = []
 
-    def counted(logits: Tensor, *rest: Any) -> Any:
+    def count(logits: Tensor, *rest: Any) -> Any:
         places.append(logits.storage_offset())  # of a block in its chunk
-        return softmax(logits, *rest)
+        return _softmax_in_place(logits, *rest)
 
-    monkeypatch.setattr(loss, "_softmax_in_place", counted)
+    chunks = Chunks(chunk * V, 1, per_column, block * V)
+    backend = Backend()
+    backend.compute_loss = partial(chunked_loss_forward, softmax_in_place=count, chunks=chunks)
     hidden, weight, labels = inputs()
-    ours = compute_loss_sums(hidden, weight, labels, eps)
+    ours = compute_loss_sums(hidden, weight, labels, eps, backend)
     assert (places.count(0), len(places)) == rounds
     grads = torch.autograd.grad(3.0 * ours[0], (hidden, weight))
     theirs = written_out(hidden, weight, labels, eps)

@@ -16,7 +16,8 @@ from support.prepared_toy import prepare_toy
 from support.pretend_device import GPU, pretend_device
 
 from nmt.commands.train import main
-from nmt.config import RunConfig, TrainingConfig, format_config
+from nmt.config import RunConfig, TrainingConfig
+from nmt.config_files import override_config
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.store import Side, TokenStore, open_store
 from nmt.engines.cuda import memory_trial, training
@@ -24,19 +25,15 @@ from nmt.engines.cuda.memory_trial import choose_micro_tokens, fits
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
-from nmt.system.run_folder import RunFolder
 from nmt.train import engine, memory_probe
+from nmt.train import resolve as resolving
 from nmt.train import setup as train_setup
 from nmt.train.engine import TrainingEngine, TrySize
 from nmt.train.loss import Objective
-from nmt.train.memory_probe import (
-    probe_peak_memory,
-    resolve_micro_tokens,
-    try_update,
-    useful_share,
-)
+from nmt.train.memory_probe import probe_peak_memory, try_update
 from nmt.train.optimizer import make_optimizer
 from nmt.train.replica import Replica
+from nmt.train.resolve import resolve_micro_tokens, useful_share
 from nmt.train.setup import Setup, open_setup
 from nmt.train.shutdown import StopRequest
 from nmt.train.validate import compute_dev_nll
@@ -44,6 +41,7 @@ from nmt.train.validate import compute_dev_nll
 CPU = torch.device("cpu")
 ALONE = World(0, 1, GPU)
 PAPER = RunConfig()
+AUTO = override_config(PAPER, ["training.micro_tokens=auto"])
 CARD = 80 << 30  # bytes of a pretended GPU
 
 
@@ -109,13 +107,8 @@ def test_on_a_cpu_shares_are_what_caches_like_and_all_ranks_work(n_ranks: int) -
     assert useful_share(PAPER.training, size, n_ranks) == 1.0
 
 
-def begun_run(folder: Path, micro_tokens: int) -> RunConfig:
-    """A run's config with `auto`, and its folder as a first sitting has left it."""
-    config = replace(PAPER, out=str(folder), training=replace(PAPER.training, micro_tokens="auto"))
-    earlier = replace(config, training=replace(config.training, micro_tokens=micro_tokens))
-    RunFolder(folder).checkpoint(1).mkdir(parents=True)
-    (folder / "config.yaml").write_text(format_config(earlier))
-    return config
+def with_size(config: RunConfig, micro_tokens: int) -> RunConfig:
+    return override_config(config, [f"training.micro_tokens={micro_tokens}"])
 
 
 @pytest.mark.parametrize(
@@ -133,14 +126,13 @@ def test_a_run_goes_on_with_its_size_unless_ranks_would_idle(
     began_with: int,
     n_ranks: int,
     goes_on_with: int,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(memory_trial, "fits", lambda *_: True)
     monkeypatch.setattr(training, "measure_memory", lambda device: CARD)
-    config = begun_run(tmp_path / "run", began_with)
-    assert resolve_micro_tokens(config, Unconnected(0, n_ranks, GPU)) == goes_on_with
+    recorded, world = with_size(PAPER, began_with), Unconnected(0, n_ranks, GPU)
+    assert resolve_micro_tokens(AUTO, recorded, world) == goes_on_with
     told = capsys.readouterr().err
     assert (f"micro-batches of {began_with} tokens" in told) == (began_with != goes_on_with)
 
@@ -155,17 +147,15 @@ def test_the_smallest_card_limits_the_trial(
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share)
     )
-    monkeypatch.setattr(memory_probe, "try_update", lambda setup: None)
-    monkeypatch.setattr(memory_probe, "open_setup", lambda *_: None)
-    config = replace(PAPER, training=replace(PAPER.training, micro_tokens="auto"))
-    assert resolve_micro_tokens(config, Unconnected(0, n_ranks, GPU)) > 0
+    monkeypatch.setattr(resolving, "try_update", lambda setup: None)
+    monkeypatch.setattr(resolving, "open_setup", lambda *_: None)
+    assert resolve_micro_tokens(AUTO, AUTO, Unconnected(0, n_ranks, GPU)) > 0
     assert shares == [pytest.approx(share), 1.0]
 
 
-def test_a_number_that_is_given_stays(tmp_path: Path) -> None:
-    config = begun_run(tmp_path / "run", 3_157)
-    given = replace(config, training=replace(config.training, micro_tokens=777))
-    assert resolve_micro_tokens(given, Unconnected(0, 8, GPU)) == 777
+def test_a_number_that_is_given_stays() -> None:
+    given, recorded = with_size(PAPER, 777), with_size(PAPER, 3_157)
+    assert resolve_micro_tokens(given, recorded, Unconnected(0, 8, GPU)) == 777
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +179,7 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
 
     def noted(micro_tokens: int, world: World) -> None:
         assert [one for one in made if one() is not None] == []
-        setup = open_setup(prepared, micro_tokens, world)
+        setup = open_setup(with_size(prepared, micro_tokens), world)
         made.append(weakref.ref(setup.model))
         try_update(setup)
 
@@ -230,7 +220,7 @@ def test_trying_the_worst_first_changes_nothing(
         return run(replica, batch, *rest)
 
     monkeypatch.setattr(Replica, "run", note)
-    setup = open_setup(prepared, 150, World(0, 1, CPU))
+    setup = open_setup(prepared, World(0, 1, CPU))
     before = {name: p.detach().clone() for name, p in setup.model.named_parameters()}
     probe_peak_memory(setup)
     for name, p in setup.model.named_parameters():
@@ -282,7 +272,7 @@ def test_a_gpu_drops_rows_that_no_update_fills_and_always_the_same(
         vocab = replace(prepared.vocab, bpe_dropout=bpe_dropout)
         config = replace(prepared, training=training, vocab=vocab)
         with pytest.raises(Chosen) as chosen:
-            open_setup(config, 600, ALONE)
+            open_setup(with_size(config, 600), ALONE)
         shape: BatchShape = chosen.value.args[0]
         return shape
 
@@ -331,7 +321,7 @@ def score_dev(setup: Setup, world: World) -> float:
 @pytest.mark.usefixtures("without_kernels")
 def test_the_dev_set_is_scored_in_what_memory_training_leaves(prepared: RunConfig) -> None:
     """A batch that does not fit is halved as often as necessary, and the NLL is the same."""
-    setup = open_setup(prepared, 600, World(0, 1, CPU))
+    setup = open_setup(with_size(prepared, 600), World(0, 1, CPU))
     expected = score_dev(setup, setup.world)
     with pretend_device(budget=ROOM) as device:
         device.to_device(setup.model)
@@ -371,7 +361,7 @@ def test_a_size_that_leaves_no_room_to_validate_is_not_chosen(
 
         def try_size(micro_tokens: int, _: World) -> None:
             made.clear()  # what was tried before is gone
-            setup = open_setup(prepared, micro_tokens, World(0, 1, CPU))
+            setup = open_setup(with_size(prepared, micro_tokens), World(0, 1, CPU))
             device.to_device(setup.model)
             replica = Graph(setup.replica.objective, ALONE, False)
             optimizer = make_optimizer(setup.model, prepared.optimizer)

@@ -11,7 +11,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from nmt.commands.train import main
-from nmt.config import OptimizerConfig, RunConfig, TrainingConfig, list_differences, load_config
+from nmt.config import OptimizerConfig, RunConfig, TrainingConfig
+from nmt.config_files import list_differences, load_config
 from nmt.system.errors import UserError
 from nmt.train.optimizer import learning_rate, make_optimizer
 

@@ -9,14 +9,12 @@ import torch
 from support.finished_run import read_losses
 
 from nmt.commands.train import main as nmt_train
-from nmt.config import load_recorded_config
+from nmt.config_files import load_recorded_config
 from nmt.system import device
 from nmt.system.device import choose_precision
 from nmt.system.errors import UserError
 from nmt.system.ranks import World
-from nmt.system.run_folder import RunFolder
-from nmt.train.memory_probe import check_training_fits
-from nmt.train.precision import resolve_precision
+from nmt.train.resolve import check_training_fits, resolve
 
 SLOW = "AVX512-BF16 of this processor is slower than fp32"
 NONE = "this processor has no instructions for bf16"
@@ -58,8 +56,7 @@ def test_a_gpu_computes_in_bf16_from_ampere_on(
     config = load_recorded_config(toy)
     config = replace(config, training=replace(config.training, precision="auto"))
     gpu = World(0, 1, torch.device("cuda"))
-    run = RunFolder(config.folder)
-    assert resolve_precision(config.training, run, gpu).precision == chosen
+    assert resolve(config, config, gpu).training.precision == chosen
 
 
 @pytest.mark.parametrize(
@@ -93,13 +90,16 @@ def test_bf16_is_refused_where_a_gpu_would_emulate_it(
     config = replace(config, training=replace(config.training, precision="bf16"))
     gpu = World(0, 1, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    run, refusal = RunFolder(config.folder), "capability 7.5 .*; give training.precision=fp32"
+    auto = replace(config, training=replace(config.training, precision="auto"))
+    refusal = "capability 7.5 .*; give training.precision=fp32"
     with pytest.raises(UserError, match=refusal):
-        resolve_precision(config.training, run, gpu)
+        resolve(config, config, gpu)
+    with pytest.raises(UserError, match=refusal):  # the run began on another machine
+        resolve(auto, config, gpu)
     with pytest.raises(UserError, match=refusal):  # before data is prepared
         check_training_fits(config.model, config.vocab, config.training, gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert resolve_precision(config.training, run, gpu) == config.training
+    assert resolve(config, config, gpu) == resolve(auto, config, gpu) == config
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from support.saved_run import skip_fsync  # noqa: F401
 from support.waiting import HANG_S
 
 from nmt.commands.train import main as nmt_train
-from nmt.config import RunConfig, format_config, load_config, load_recorded_config
+from nmt.config import RunConfig
+from nmt.config_files import format_config, load_config, load_recorded_config
 from nmt.extras.tracking import sinks
 from nmt.extras.tracking.sinks import Trackers
 from nmt.system.errors import UserError

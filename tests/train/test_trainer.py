@@ -1,6 +1,7 @@
 """The promises of training, each through the real command: exact continuation, ranks, refusals."""
 
 import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from nmt.checkpoint import checkpoint
 from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main
-from nmt.config import load_config, load_recorded_config
+from nmt.config_files import load_config, load_recorded_config
 from nmt.data.loader import Update
 from nmt.system.errors import UserError
 from nmt.system.files import read_bytes, read_json, write_json
@@ -27,7 +28,7 @@ from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
 from nmt.train import run_start
 from nmt.train.checkpoint_writer import Mirror
 from nmt.train.events import Listener, Phase
-from nmt.train.run_start import check_same_run
+from nmt.train.run_start import find_begun_run
 from nmt.train.update import Outcomes, UpdateOutcome
 
 # A line for each update, and no validation in between.
@@ -77,12 +78,29 @@ def test_a_listener_hears_what_a_rank_does(ground: Ground, whole: RunFolder) -> 
     settings = [*LOGGED, "training.validate_every=10", f"out={ground.folder / 'heard'}"]
     notes = Notes()
     config = load_config(str(ground.config), settings)
-    assert run_start.train(config, World(0, 1, torch.device("cpu")), notes, Mirror()) == 0
+    assert run_start.train(config, config, World(0, 1, torch.device("cpu")), notes, Mirror()) == 0
     expected = {line["step"]: line["loss"] for line in read_lines(whole.path, "train")}
     assert notes.losses == pytest.approx(expected, abs=1e-5) and len(expected) == 20
     found = [phase for phase, _ in groupby(notes.phases)]
     assert found[:2] == ["training", "saving"] and found[-1] == "end"
     assert found.count("validating") == 2
+
+
+def test_what_a_run_began_with_is_read_once(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto = (*LOGGED, "training.precision=auto", "training.micro_tokens=auto")
+    run = train(ground, "read", *auto, "training.steps=1")
+    opened, open_file = [], os.open
+
+    def note(path: Any, *rest: Any, **named: Any) -> int:
+        opened.append(path)
+        return open_file(path, *rest, **named)
+
+    monkeypatch.setattr(os, "open", note)
+    train(ground, "read", *auto, "training.steps=2")
+    start = opened[: opened.index(str(run.metrics))]
+    assert start.count(str(run.config)) == 1
 
 
 class Late(Outcomes):
@@ -182,7 +200,7 @@ def test_a_file_of_the_user_is_not_replaced(
 
 def test_the_root_folder_is_refused(ground: Ground) -> None:
     with pytest.raises(UserError, match="is the root folder; choose another out=DIR"):
-        check_same_run(load_config(str(ground.config), ["out=/"]))
+        find_begun_run(load_config(str(ground.config), ["out=/"]))
 
 
 def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(

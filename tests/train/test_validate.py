@@ -16,7 +16,7 @@ from support.two_ranks import run_on_two_ranks
 import nmt.api
 from nmt.commands.average import main as nmt_average
 from nmt.commands.translate import main as nmt_translate
-from nmt.config import format_config
+from nmt.config_files import format_config
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import seal, write_text
@@ -82,7 +82,7 @@ DEALT = """
     import sys
     from dataclasses import replace
     from pathlib import Path
-    from nmt.config import load_recorded_config
+    from nmt.config_files import load_recorded_config
     from nmt.system.ranks import World, join_world
     from nmt.train.setup import open_setup
     from nmt.train.validate import open_dev, validate
@@ -98,7 +98,7 @@ DEALT = """
     with join_world("cpu") as world:
         config = load_recorded_config(Path(sys.argv[1]))
         config = replace(config, training=replace(config.training, precision="fp32"))
-        setup = open_setup(config, 150, world)
+        setup = open_setup(config, world)
         dev = open_dev(setup.store_folder, setup.vocab)
         translator = Translator(setup.model, setup.vocab, config.dev_decoding, world.device)
         found = validate(translator, dev, 1, config.evaluation, 150, world)

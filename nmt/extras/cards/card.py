@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.checkpoint import Average, Checkpoint, read_origin
-from nmt.config import DataConfig, load_recorded_config
+from nmt.config import DataConfig
+from nmt.config_files import load_recorded_config
 from nmt.data.vocab import Vocab, Vocabulary, load_vocab
 from nmt.evaluate.results import Result, find_last_step, find_run
 from nmt.extras.cards.description import (

@@ -3,13 +3,7 @@
 Model cards and reports use these lines, which need only the config and the vocabulary, and no torch.
 """
 
-from nmt.config import (
-    DataConfig,
-    DecodingConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainingConfig,
-)
+from nmt.config import DataConfig, DecodingConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from nmt.corpus.reader import describe_corpus
 from nmt.data.vocab import Vocabulary, format_size
 

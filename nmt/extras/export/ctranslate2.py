@@ -16,14 +16,8 @@ import torch
 from torch import Tensor
 
 from nmt.agreement import find_direction
-from nmt.config import (
-    DataConfig,
-    DecodingConfig,
-    ModelConfig,
-    load_recorded_config,
-    override_config,
-    parse_device,
-)
+from nmt.config import DataConfig, DecodingConfig, ModelConfig
+from nmt.config_files import load_recorded_config, override_config, parse_device
 from nmt.data.vocab import BOS, EOS, UNK, Vocab, Vocabulary, load_vocab, write_vocab
 from nmt.extras.export.parity import Ids
 from nmt.extras.export.tensors import (

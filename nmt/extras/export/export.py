@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from nmt.checkpoint.checkpoint import Checkpoint
-from nmt.config import DataConfig, DecodingConfig, format_config
+from nmt.config import DataConfig, DecodingConfig
+from nmt.config_files import format_config
 from nmt.data.vocab import CONTROL_IDS, UNK, Vocabulary
 from nmt.extras.cards.card import render_export_card
 from nmt.extras.export.ctranslate2 import CTranslate2Engine, write_ctranslate2

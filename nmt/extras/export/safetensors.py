@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from nmt.config import DataConfig, DecodingConfig, load_recorded_config
+from nmt.config import DataConfig, DecodingConfig
+from nmt.config_files import load_recorded_config
 from nmt.data.vocab import Vocabulary, load_vocab, write_vocab
 from nmt.extras.export.parity import OwnEngine
 from nmt.model.transformer import Transformer

@@ -5,7 +5,8 @@ the amount of text, or of one that continues another.
 import math
 from dataclasses import dataclass, replace
 
-from nmt.config import ModelConfig, RunConfig, to_plain_values
+from nmt.config import ModelConfig, RunConfig
+from nmt.config_files import to_plain_values
 from nmt.extras.init.hours import Schedule, estimate_update_seconds
 from nmt.system.strict_yaml import format_yaml
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nmt.config import CorpusConfig, DataConfig, load_config, to_plain_values
+from nmt.config import CorpusConfig, DataConfig
+from nmt.config_files import load_config, to_plain_values
 from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import describe_corpus, find_local_files, read_blocks
 from nmt.corpus.shards import PAIRS_PER_SHARD

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from nmt.checkpoint.run_checkpoints import load_run_config
 from nmt.config import RunConfig
 from nmt.data.loader import Loader, MicroBatch, Update
 from nmt.data.plan import Cursor
@@ -20,8 +21,8 @@ from nmt.system.device import name_machine, read_peak_memory
 from nmt.system.progress import Progress, clock
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
-from nmt.train.memory_probe import explain_out_of_memory, make_full_batch, resolve_micro_tokens
-from nmt.train.precision import resolve_precision
+from nmt.train.memory_probe import explain_out_of_memory, make_full_batch
+from nmt.train.resolve import resolve
 from nmt.train.setup import Setup, open_setup
 from nmt.train.update import run_update
 from nmt.train.validate import choose_dev_lines
@@ -150,9 +151,8 @@ class DryRun:
 
 def open_dry_run(config: RunConfig, world: World) -> DryRun:
     """Open what the run of a config would train with, at its update 0."""
-    training = resolve_precision(config.training, RunFolder(config.folder), world)
-    config = replace(config, training=training)
-    return DryRun(open_setup(config, resolve_micro_tokens(config, world), world))
+    recorded = world.on_main(lambda: load_run_config(RunFolder(config.folder)))
+    return DryRun(open_setup(resolve(config, recorded or config, world), world))
 
 
 def describe_machine(setup: Setup) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nmt.config import RunConfig, load_recorded_config
+from nmt.config import RunConfig
+from nmt.config_files import load_recorded_config
 from nmt.corpus.ledger import Ledger, read_ledger
 from nmt.data.vocab import Vocabulary, load_vocab
 from nmt.evaluate.results import Result, choose_headline, read_results

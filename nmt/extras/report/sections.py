@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nmt.config import flatten_settings, tabulate_differences
+from nmt.config_files import flatten_settings, tabulate_differences
 from nmt.evaluate.results import Result
 from nmt.extras.report.curves import collect_points
 from nmt.extras.report.facts import RunFacts

@@ -14,12 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from nmt.config import (
-    MACHINE_KEYS,
-    DataConfig,
+from nmt.config import MACHINE_KEYS, DataConfig, RunConfig, VocabConfig
+from nmt.config_files import (
     PlacedSetting,
-    RunConfig,
-    VocabConfig,
     find_shipped_configs,
     list_differences,
     load_config,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from nmt.config import format_config
+from nmt.config_files import format_config
 from nmt.extras.sweep.grid import PlannedRun, Sweep
 from nmt.system.files import make_folder, open_plain_file, read_bytes, write_text
 from nmt.system.progress import Progress, say

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from nmt.config import RunConfig, load_recorded_config
+from nmt.config import RunConfig
+from nmt.config_files import load_recorded_config
 from nmt.extras.sweep.grid import PlannedRun, ScoredSet, Sweep
 from nmt.extras.sweep.jobs import PREEMPTED_CODE, STOP_SIGNALS
 from nmt.extras.sweep.result import RunResult, SetScore, read_result, write_result

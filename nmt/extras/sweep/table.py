@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nmt.config import tabulate_differences
+from nmt.config_files import tabulate_differences
 from nmt.extras.sweep.grid import PlannedRun, Sweep, format_setting_value
 from nmt.extras.sweep.result import RunResult, SetScore, read_result
 from nmt.score.score import compute_perplexity

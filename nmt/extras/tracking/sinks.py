@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from nmt.config import OUR_SINKS, SINK_GROUP, load_recorded_config, to_plain_values
+from nmt.config_files import OUR_SINKS, SINK_GROUP, load_recorded_config, to_plain_values
 from nmt.system.errors import UserError, fit_into_line
 from nmt.system.extras import is_installed, name_remedy
 from nmt.system.files import open_plain_file, read_bytes
