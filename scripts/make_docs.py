@@ -1,5 +1,6 @@
 """Writes what the documentation takes from the code: the pages of docs/reference, the comparison with
-the paper that docs/recipe.md shows, the tables of docs/coming-from.md, and the speeds in docs/benchmarks.md.
+the paper that docs/recipe.md shows, the tables of docs/coming-from.md, the speeds in docs/benchmarks.md, and
+the lines of the files that docs/design.md tells a newcomer to read.
 
 Settings come from the dataclasses in nmt/config.py with the comments above their fields, commands from
 their argparse parsers. So nothing is written twice, and tests/docs/test_reference.py fails while a page
@@ -257,17 +258,32 @@ def update_floors(text: str) -> str:
     return re.sub(r"^\| ratio \|.*\n(\|.*\n)*", "\n".join(rows) + "\n", text, flags=re.M)
 
 
+def update_reading_list(text: str) -> str:
+    """Replace the number of lines of each file that docs/design.md lists, and their sum."""
+    counts: list[int] = []
+
+    def count_lines(row: re.Match[str]) -> str:
+        counts.append(len((ROOT / row[1]).read_text().splitlines()))
+        return f"| `{row[1]}` | {counts[-1]:,} |"
+
+    text = re.sub(r"^\| `(nmt/[\w/]+\.py)` \| [\d,]+ \|", count_lines, text, flags=re.M)
+    total = f"| **together** | {sum(counts):,} | {len(counts)} files |"
+    return re.sub(r"^\| \*\*together\*\* .*", total, text, flags=re.M)
+
+
 def render_pages() -> dict[Path, str]:
     """Return the content of each page that is made from the code."""
     recipe = ROOT / "docs" / "recipe.md"
     coming_from = ROOT / "docs" / "coming-from.md"
     benchmarks = ROOT / "docs" / "benchmarks.md"
+    design = ROOT / "docs" / "design.md"
     return {
         ROOT / "docs" / "reference" / "settings.md": render_settings(),
         ROOT / "docs" / "reference" / "commands.md": render_commands(),
         recipe: update_recipe(recipe.read_text()),
         coming_from: update_coming_from(coming_from.read_text()),
         benchmarks: update_floors(benchmarks.read_text()),
+        design: update_reading_list(design.read_text()),
     }
 
 

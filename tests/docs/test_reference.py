@@ -71,3 +71,9 @@ def test_recipes_name_files_that_exist() -> None:
     names = set(re.findall(r"`((?:nmt|tests|scripts|configs|docs)/[a-z0-9_/.-]+\.[a-z]+)", recipes))
     assert len(names) > 50
     assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
+
+
+def test_the_reading_list_is_short_enough() -> None:
+    design = (ROOT / "docs" / "design.md").read_text()
+    (total,) = re.findall(r"^\| \*\*together\*\* \| ([\d,]+) \|", design, re.MULTILINE)
+    assert int(total.replace(",", "")) <= 15_500
