@@ -191,6 +191,13 @@ def test_no_import_cycle() -> None:
     assert not open_files, f"these import each other in a circle: {sorted(open_files)}"
 
 
+def test_files_to_read_stand_on_files_before_them() -> None:
+    design = (ROOT / "docs" / "design.md").read_text()
+    files = re.findall(r"^\| `nmt/([\w/]+\.py)` \|", design, re.MULTILINE)
+    for number, name in enumerate(files):
+        assert set(imports(name)).isdisjoint(files[number + 1 :]), name
+
+
 def test_names_and_style() -> None:
     examples = {path.name: ast.parse(path.read_text()) for path in ROOT.glob("examples/**/*.py")}
     checked = {name: parse(name) for name in FILES} | examples

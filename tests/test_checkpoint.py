@@ -237,7 +237,7 @@ STATES: dict[str, tuple[dict[str, object], Average | str]] = {
     "one time for all": ({"averaged": ["a"], "step": 9, "elapsed_s": 3.0}, "elapsed_s"),
     "unknown": (
         {"averaged": ["a"], "step": 9, "why": []},
-        "why: unknown key; damaged, or of another version of nmt; commit 5f9c7938 reads",
+        "why: unknown key; damaged, or of another version of nmt; commits 5f9c7938 and feddc889 read",
     ),
     "no step": ({"averaged": ["a"]}, "step: is missing"),
 }

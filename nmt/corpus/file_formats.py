@@ -1,4 +1,5 @@
-"""Turns rows into pairs: the cells of .tsv, .jsonl, .parquet and of anything that gives Arrow tables.
+"""Opens files with both sides, whose names tell their format, and turns rows into pairs: the cells of .tsv,
+.jsonl, .parquet and of anything that gives Arrow tables.
 
 Columns are named after the languages, or `src` and `tgt`, or inside a column `translation` as on
 the hub. If a cell is not text, its row is bad: it becomes an empty pair with a complaint, never a missing
@@ -8,13 +9,18 @@ row, so line numbers do not shift. Tables pass through in record batches and are
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nmt.config import DataConfig
-from nmt.corpus.text_files import Complaints, decode_lines
+from nmt.corpus.text_files import Complaints, TextFile, decode_lines, read_line_blocks
+from nmt.corpus.tmx import read_tmx_pairs
 from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
+from nmt.system.files import COMPRESSED
 
 if TYPE_CHECKING:
     import pyarrow
@@ -22,6 +28,67 @@ if TYPE_CHECKING:
 ROWS_PER_BATCH = 4096
 AnyRow = TypeVar("AnyRow")
 ParsedSides = tuple[list[str], list[str], Complaints]
+
+
+@dataclass(frozen=True)
+class Source:
+    """How a corpus is read: blocks as they are stored, and a function that turns one into pairs."""
+
+    blocks: Iterator[tuple[Any, float]]  # with the share of the corpus read by then
+    parse: Callable[[Any, int], ParsedSides]  # of a raw block and the number of its first line
+
+
+# ---- files ----------------------------------------------------------------------------------------------------
+
+
+def open_file(text: TextFile, data: DataConfig, size: int) -> Source:
+    """Open one file with both sides; its name tells its format."""
+    name = text.name
+    path = Path(text.member or text.path)
+    kind = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
+    blocks = read_line_blocks(text, size)
+    if kind == ".tsv":
+        return Source(blocks, partial(parse_tsv, name=name))
+    if kind == ".jsonl":
+        return Source(blocks, partial(parse_jsonl, name=name, data=data))
+    if kind == ".tmx":
+        return open_pairs(read_tmx_pairs(text, data), size)
+    if path.suffix == ".parquet" and text.member is None:
+        return open_tables(read_parquet_tables(path, data), [path], data, size, name)
+    raise UserError(
+        f"{name}: is not a .tsv, .jsonl, .tmx or .parquet file; give two text files as src: and tgt:"
+    )
+
+
+def open_pairs(pairs: Iterator[tuple[tuple[str, str], float]], size: int) -> Source:
+    """Open a corpus that comes as pairs, with the share of it read so far."""
+
+    def read() -> Iterator[tuple[list[tuple[str, str]], float]]:
+        while block := list(islice(pairs, size)):
+            yield [pair for pair, _ in block], block[-1][1]
+
+    def parse(block: list[tuple[str, str]], first: int) -> ParsedSides:
+        return [src for src, _ in block], [tgt for _, tgt in block], {}
+
+    return Source(read(), parse)
+
+
+def open_tables(
+    tables: Iterable[Any], paths: list[Path], data: DataConfig, size: int, name: str
+) -> Source:
+    counts = [count_rows(path) for path in paths]
+    total = 0 if None in counts else sum(filter(None, counts))  # 0 if unknown
+
+    def read() -> Iterator[tuple[Any, float]]:
+        n = 0
+        for table in rebatch_tables(tables, size, data, name):
+            n += len(table)
+            share = min(1.0, n / total) if total else 1.0
+            yield table, share
+        if n == 0:
+            raise UserError(f"{name}: is empty; it should hold one pair per row")
+
+    return Source(read(), partial(parse_table, name=name))
 
 
 # ---- text -------------------------------------------------------------------------------------------------------

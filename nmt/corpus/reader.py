@@ -8,23 +8,20 @@ data.on_bad_line says so, is dropped as a whole with its complaint. One pass, co
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice, zip_longest
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.downloads import find_files_beside, find_test_set_files
 from nmt.corpus.file_formats import (
     ParsedSides,
-    count_rows,
-    parse_jsonl,
-    parse_table,
-    parse_tsv,
-    read_parquet_tables,
-    rebatch_tables,
+    Source,
+    open_file,
+    open_pairs,
+    open_tables,
 )
 from nmt.corpus.hub import (
     describe_dataset,
@@ -33,7 +30,6 @@ from nmt.corpus.hub import (
     read_dataset_tables,
 )
 from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks
-from nmt.corpus.tmx import read_tmx_pairs
 from nmt.system.errors import UserError, explain_missing
 from nmt.system.files import COMPRESSED
 
@@ -57,14 +53,6 @@ class Block(NamedTuple):
     tgt: list[str]
     bad: list[str]  # complaints about the pairs left out
     share: float  # of the corpus, read by now; 1 if unknown
-
-
-@dataclass(frozen=True)
-class Source:
-    """How a corpus is read: blocks as they are stored, and a function that turns one into pairs."""
-
-    blocks: Iterator[tuple[Any, float]]  # with the share of the corpus read by then
-    parse: Callable[[Any, int], ParsedSides]  # of a raw block and the number of its first line
 
 
 def describe_corpus(corpus: CorpusConfig) -> str:
@@ -159,7 +147,7 @@ def _open_source(corpus: CorpusConfig, data: DataConfig, size: int) -> Source:
     paths = fetch_files(corpus, data)
     if corpus.dataset is not None:
         tables = read_dataset_tables(paths, corpus, data)
-        return _open_tables(tables, paths, data, size, f"dataset {describe_corpus(corpus)}")
+        return open_tables(tables, paths, data, size, f"dataset {describe_corpus(corpus)}")
     texts = list(map(TextFile, paths))
     if corpus.archive is not None:
         (archive,) = paths
@@ -170,58 +158,8 @@ def _open_source(corpus: CorpusConfig, data: DataConfig, size: int) -> Source:
         members = filter(None, (corpus.src, corpus.tgt, corpus.file))
         texts = [TextFile(archive, member) for member in members]
     if corpus.file is not None:
-        return _open_file(texts[0], data, size)
+        return open_file(texts[0], data, size)
     return _open_two_texts(texts[0], texts[1], size)
-
-
-def _open_file(text: TextFile, data: DataConfig, size: int) -> Source:
-    """Open one file with both sides; its name tells its format."""
-    name = text.name
-    path = Path(text.member or text.path)
-    kind = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
-    blocks = read_line_blocks(text, size)
-    if kind == ".tsv":
-        return Source(blocks, partial(parse_tsv, name=name))
-    if kind == ".jsonl":
-        return Source(blocks, partial(parse_jsonl, name=name, data=data))
-    if kind == ".tmx":
-        return _open_pairs(read_tmx_pairs(text, data), size)
-    if path.suffix == ".parquet" and text.member is None:
-        return _open_tables(read_parquet_tables(path, data), [path], data, size, name)
-    raise UserError(
-        f"{name}: is not a .tsv, .jsonl, .tmx or .parquet file; give two text files as src: and tgt:"
-    )
-
-
-def _open_pairs(pairs: Iterator[tuple[tuple[str, str], float]], size: int) -> Source:
-    """Open a corpus that comes as pairs, with the share of it read so far."""
-
-    def read() -> Iterator[tuple[list[tuple[str, str]], float]]:
-        while block := list(islice(pairs, size)):
-            yield [pair for pair, _ in block], block[-1][1]
-
-    def parse(block: list[tuple[str, str]], first: int) -> ParsedSides:
-        return [src for src, _ in block], [tgt for _, tgt in block], {}
-
-    return Source(read(), parse)
-
-
-def _open_tables(
-    tables: Iterable[Any], paths: list[Path], data: DataConfig, size: int, name: str
-) -> Source:
-    counts = [count_rows(path) for path in paths]
-    total = 0 if None in counts else sum(filter(None, counts))  # 0 if unknown
-
-    def read() -> Iterator[tuple[Any, float]]:
-        n = 0
-        for table in rebatch_tables(tables, size, data, name):
-            n += len(table)
-            share = min(1.0, n / total) if total else 1.0
-            yield table, share
-        if n == 0:
-            raise UserError(f"{name}: is empty; it should hold one pair per row")
-
-    return Source(read(), partial(parse_table, name=name))
 
 
 def _open_demo(split: str, data: DataConfig, size: int) -> Source:
@@ -236,7 +174,7 @@ def _open_demo(split: str, data: DataConfig, size: int) -> Source:
     pairs = generate_pairs(split)
     if data.src == "de":
         pairs = ((german, english) for english, german in pairs)
-    return _open_pairs(((pair, 1.0) for pair in pairs), size)
+    return open_pairs(((pair, 1.0) for pair in pairs), size)
 
 
 # ---- two texts --------------------------------------------------------------------------------------------------

@@ -25,7 +25,10 @@ Default = TypeVar("Default")
 Item = TypeVar("Item")
 NAMES_OF_KINDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 # The remedy for a file that only nmt writes
-OF_ANOTHER_VERSION = "damaged, or of another version of nmt; commits 5f9c7938 and feddc889 read what unreleased versions wrote"
+OF_ANOTHER_VERSION = (
+    "damaged, or of another version of nmt; commits 5f9c7938 and feddc889 read what unreleased versions "
+    "wrote"
+)
 SHOWN = 99  # characters of a value or a key in a complaint; a stranger's file may hold any number
 
 
