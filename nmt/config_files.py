@@ -313,7 +313,9 @@ def _build_config(
     remedy: str = "",
 ) -> RunConfig:
     given: dict[str, str] = {}  # where, by key
-    for setting in [*settings, *map(parse_override, overrides)]:
+    asked = [*settings, *map(parse_override, overrides)]
+    # A preset replaces what was given before, so it comes first, wherever it stands.
+    for setting in sorted(asked, key=lambda setting: setting.key != "decoding.preset"):
         source = _put(source, setting)
         given |= setting.lines
     values = copy.deepcopy(source.values)

@@ -328,6 +328,14 @@ def test_overrides_win_over_the_file_and_later_over_earlier(load: Loader) -> Non
     assert config.data.train == (CorpusConfig(demo="train"),)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_preset_replaces_no_setting_that_is_given_beside_it(order: int) -> None:
+    given = ["decoding.beam=9", "decoding.preset=fairseq"][::order]
+    decoding = load_config("base.yaml", given).decoding
+    assert (decoding.beam, decoding.preset) == (9, "fairseq")
+    assert override_config(RunConfig(), given).decoding == decoding
+
+
 def test_extends_a_relative_file_then_a_shipped_one(load: Loader, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/middle.yaml").write_text(
