@@ -12,7 +12,6 @@ from typing import Any
 
 from nmt.translate.translator import (
     OUR_ENGINE,
-    Request,
     TextToText,
     TranslatedText,
     Translation,
@@ -31,8 +30,8 @@ class Layout:
     is_text: bool = False  # a line is a paragraph of sentences
 
     @property
-    def request(self) -> Request:
-        return Request(self.n_best or 1)
+    def n_candidates(self) -> int:
+        return self.n_best or 1
 
     def lines(
         self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText

@@ -77,13 +77,6 @@ class TranslatedText:
     candidates: list[Candidates]
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to find for each line."""
-
-    n_best: int = 1
-
-
 class LineTooLong(UserError):
     def __init__(self, number: int, message: str) -> None:
         super().__init__(f"line {number}{message}")
@@ -160,7 +153,7 @@ class TextToText(ABC):
         return translated
 
     def translate_texts(
-        self, texts: Sequence[RunningText], request: Request = Request(), first: int = 1
+        self, texts: Sequence[RunningText], n_best: int = 1, first: int = 1
     ) -> list[TranslatedText]:
         """Translate texts sentence by sentence. In messages a sentence has the number of its text, and
         the first text the number `first`.
@@ -172,7 +165,7 @@ class TextToText(ABC):
         for start in range(0, len(sentences), self.chunk_lines):
             here = slice(start, start + self.chunk_lines)
             lines = [sentence.text for sentence in sentences[here]]
-            candidates += self.find_candidates(lines, request, numbers=numbers[here])
+            candidates += self.find_candidates(lines, n_best, numbers=numbers[here])
 
         remaining = iter(candidates)
         results = []
@@ -195,24 +188,24 @@ class TextToText(ABC):
         if beam is not None:
             translator = copy(self)
             translator.config = replace(self.config, beam=beam)
-        found = translator.find_candidates(take_lines(lines), Request(n_best))
+        found = translator.find_candidates(take_lines(lines), n_best)
         return [replace(best, alternatives=others) for best, *others in found]
 
     def find_candidates(
         self,
         lines: Sequence[str],
-        request: Request,
+        n_best: int = 1,
         prefixes: Sequence[str] = (),
         numbers: Sequence[int] = (),
     ) -> list[Candidates]:
         """Find the candidates of each line, in order, as `find_by_batch` does."""
-        batches = self.find_by_batch(lines, request, prefixes, numbers)
+        batches = self.find_by_batch(lines, n_best, prefixes, numbers)
         return [candidates for _, candidates in sorted(chain.from_iterable(batches))]
 
     def find_by_batch(
         self,
         lines: Sequence[str],
-        request: Request = Request(),
+        n_best: int = 1,
         prefixes: Sequence[str] = (),
         numbers: Sequence[int] = (),
     ) -> Generator[FoundBatch]:
@@ -246,7 +239,7 @@ class TextToText(ABC):
         indices = list(sources)
         own_starts = [starts[index] for index in indices]
         requests = Requests(list(sources.values()), own_starts if any(own_starts) else ())
-        for places, hypotheses in self.search_batches(requests, request.n_best):
+        for places, hypotheses in self.search_batches(requests, n_best):
             searched = requests.choose(places).sources
             translations = self._make_translations(searched, hypotheses)
             found = []
