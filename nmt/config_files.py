@@ -45,6 +45,8 @@ SEARCH_PRESET_KEYS = DecodingConfig.PRESETS[
     "fairseq"
 ].keys()  # the settings that every preset decides
 
+ValuesByKey = dict[str, list[Any]]  # the value of a setting in each of several configs
+
 
 # ---- files -> values ---------------------------------------------------------------------------------------------
 
@@ -389,9 +391,7 @@ def list_differences(
     return [f"{key}: {before} -> {after}" for key, (before, after) in table.items()]
 
 
-def tabulate_differences(
-    configs: Sequence[RunConfig], ignored: tuple[str, ...]
-) -> dict[str, list[Any]]:
+def tabulate_differences(configs: Sequence[RunConfig], ignored: tuple[str, ...]) -> ValuesByKey:
     """Return the settings that differ and are not in `ignored`, each with its value in every config."""
     flat = [flatten_settings(to_plain_values(config)) for config in configs]
     table = {}

@@ -15,6 +15,7 @@ from nmt.config import DataConfig
 from nmt.corpus.text_files import Complaints, decode_lines
 from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
+from nmt.system.strict_json import Fields
 
 if TYPE_CHECKING:
     import pyarrow
@@ -41,7 +42,7 @@ def parse_tsv(lines: list[bytes], first: int, name: str) -> ParsedSides:
     return _parse_rows(texts, first, parse_row, undecodable)
 
 
-def _refuse_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_double_keys(pairs: list[tuple[str, Any]]) -> Fields:
     """Refuse duplicate keys: two halves of damaged lines can form one object with a key twice."""
     row = dict(pairs)
     if len(row) < len(pairs):

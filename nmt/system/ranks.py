@@ -176,7 +176,10 @@ class Share:
         return whole.flatten()[self.begin : self.end].view_as(self.weight)
 
 
-def share_nothing(model: nn.Module) -> dict[str, Share]:
+OwnShares = dict[str, Share]  # of a rank, by the name of the parameter
+
+
+def share_nothing(model: nn.Module) -> OwnShares:
     """Return the shares of a rank that updates all parameters, by name."""
     return {name: Share(parameter) for name, parameter in model.named_parameters()}
 

@@ -8,16 +8,14 @@ does a tab where tabs separate columns.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from nmt.system.strict_json import Fields
 from nmt.translate.translator import (
     OUR_ENGINE,
     TextToText,
     TranslatedText,
     Translation,
 )
-
-Fields = dict[str, Any]  # of a JSON object
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from nmt.checkpoint.checkpoint import Checkpoint, load_weights
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.config_files import override_config, parse_device
-from nmt.data.vocab import EOS, MOSTLY_UNKNOWN, Vocabulary
+from nmt.data.batch import Sentences
+from nmt.data.vocab import EOS, MOSTLY_UNKNOWN, EncodedLines, Vocabulary
 from nmt.model.backend import use_backend
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.dropout import suspend_dropout
@@ -32,11 +33,11 @@ from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.memory import explain_memory_error
 from nmt.system.progress import say, say_once
-from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
+from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch
 from nmt.translate.capitals import is_in_capitals, lower_capitals
 from nmt.translate.engine import choose_engine
 from nmt.translate.ensemble import Ensemble
-from nmt.translate.search_state import Decodable, Hypothesis
+from nmt.translate.search_state import BestHypotheses, Decodable
 from nmt.translate.sentences import RunningText, Sentence, Splitter
 
 OUR_ENGINE = "nmt"
@@ -138,7 +139,7 @@ class TextToText(ABC):
         """Return the lines as the model reads them."""
         return [lower_capitals(line) if self.is_lowered(line) else line for line in lines]
 
-    def encode_source(self, lines: Sequence[str]) -> list[list[int]]:
+    def encode_source(self, lines: Sequence[str]) -> EncodedLines:
         """Return the pieces of each line that the model reads, without tags."""
         return self.vocab.src.encode(self.lower(lines))
 
@@ -264,7 +265,7 @@ class TextToText(ABC):
             )
 
     def _make_translations(
-        self, sources: Sentences, hypotheses: list[list[Hypothesis]]
+        self, sources: Sentences, hypotheses: BestHypotheses
     ) -> list[Candidates]:
         # the texts of all hypotheses of all sentences: together they are decoded faster
         texts = iter(self.vocab.tgt.decode([each.ids for some in hypotheses for each in some]))
