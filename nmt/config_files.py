@@ -29,7 +29,7 @@ from nmt.system.errors import UserError, explain_missing, explain_unreadable
 from nmt.system.files import read_bytes
 from nmt.system.records import OF_ANOTHER_VERSION, RecordReader, join_key
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
-from nmt.system.strict_yaml import Values, YamlTree, format_yaml, parse_yaml
+from nmt.system.strict_yaml import Places, Values, YamlTree, format_yaml, parse_yaml
 
 # Parsing this much takes two seconds. A config with a hundred corpora is a tenth of this size.
 MAX_CONFIG_BYTES = 128 << 10
@@ -57,7 +57,7 @@ class PlacedSetting:
 
     key: str  # dotted
     value: Any
-    lines: dict[str, str]  # where it and each value inside it were written, by dotted key
+    lines: Places  # where it and each value inside it were written
 
 
 def find_shipped_configs() -> Path:
@@ -314,7 +314,7 @@ def _build_config(
     settings: Sequence[PlacedSetting] = (),
     remedy: str = "",
 ) -> RunConfig:
-    given: dict[str, str] = {}  # where, by key
+    given: Places = {}
     for setting in [*settings, *map(parse_override, overrides)]:
         source = _put(source, setting)
         given |= setting.lines

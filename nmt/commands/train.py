@@ -177,7 +177,6 @@ def note_missing_corpus(data: "DataConfig") -> None:
     itself works without data.
     """
     from nmt.corpus.reader import find_local_files
-    from nmt.system.errors import UserError
     from nmt.system.progress import say
 
     if os.path.isdir(data.store):  # prepared: no other file is needed

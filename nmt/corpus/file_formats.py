@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nmt.config import DataConfig
-from nmt.corpus.text_files import Complaints, decode_lines
+from nmt.corpus.text_files import Complaints, TextPair, decode_lines
 from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
 from nmt.system.strict_json import Fields
@@ -31,7 +31,7 @@ ParsedSides = tuple[list[str], list[str], Complaints]
 def parse_tsv(lines: list[bytes], first: int, name: str) -> ParsedSides:
     texts, undecodable = decode_lines(lines, first, name)
 
-    def parse_row(line: str, number: int) -> tuple[str, str]:
+    def parse_row(line: str, number: int) -> TextPair:
         cells = line.split("\t")
         if len(cells) != 2:
             raise UserError(
@@ -57,7 +57,7 @@ def parse_jsonl(lines: list[bytes], first: int, name: str, data: DataConfig) -> 
     texts, undecodable = decode_lines(lines, first, name)
     example = f'{{"{data.src}": "...", "{data.tgt}": "..."}}'
 
-    def parse_row(line: str, number: int) -> tuple[str, str]:
+    def parse_row(line: str, number: int) -> TextPair:
         line_name = f"{name}:{number}"
         try:
             row = JSON.decode(line)
@@ -82,11 +82,11 @@ def parse_jsonl(lines: list[bytes], first: int, name: str, data: DataConfig) -> 
 def _parse_rows(
     rows: Iterable[AnyRow],
     first: int,
-    parse_row: Callable[[AnyRow, int], tuple[str, str]],
+    parse_row: Callable[[AnyRow, int], TextPair],
     bad: Complaints,
 ) -> ParsedSides:
     """Both sides of all rows, an empty pair for a bad one. An existing complaint takes precedence."""
-    sides: list[tuple[str, str]] = []
+    sides: list[TextPair] = []
     for i, row in enumerate(rows):
         try:
             sides.append(parse_row(row, first + i))
@@ -224,7 +224,7 @@ def _check_offsets(column: "pyarrow.ChunkedArray", name: str) -> None:
 def parse_table(table: "pyarrow.Table", first: int, name: str) -> ParsedSides:
     src, tgt = table.column_names
 
-    def parse_row(row: tuple[Any, Any], number: int) -> tuple[str, str]:
+    def parse_row(row: tuple[Any, Any], number: int) -> TextPair:
         row_name = f"{name}: row {number}"
         return _check_cell(row[0], src, row_name), _check_cell(row[1], tgt, row_name)
 
