@@ -245,7 +245,7 @@ def test_the_dev_set_is_compared_where_its_store_is_here(
         compared.append(lines)
         return "the same"
 
-    monkeypatch.setattr("nmt.extras.export.export.export", note)
+    monkeypatch.setattr("nmt.extras.export.by_name.export", note)
     monkeypatch.chdir(tmp_path)
     command = [str(checkpoint.path.absolute()), "--to", "safetensors", "-o", "out"]
     assert nmt_export(command) == 0
