@@ -19,7 +19,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from nmt.system.device import choose_device
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import ForeseenError, UserError
 from nmt.system.runtime import end_with_parent, limit_connection_silence, read_rank_variable
 
 Found = TypeVar("Found")
@@ -109,16 +109,16 @@ class World:
         """Rank 0 does `work` while the others wait; it gets what `work` returns, the others None.
         Its UserError or Failure ends all ranks, and it alone reports it."""
         result: Found | None = None
-        error: UserError | Failure | None = None
+        error: ForeseenError | None = None
         if self.is_main:
             try:
                 result = work()
-            except (UserError, Failure) as caught:
+            except ForeseenError as caught:
                 error = caught
         self.fail_if(error)
         return result
 
-    def fail_if(self, error: UserError | Failure | None) -> None:
+    def fail_if(self, error: ForeseenError | None) -> None:
         """End all ranks if rank 0 has an error, which it alone reports. All ranks must call this."""
         if not self.is_main:
             error = None

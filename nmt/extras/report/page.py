@@ -26,7 +26,7 @@ from nmt.extras.report.sections import (
 )
 from nmt.extras.report.sentences import render_dev_samples, render_test_lines
 from nmt.extras.report.vega import read_chart_script
-from nmt.system.errors import Failure, UserError, explain_missing
+from nmt.system.errors import ForeseenError, UserError, explain_missing
 from nmt.system.escapes import escape_html, escape_line
 from nmt.system.extras import name_remedy
 from nmt.system.files import check_writable, refuse_run_file, write_text
@@ -70,7 +70,7 @@ def write_page(runs: Sequence[RunFacts], path: Path) -> None:
     """Write a report; charts that cannot be drawn here become tables, with a warning."""
     try:
         script = read_chart_script()
-    except (Failure, UserError, OSError, SubprocessError) as error:
+    except (ForeseenError, OSError, SubprocessError) as error:
         say(f"warning: {path}: has tables instead of charts: {error}")
         script = None
     write_text(path, render_page(runs, script))

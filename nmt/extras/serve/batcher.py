@@ -15,7 +15,7 @@ import torch
 
 from nmt.extras.export.ctranslate2 import CTranslate2Translator
 from nmt.extras.serve.models import ServedModel
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import ForeseenError
 from nmt.translate.batching import MAX_THREADS
 from nmt.translate.translator import Candidates, Translator
 
@@ -154,7 +154,7 @@ def answer_batch(options: LineOptions, texts: Sequence[str]) -> list[LineAnswer]
     except Exception as error:
         if len(texts) > 1:
             return [answer for text in texts for answer in answer_batch(options, [text])]
-        if not isinstance(error, UserError | Failure):  # a bug, which the operator sees
+        if not isinstance(error, ForeseenError):  # a bug, which the operator sees
             traceback.print_exc()
         return [error]
 
