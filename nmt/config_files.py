@@ -29,7 +29,7 @@ from nmt.system.errors import UserError, explain_missing, explain_unreadable
 from nmt.system.files import read_bytes
 from nmt.system.records import OF_ANOTHER_VERSION, RecordReader, join_key
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
-from nmt.system.strict_yaml import Values, YamlTree, format_yaml, parse_yaml
+from nmt.system.strict_yaml import Places, Values, YamlTree, format_yaml, parse_yaml
 
 # Parsing this much takes two seconds. A config with a hundred corpora is a tenth of this size.
 MAX_CONFIG_BYTES = 128 << 10
@@ -45,6 +45,8 @@ SEARCH_PRESET_KEYS = DecodingConfig.PRESETS[
     "fairseq"
 ].keys()  # the settings that every preset decides
 
+ValuesByKey = dict[str, list[Any]]  # the value of a setting in each of several configs
+
 
 # ---- files -> values ---------------------------------------------------------------------------------------------
 
@@ -55,7 +57,7 @@ class PlacedSetting:
 
     key: str  # dotted
     value: Any
-    lines: dict[str, str]  # where it and each value inside it were written, by dotted key
+    lines: Places  # where it and each value inside it were written
 
 
 def find_shipped_configs() -> Path:
@@ -312,7 +314,7 @@ def _build_config(
     settings: Sequence[PlacedSetting] = (),
     remedy: str = "",
 ) -> RunConfig:
-    given: dict[str, str] = {}  # where, by key
+    given: Places = {}
     asked = [*settings, *map(parse_override, overrides)]
     # A preset replaces what was given before, so it comes first, wherever it stands.
     for setting in sorted(asked, key=lambda setting: setting.key != "decoding.preset"):
@@ -391,9 +393,7 @@ def list_differences(
     return [f"{key}: {before} -> {after}" for key, (before, after) in table.items()]
 
 
-def tabulate_differences(
-    configs: Sequence[RunConfig], ignored: tuple[str, ...]
-) -> dict[str, list[Any]]:
+def tabulate_differences(configs: Sequence[RunConfig], ignored: tuple[str, ...]) -> ValuesByKey:
     """Return the settings that differ and are not in `ignored`, each with its value in every config."""
     flat = [flatten_settings(to_plain_values(config)) for config in configs]
     table = {}

@@ -30,7 +30,8 @@ from nmt.config import (
 )
 from nmt.config_files import find_shipped_configs
 from nmt.known_test_sets import PAPER_DEV_SET, PAPER_TEST_SET, WMT14, KnownSet
-from nmt.system.strict_yaml import parse_yaml
+from nmt.system.files import COMPRESSED
+from nmt.system.strict_yaml import Values, parse_yaml
 
 Model = Literal["base", "big"]
 # Table 2
@@ -85,6 +86,7 @@ TABLE_WIDTH = 150
 FIRST_OF_BLOCK = ("vocabulary", "layers N", "embeddings at the start", "label smoothing", "search")
 
 
+Words = str | dict[str, str]  # for all values of a setting, or for each
 Variants = tuple[tuple[ModelConfig, float, float, float], ...]
 
 
@@ -93,15 +95,15 @@ class RowText:
     """A row of configs/paper.yaml, which describes the fields, for one model and pair."""
 
     name: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Values = field(default_factory=dict)
     shown: str = ""
     more_is_fine: bool = False
     special: str = ""
     paper: str = ""
     code_2017: str = ""
     code_2023: str = ""
-    ours: str | dict[str, str] = ""
-    why: str | dict[str, str] = ""
+    ours: Words = ""
+    why: Words = ""
     reading: str = ""
 
 
@@ -217,7 +219,7 @@ def check_conformance(config: RunConfig) -> Conformance:
 
 
 @functools.cache
-def read_table() -> tuple[list[dict[str, Any]], Variants]:
+def read_table() -> tuple[list[Values], Variants]:
     """Return the rows of configs/paper.yaml, and its variants of Table 3."""
     path = find_shipped_configs() / "paper.yaml"
     table = parse_yaml(path.read_text(encoding="utf-8"), str(path)).values
@@ -229,7 +231,7 @@ def read_table() -> tuple[list[dict[str, Any]], Variants]:
     return table["rows"], tuple(variants)
 
 
-def choose_text(row: dict[str, Any], model: Model, pair: str) -> RowText:
+def choose_text(row: Values, model: Model, pair: str) -> RowText:
     """Return the row with what differs for this model and pair; RowText refuses an unknown key."""
     chosen = {key: value for key, value in row.items() if key not in CASES}
     for case in (pair, model, f"{model} {pair}"):
@@ -275,7 +277,7 @@ def join_list(value: Any) -> Any:
     return ", ".join(map(str, value)) or None if isinstance(value, tuple) else value
 
 
-def choose_words(text: str | dict[str, str], value: object) -> str:
+def choose_words(text: Words, value: object) -> str:
     """Return the text for this value."""
     if isinstance(text, dict):
         text = text.get(format_value(value), text.get("else", ""))
@@ -474,7 +476,7 @@ def name_corpus(corpus: CorpusConfig, data: DataConfig) -> str:
 def _strip_packing(path: str) -> str:
     """Return the file's name without its folder and without .gz, .xz, .bz2 or .zst."""
     name = PurePosixPath(path).name
-    for ending in (".gz", ".xz", ".bz2", ".zst"):
+    for ending in COMPRESSED:
         name = name.removesuffix(ending)
     return name
 

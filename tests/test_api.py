@@ -17,7 +17,7 @@ from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate
 from nmt.system.errors import UserError
 from nmt.system.files import seal
-from nmt.translate.translator import Request, TextToText
+from nmt.translate.translator import TextToText
 
 TORCH = "decoding.compile=off"
 
@@ -182,9 +182,7 @@ def test_beam_and_n_best_are_those_of_a_call(model: Path, translator: TextToText
     assert translator.translate(lines) == wide  # the next call is as before
 
     several = translator.translate(lines, beam=5, n_best=3)
-    found = nmt.api.load(model, settings=["decoding.beam=5", TORCH]).find_candidates(
-        lines, Request(3)
-    )
+    found = nmt.api.load(model, settings=["decoding.beam=5", TORCH]).find_candidates(lines, 3)
     assert [[replace(one, alternatives=()), *one.alternatives] for one in several] == found
     assert len(several[0].alternatives) == 2 and not several[1].alternatives
     pieces = translator.vocab.tgt.pieces(several[0].piece_ids)

@@ -57,9 +57,9 @@ LEVELS = {
     "extras/prompt": 10,
     "extras/export": 11,
     "extras/report": 11,
-    "extras/init": 12,
-    "extras/serve": 12,
     "api": 12,
+    "extras/init": 13,
+    "extras/serve": 13,
     "extras/sweep": 13,
     "commands": 14,
 }

@@ -18,8 +18,6 @@ fewer bits the mean difference is bounded. If the check fails, nothing is writte
 ctranslate2 and transformers come with pip install 'nmtkit[export]'."""
 
 FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors", "argos")
-MAX_LINES = 1000
-N_DEV_LINES = 100
 
 
 def build_parser() -> ArgumentParser:
@@ -50,8 +48,8 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--check-lines",
         metavar="FILE",
-        help=f"source text for the comparison, which uses the first {MAX_LINES:,} lines; default: "
-        f"{N_DEV_LINES} of the run's dev set, or random pieces if its store is not here",
+        help="source text for the comparison, which uses the first 1,000 lines; default: 100 of the run's dev set, "
+        "or random pieces if its store is not here",
     )
     return parser
 
@@ -61,38 +59,12 @@ def parse_arguments(argv: Argv) -> Namespace:
 
 
 def export_model(args: Namespace) -> int:
-    from itertools import islice
-    from pathlib import Path
-
     from nmt.system.runtime import tune_process
 
     tune_process()  # before torch is imported
+    from nmt.extras.export.by_name import export_by_name
 
-    from nmt.api import convert_published
-    from nmt.checkpoint.run_checkpoints import open_checkpoint
-    from nmt.corpus.text_files import TextFile, read_lines
-    from nmt.extras.export.export import export, make_lines
-    from nmt.system.files import check_exchangeable
-    from nmt.system.progress import say
-    from nmt.system.run_folder import dev_text_file
-
-    checkpoint = open_checkpoint(convert_published(args.checkpoint))
-    out = Path(args.output)
-    dev = Path(checkpoint.config.data.store) / dev_text_file("src")
-    if args.check_lines is not None:
-        lines = list(islice(read_lines(TextFile(Path(args.check_lines))), MAX_LINES))
-    elif dev.is_file():
-        lines = list(islice(read_lines(TextFile(dev)), N_DEV_LINES))
-    else:
-        lines = make_lines(checkpoint.vocab)
-    check_exchangeable(out.resolve())
-    if args.to == "argos":
-        from nmt.extras.export.argos import export_argos
-
-        agreement = export_argos(checkpoint, out, args.quantization, lines, args.force)
-    else:
-        agreement = export(checkpoint, args.to, out, args.quantization, lines, args.force)
-    say(f"{out}: {args.to}, {args.quantization}; {agreement}")
+    export_by_name(args)
     return 0
 
 

@@ -35,26 +35,9 @@ def parse_arguments(argv: Argv) -> Namespace:
 
 
 def report(args: Namespace) -> int:
-    from pathlib import Path
+    from nmt.extras.report.page import report_runs
 
-    from nmt.extras.report.facts import read_run
-    from nmt.extras.report.page import check_report_output, write_page
-    from nmt.system.errors import UserError, explain_missing
-    from nmt.system.progress import say
-    from nmt.system.run_folder import MANIFEST_FILE, RunFolder
-
-    for name in args.runs:
-        if not Path(name).is_dir():
-            raise explain_missing(name, "give a run folder")
-        if Path(name, MANIFEST_FILE).exists():
-            raise UserError(f"{name}: is a checkpoint, a store or an export; give the run folder")
-    own = [RunFolder(Path(name)).report for name in args.runs]
-    output = own[0] if args.output is None else Path(args.output)
-    check_report_output(output, own)
-
-    runs = [read_run(Path(name)) for name in args.runs]
-    write_page(runs, output)
-    say(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+    report_runs(args.runs, args.output)
     return 0
 
 

@@ -19,6 +19,7 @@ from nmt.commands.cli import (
     parse_positive,
     start_command,
 )
+from nmt.commands.init import parse_arguments as parse_init
 from nmt.system.errors import UserError
 from nmt.system.extras import check_extra
 
@@ -106,13 +107,14 @@ def train_model(args: Namespace) -> int:
     go_offline(args)
 
     from nmt import api
-    from nmt.commands.init import find_config_for
     from nmt.config_files import format_config
     from nmt.paper import explain
 
     if args.config is None:
         check_extra("init", "--src and --tgt without --config")
-        args.config = find_config_for(args.src, args.tgt)
+        from nmt.extras.init.first_config import find_config_for
+
+        args.config = find_config_for(parse_init([f"--src={args.src}", f"--tgt={args.tgt}"]))
     elif args.src is not None:
         src, tgt = json.dumps(args.src), json.dumps(args.tgt)  # YAML reads JSON's strings
         args.overrides.append(f"data.train=[{{src: {src}, tgt: {tgt}}}]")
@@ -175,7 +177,6 @@ def note_missing_corpus(data: "DataConfig") -> None:
     itself works without data.
     """
     from nmt.corpus.reader import find_local_files
-    from nmt.system.errors import UserError
     from nmt.system.progress import say
 
     if os.path.isdir(data.store):  # prepared: no other file is needed

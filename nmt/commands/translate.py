@@ -250,7 +250,7 @@ def translate_text(args: Namespace) -> int:
         refuse_corpus_files([Path(args.output)], model.config.data)
     if args.engine == "ctranslate2":
         say(f"{model.translator.engine}: with its own search, see docs/decoding.md")
-    if layout.request.n_best > decoding.beam and not decoding.sample:
+    if layout.n_candidates > decoding.beam and not decoding.sample:
         raise UserError(
             f"--n-best {args.n_best}: decoding.beam is {decoding.beam}; give --beam {args.n_best} "
             "or more, or --sample"

@@ -8,18 +8,19 @@ from collections.abc import Iterator
 from itertools import islice
 
 from nmt.config_files import find_shipped_configs
+from nmt.corpus.text_files import TextPair
 
 CORPUS = find_shipped_configs() / "demo.tsv.xz"  # English, tab, German
 # Which lines each split has. Held-out text comes first, so that reading it takes no time.
 RANGES = {"test": (0, 500), "valid": (500, 1000), "train": (1000, 21000)}
 
 
-def generate_pairs(split: str) -> Iterator[tuple[str, str]]:
+def generate_pairs(split: str) -> Iterator[TextPair]:
     """Yield the sentence pairs of one split, English first."""
     return islice(_read_pairs(), *RANGES[split])
 
 
-def _read_pairs() -> Iterator[tuple[str, str]]:
+def _read_pairs() -> Iterator[TextPair]:
     with lzma.open(CORPUS) as lines:
         for line in lines:
             en, de = line.decode().rstrip("\n").split("\t")

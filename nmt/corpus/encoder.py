@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from nmt.data.store import gather_runs
+from nmt.data.store import TokenRow, gather_runs
 from nmt.data.vocab import SPACE, Vocab
 
 SPACE_BYTES = SPACE.encode()
@@ -33,7 +33,7 @@ class CorpusEncoder:
         self._ids = np.empty(0, np.uint16)
         self._starts = np.zeros(2, np.int64)
 
-    def __call__(self, lines: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, lines: Sequence[bytes]) -> TokenRow:
         """Return all ids end to end (uint16), and how many of them each line has (int64)."""
         if not lines:
             return np.empty(0, np.uint16), np.empty(0, np.int64)
@@ -67,9 +67,7 @@ class CorpusEncoder:
         is_end[line_ends] = True
         return np.flatnonzero(is_end)
 
-    def _encode_words(
-        self, text: bytes, starts: np.ndarray, ends: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _encode_words(self, text: bytes, starts: np.ndarray, ends: np.ndarray) -> TokenRow:
         """Return the ids of words of `text`, end to end, and how many each word has."""
         lengths = ends - starts
         is_short = lengths < KEY_BYTES

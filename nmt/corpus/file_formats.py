@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nmt.config import DataConfig
-from nmt.corpus.text_files import Complaints, TextFile, decode_lines, read_line_blocks
+from nmt.corpus.text_files import Complaints, TextFile, TextPair, decode_lines, read_line_blocks
 from nmt.corpus.tmx import read_tmx_pairs
 from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
 from nmt.system.files import COMPRESSED
+from nmt.system.strict_json import Fields
 
 if TYPE_CHECKING:
     import pyarrow
@@ -60,14 +61,14 @@ def open_file(text: TextFile, data: DataConfig, size: int) -> Source:
     )
 
 
-def open_pairs(pairs: Iterator[tuple[tuple[str, str], float]], size: int) -> Source:
+def open_pairs(pairs: Iterator[tuple[TextPair, float]], size: int) -> Source:
     """Open a corpus that comes as pairs, with the share of it read so far."""
 
-    def read() -> Iterator[tuple[list[tuple[str, str]], float]]:
+    def read() -> Iterator[tuple[list[TextPair], float]]:
         while block := list(islice(pairs, size)):
             yield [pair for pair, _ in block], block[-1][1]
 
-    def parse(block: list[tuple[str, str]], first: int) -> ParsedSides:
+    def parse(block: list[TextPair], first: int) -> ParsedSides:
         return [src for src, _ in block], [tgt for _, tgt in block], {}
 
     return Source(read(), parse)
@@ -97,7 +98,7 @@ def open_tables(
 def parse_tsv(lines: list[bytes], first: int, name: str) -> ParsedSides:
     texts, undecodable = decode_lines(lines, first, name)
 
-    def parse_row(line: str, number: int) -> tuple[str, str]:
+    def parse_row(line: str, number: int) -> TextPair:
         cells = line.split("\t")
         if len(cells) != 2:
             raise UserError(
@@ -108,7 +109,7 @@ def parse_tsv(lines: list[bytes], first: int, name: str) -> ParsedSides:
     return _parse_rows(texts, first, parse_row, undecodable)
 
 
-def _refuse_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_double_keys(pairs: list[tuple[str, Any]]) -> Fields:
     """Refuse duplicate keys: two halves of damaged lines can form one object with a key twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
@@ -123,7 +124,7 @@ def parse_jsonl(lines: list[bytes], first: int, name: str, data: DataConfig) -> 
     texts, undecodable = decode_lines(lines, first, name)
     example = f'{{"{data.src}": "...", "{data.tgt}": "..."}}'
 
-    def parse_row(line: str, number: int) -> tuple[str, str]:
+    def parse_row(line: str, number: int) -> TextPair:
         line_name = f"{name}:{number}"
         try:
             row = JSON.decode(line)
@@ -148,11 +149,11 @@ def parse_jsonl(lines: list[bytes], first: int, name: str, data: DataConfig) -> 
 def _parse_rows(
     rows: Iterable[AnyRow],
     first: int,
-    parse_row: Callable[[AnyRow, int], tuple[str, str]],
+    parse_row: Callable[[AnyRow, int], TextPair],
     bad: Complaints,
 ) -> ParsedSides:
     """Both sides of all rows, an empty pair for a bad one. An existing complaint takes precedence."""
-    sides: list[tuple[str, str]] = []
+    sides: list[TextPair] = []
     for i, row in enumerate(rows):
         try:
             sides.append(parse_row(row, first + i))
@@ -290,7 +291,7 @@ def _check_offsets(column: "pyarrow.ChunkedArray", name: str) -> None:
 def parse_table(table: "pyarrow.Table", first: int, name: str) -> ParsedSides:
     src, tgt = table.column_names
 
-    def parse_row(row: tuple[Any, Any], number: int) -> tuple[str, str]:
+    def parse_row(row: tuple[Any, Any], number: int) -> TextPair:
         row_name = f"{name}: row {number}"
         return _check_cell(row[0], src, row_name), _check_cell(row[1], tgt, row_name)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HUB_ADDRESS = "hf://"
 CARD = "README.md"  # says which files are a subset and a split
+Patterns = dict[str, list[str]]  # of the files of each split
 SAVED_STATE_FILE = "state.json"  # beside the files of a split that `save_to_disk` wrote
 
 
@@ -188,14 +189,14 @@ def _list_patterns(folder: Path, corpus: CorpusConfig) -> list[str]:
     return _choose_split(splits, corpus) if splits else []
 
 
-def _choose_split(splits: dict[str, list[str]], corpus: CorpusConfig) -> list[str]:
+def _choose_split(splits: Patterns, corpus: CorpusConfig) -> list[str]:
     name = _name_split(corpus)
     if name not in splits:
         raise _explain_choice(corpus, "split", splits)
     return splits[name]
 
 
-def _list_saved_splits(folder: Path) -> dict[str, list[str]]:
+def _list_saved_splits(folder: Path) -> Patterns:
     """The patterns of what `save_to_disk` of `datasets` wrote: none if it did not write this folder."""
     if (folder / SAVED_STATE_FILE).is_file():
         return {"train": ["*.arrow"]}
@@ -203,7 +204,7 @@ def _list_saved_splits(folder: Path) -> dict[str, list[str]]:
     return {name: [f"{name}/*.arrow"] for name in sorted(names)}
 
 
-def _read_card(folder: Path, corpus: CorpusConfig) -> dict[str, list[str]]:
+def _read_card(folder: Path, corpus: CorpusConfig) -> Patterns:
     """The patterns of each split of the subset, if the dataset's card has any."""
     from datasets.data_files import sanitize_patterns
     from datasets.utils.metadata import MetadataConfigs
@@ -218,7 +219,7 @@ def _read_card(folder: Path, corpus: CorpusConfig) -> dict[str, list[str]]:
     subset = corpus.subset or subsets.get_default_config_name()
     if subset not in subsets:
         raise _explain_choice(corpus, "subset", subsets)
-    splits: dict[str, list[str]] = sanitize_patterns(subsets[subset].get("data_files", {}))
+    splits: Patterns = sanitize_patterns(subsets[subset].get("data_files", {}))
     for pattern in chain(*splits.values()):
         if re.search(r"^/|(^|/)\.\.(/|$)|:", pattern):
             raise UserError(

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any
 
 import nmt
 from nmt.config import DataConfig, VocabConfig
@@ -31,6 +30,7 @@ from nmt.system.extras import is_installed
 from nmt.system.files import has_plain_file, read_file_stamp, read_json
 from nmt.system.records import leave_out_none, read_record
 from nmt.system.run_folder import LEDGER_FILE
+from nmt.system.strict_json import Fields
 from nmt.system.tables import Table
 
 # How the files of the ledger looked on this machine, so that none is read again.
@@ -107,7 +107,7 @@ class BpeAccount:
 
 @dataclass(frozen=True)
 class Ledger:
-    settings: dict[str, Any]  # plain values, as `list_settings` has them
+    settings: Fields  # plain values, as `list_settings` has them
     corpora: list[CorpusAccount]
     test: TestSetAccount | None
     bpe: BpeAccount  # the joint one, or the source's
@@ -134,7 +134,7 @@ class Ledger:
         """The joint BPE, or those of the source and of the target."""
         return [self.bpe] if self.tgt_bpe is None else [self.bpe, self.tgt_bpe]
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> Fields:
         """What ledger.json holds; a dev set has no entries that only training corpora have, and a
         corpus without a tag or a weight has none.
         """
@@ -167,7 +167,7 @@ def read_ledger(store: Path) -> Ledger:
 # ---- what it records --------------------------------------------------------------------------------------------
 
 
-def list_settings(data: DataConfig, vocab: VocabConfig) -> dict[str, Any]:
+def list_settings(data: DataConfig, vocab: VocabConfig) -> Fields:
     """List the settings that decide the content of a store.
 
     These are left out: where the data and the store lie, the number of workers, and what counts only in training: the

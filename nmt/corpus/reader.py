@@ -29,7 +29,7 @@ from nmt.corpus.hub import (
     find_dataset_files,
     read_dataset_tables,
 )
-from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks
+from nmt.corpus.text_files import LinesOfSides, TextFile, decode_lines, read_line_blocks
 from nmt.system.errors import UserError, explain_missing
 from nmt.system.files import COMPRESSED
 
@@ -181,7 +181,7 @@ def _open_demo(split: str, data: DataConfig, size: int) -> Source:
 
 
 def _open_two_texts(src: TextFile, tgt: TextFile, size: int) -> Source:
-    def read() -> Iterator[tuple[tuple[list[bytes], list[bytes]], float]]:
+    def read() -> Iterator[tuple[LinesOfSides, float]]:
         nothing: tuple[list[bytes], float] = ([], 1.0)
         both = zip_longest(
             read_line_blocks(src, size), read_line_blocks(tgt, size), fillvalue=nothing
@@ -191,7 +191,7 @@ def _open_two_texts(src: TextFile, tgt: TextFile, size: int) -> Source:
                 raise _explain_unequal_lengths(src, tgt)
             yield (src_lines, tgt_lines), share
 
-    def parse(block: tuple[list[bytes], list[bytes]], first: int) -> ParsedSides:
+    def parse(block: LinesOfSides, first: int) -> ParsedSides:
         src_texts, src_bad = decode_lines(block[0], first, src.name)
         tgt_texts, tgt_bad = decode_lines(block[1], first, tgt.name)
         return src_texts, tgt_texts, tgt_bad | src_bad

@@ -24,6 +24,7 @@ from nmt.corpus.cleaning import (
 from nmt.corpus.encoder import CorpusEncoder
 from nmt.corpus.learn_bpe import tally_words
 from nmt.corpus.reader import Block
+from nmt.corpus.text_files import LinesOfSides
 from nmt.data.mixture import make_random
 from nmt.data.vocab import Vocab
 
@@ -47,7 +48,7 @@ class Shard:
     n_pairs: int
     duplicates: Path | None  # for each pair of the whole corpus one byte: 1 to leave it out
 
-    def read(self) -> tuple[list[bytes], list[bytes]]:
+    def read(self) -> LinesOfSides:
         src, tgt = map(self._read_side, SIDES)
         return src, tgt
 

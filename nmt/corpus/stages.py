@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -53,6 +52,7 @@ from nmt.system.pool import Executor, map_in_order, map_with_workers, run_in_pro
 from nmt.system.progress import Progress, clock, say, track
 from nmt.system.records import Record, read_record
 from nmt.system.run_folder import VOCAB_FILE
+from nmt.system.strict_json import Fields
 
 FEW_LINES = 200_000  # from whose words a BPE need not be learned in a process of its own
 DONE_FILE = "done.json"
@@ -74,7 +74,7 @@ class Preparation:
     def run_stage(
         self,
         name: str,
-        made_with: dict[str, Any],
+        made_with: Fields,
         kind: type[Record],
         make: Callable[[Path], Record],
     ) -> tuple[Path, Record]:

@@ -45,6 +45,8 @@ DAMAGE = (
     NotImplementedError,  # a method of compression that zipfile does not know
 )
 ENCRYPTED = 1  # the bit of a zip member's flags
+TextPair = tuple[str, str]  # a source and its translation
+LinesOfSides = tuple[list[bytes], list[bytes]]  # undecoded lines of the source, and of the target
 Complaints = dict[int, str]  # about lines of a block, by their place in it
 
 

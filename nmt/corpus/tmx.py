@@ -10,14 +10,13 @@ from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from nmt.config import DataConfig
-from nmt.corpus.text_files import TextFile, read_byte_blocks
+from nmt.corpus.text_files import TextFile, TextPair, read_byte_blocks
 from nmt.system.errors import UserError
 
 CODES = ("bpt", "ept", "it", "ph", "ut")  # elements of a sentence that hold markup, not text
-TmxPair = tuple[str, str]
 
 
-def read_tmx_pairs(text: TextFile, data: DataConfig) -> Iterator[tuple[TmxPair, float]]:
+def read_tmx_pairs(text: TextFile, data: DataConfig) -> Iterator[tuple[TextPair, float]]:
     """Yield the pairs from data.src to data.tgt, with the share of the file read by then.
 
     Units without both languages are skipped.
@@ -46,7 +45,7 @@ class TmxReader:
         self.name = name
         self.src, self.tgt = _normalize(data.src), _normalize(data.tgt)
         self.languages: set[str] = set()  # of the file
-        self.pairs: list[TmxPair] = []
+        self.pairs: list[TextPair] = []
         self.unit: TreeBuilder | None = None  # of the unit that has begun
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
@@ -56,7 +55,7 @@ class TmxReader:
         self.parser.EntityDeclHandler = self._refuse_entity
         self.parser.SkippedEntityHandler = self._refuse_entity
 
-    def feed(self, block: bytes, is_last: bool = False) -> list[TmxPair]:
+    def feed(self, block: bytes, is_last: bool = False) -> list[TextPair]:
         try:
             self.parser.Parse(block, is_last)
         except expat.ExpatError as error:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 Computed = TypeVar("Computed")
+Sentences = Sequence[Sequence[int]]
 
 
 class lazy_property(Generic[Computed]):
@@ -117,7 +118,7 @@ def _copy_to(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def pack(sentences: Sequence[Sequence[int]]) -> Packed:
+def pack(sentences: Sentences) -> Packed:
     """Lay lists of ids end to end."""
     lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
     offsets = np.concatenate(([0], np.cumsum(lengths)))

@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 import sentencepiece
 
-from nmt.data.store import find_bounds, gather_runs
+from nmt.data.store import TokenRow, find_bounds, gather_runs
 from nmt.data.vocab import SPACE, is_user_symbol
 
 NO_RANK = 2**16 - 1  # the rank of a merge that does not exist or is left out
@@ -101,7 +101,7 @@ def segment(
     counts: np.ndarray,
     rate: float,
     random: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> TokenRow:
     """Draw the pieces of sentences anew: all pieces end to end (uint16), and how many each sentence
     has.
 
@@ -128,7 +128,7 @@ def _merge_words(
     words: np.ndarray,
     rate: float,
     random: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> TokenRow:
     """Return the pieces of all words, and how many each word has. A word begins at `words` among
     the letters.
     """

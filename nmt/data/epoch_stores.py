@@ -17,7 +17,7 @@ import numpy as np
 
 from nmt.data.bpe_dropout import MergeTable, segment
 from nmt.data.mixture import make_random
-from nmt.data.store import SideWriter, TokenStore, gather_runs, open_store
+from nmt.data.store import SideWriter, TokenRow, TokenStore, gather_runs, open_store
 from nmt.data.vocab import Vocabulary
 from nmt.system.errors import UserError
 from nmt.system.files import (
@@ -38,7 +38,6 @@ from nmt.system.progress import Progress
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files
 
 CHECKED = 500  # pairs that must come back unchanged at rate 0
-TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
 Merges = tuple[MergeTable, MergeTable]  # of the source and of the target
 
 

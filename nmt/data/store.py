@@ -39,6 +39,7 @@ HEADER = re.compile(
 ARRAY_HEADER_BYTES = 256
 SEARCHED_PAIRS = 1 << 18  # at a time
 PRIME = 1_000_003  # so that two sums become one number, which other sums hardly share
+TokenRow = tuple[np.ndarray, np.ndarray]  # ids end to end, and how many each sentence has
 StoredPair = tuple[bytes, bytes]  # the ids of a source and of its target
 LOOKED_AT_IDS = 1 << 20  # from the beginning, to see whether they are known
 
@@ -71,7 +72,7 @@ class Side:
         """The sum of `lengths`."""
         return len(self.ids) + len(self)
 
-    def read_sentences(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def read_sentences(self, numbers: np.ndarray) -> TokenRow:
         """Return the ids of these sentences, end to end, and how many each has."""
         with self._explaining_damage():
             firsts = numbers.astype(np.int64)
@@ -80,7 +81,7 @@ class Side:
             self._check_ids(ids)
         return ids, ends - starts
 
-    def read_rows(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    def read_rows(self, first: int, end: int) -> TokenRow:
         """Return the ids of consecutive sentences, and how many each has."""
         counts = self.count_pieces(first, end)
         return self.read_ids(int(self.offsets[first]), int(self.offsets[end])), counts

@@ -42,6 +42,7 @@ SPACE = "\u2581"  # how a piece writes the space before it
 MAX_MODEL_BYTES = 8 << 20
 MAX_PIECES = 1 << 16  # because stores hold ids in 16 bits
 MAX_UNKNOWN_MARK = 100  # characters
+EncodedLines = list[list[int]]  # the ids of each
 PROBE = "\ufb01 \u00bd\u2028\u3000A\u030a"  # what any normalisation would change
 
 sentencepiece.set_min_log_level(2)  # otherwise its C++ code writes to standard error
@@ -119,10 +120,10 @@ class Vocab:
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 
-    def encode(self, lines: Sequence[str] | Sequence[bytes]) -> list[list[int]]:
+    def encode(self, lines: Sequence[str] | Sequence[bytes]) -> EncodedLines:
         """Return the ids of each line, without bos and eos."""
         batch: list[Any] = list(lines)  # encoded in one call, which is faster than one a line
-        ids: list[list[int]] = self._processor.encode(batch, num_threads=1)
+        ids: EncodedLines = self._processor.encode(batch, num_threads=1)
         return ids
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:

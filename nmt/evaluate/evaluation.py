@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any
 
 import nmt
 from nmt.agreement import check_agreement, check_corpus, check_sides, find_direction
@@ -22,6 +21,7 @@ from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import RunConfig
 from nmt.config_files import (
+    ValuesByKey,
     load_recorded_config,
     override_config,
     tabulate_differences,
@@ -185,7 +185,7 @@ def _check_same_data(checkpoints: Sequence[Checkpoint]) -> None:
         check_agreement("training data", name, data, first_name, first_data, remedy)
 
 
-def _tabulate_ablation(systems: Sequence[System], settings: dict[str, list[Any]]) -> Evaluation:
+def _tabulate_ablation(systems: Sequence[System], settings: ValuesByKey) -> Evaluation:
     """Compare each run with the first, beside the settings in which the runs differ."""
     comparisons = [_compare(systems[0], other) for other in systems[1:]]
     systems = score_systems(systems, [HEADLINE, CHRF2])

@@ -6,8 +6,8 @@ they are only written.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from nmt.config_files import ValuesByKey
 from nmt.evaluate.systems import System
 from nmt.evaluate.verdict import Verdict
 from nmt.score.metrics import Metric
@@ -15,7 +15,8 @@ from nmt.score.score import Score
 from nmt.score.significance import Comparison, Spread
 from nmt.system.escapes import escape_line
 from nmt.system.records import leave_out_none
-from nmt.system.tables import Cell, Table, format_interval
+from nmt.system.strict_json import Fields
+from nmt.system.tables import Cell, Rows, Table, format_interval
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Findings:
     chrf: list[Score] | None = None  # of each system
     # runs of different recipes: the settings that differ, with the value in each, and each but the
     # first compared with the first
-    settings: dict[str, list[Any]] | None = None
+    settings: ValuesByKey | None = None
     comparisons: list[Comparison] | None = None
     comparison: Comparison | None = None
     spread: Spread | None = None
@@ -48,10 +49,10 @@ class Evaluation:
         return [system.scores for system in self.systems]
 
     @property
-    def json_values(self) -> dict[str, Any]:
+    def json_values(self) -> Fields:
         first = self.systems[0]
         scores = first.scores
-        values: dict[str, Any] = {"system": first.name}
+        values: Fields = {"system": first.name}
         if len(self.systems) > 1:
             values = {"systems": [system.label for system in self.systems]}
             scores = [system.scores[0] for system in self.systems]
@@ -124,12 +125,12 @@ class Evaluation:
                 f"95 % confidence interval of the mean {interval} (Student's t)"
             )
 
-    def _list_ablation(self, settings: dict[str, list[Any]]) -> Iterator[str]:
+    def _list_ablation(self, settings: ValuesByKey) -> Iterator[str]:
         """Show each run beside the settings in which the runs differ: no mean, which would mix them."""
         from_first = [["", ""]]
         for comparison in self.findings.comparisons or ():
             from_first.append([f"{comparison.difference:+.2f}", f"{comparison.p_bootstrap:.4f}"])
-        rows: list[list[Cell]] = [["", "BLEU", "95 %", "chrF2", "difference", "p", *settings]]
+        rows: Rows = [["", "BLEU", "95 %", "chrF2", "difference", "p", *settings]]
         for i, system in enumerate(self.systems):
             bleu, chrf = system.scores
             figures = [f"{bleu.value:.2f}", bleu.format_interval(), f"{chrf.value:.2f}"]

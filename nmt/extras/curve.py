@@ -10,7 +10,7 @@ not at all.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from nmt.system.files import digest_file, write_json
 from nmt.system.progress import clock, format_duration, say
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder, dev_text_file
+from nmt.system.strict_json import Fields
 from nmt.train.resolve import resolve_micro_tokens
 from nmt.train.validate import choose_dev_lines, validate
 from nmt.translate.translator import make_translator
@@ -89,7 +90,7 @@ def measure_curve(
         duration = format_duration(clock() - started_at)
         say(f"mean of the last {n}: dev BLEU {bleu:.2f}, in {duration}")
 
-    record: dict[str, Any] = {
+    record: Fields = {
         "choice": choice,
         "best_n": find_best_point(points).n,
         "points": [asdict(point) for point in points],

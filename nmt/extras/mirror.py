@@ -17,7 +17,7 @@ from nmt.checkpoint.checkpoint import parse_step
 from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.config import RunConfig
 from nmt.config_files import list_differences, parse_recorded_config
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import Failure, ForeseenError, UserError
 from nmt.system.extras import name_remedy
 from nmt.system.files import read_manifest, verify, write_bytes, write_folder
 from nmt.system.progress import clock, say
@@ -49,7 +49,7 @@ class RunMirror(Mirror):
     def _try_to_copy(self) -> None:
         try:
             self.copy()
-        except (Failure, UserError, OSError) as error:
+        except (ForeseenError, OSError) as error:
             say(f"warning: {error}; training goes on, and with the next checkpoint copies again")
 
     def wait(self, step: int) -> None:

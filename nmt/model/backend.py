@@ -14,11 +14,10 @@ from nmt.model.attention_mask import AttentionMask
 from nmt.model.dropout_masks import draw_factors, drop
 from nmt.model.packed_attention import attend, look_up_rows
 
-# (hidden (T, d), weight (V, d), labels (T,), smoothing, needs_grad) -> smoothed sum, NLL sum, and the smoothed
-# sum's gradients of hidden and weight
-ComputeLoss = Callable[
-    [Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-]
+# smoothed sum, NLL sum, and the smoothed sum's gradients of hidden and weight
+LossAndGradients = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+# of hidden (T, d), weight (V, d), labels (T,), smoothing, needs_grad
+ComputeLoss = Callable[[Tensor, Tensor, Tensor, float, bool], LossAndGradients]
 
 
 class Backend:

@@ -20,7 +20,7 @@ import nmt
 from nmt.languages import find_code
 from nmt.score import moses
 from nmt.score.score import Score, make_headline_counter
-from nmt.score.significance import bootstrap, read_seed
+from nmt.score.significance import References, bootstrap, read_seed
 
 Prepare = Callable[[str], str]
 
@@ -150,7 +150,7 @@ def compute_score(
     test: str,
     pair: str,
     n_bootstrap: int,
-    more_references: Sequence[Sequence[str]] = (),
+    more_references: References = (),
 ) -> Score:
     """Score the hypotheses, with a 95 % interval of `n_bootstrap` resamples.
 

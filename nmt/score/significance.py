@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sacrebleu.significance import Result
 
 SEED_VARIABLE = "SACREBLEU_SEED"
+References = Sequence[Sequence[str]]  # one set of lines, or several
 HIGHEST_SCORE = 100.0  # of BLEU and chrF
 
 
@@ -87,7 +88,7 @@ def read_seed() -> int:
 def bootstrap(
     counter: "Counter",
     hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
+    references: References,
     n: int = 1000,
     seed: int = 12345,
 ) -> tuple[float, Bootstrap]:
@@ -105,7 +106,7 @@ def compare_systems(
     counter: "Counter",
     a: Sequence[str],
     b: Sequence[str],
-    references: Sequence[Sequence[str]],
+    references: References,
     n_bootstrap: int = 1000,
     n_randomisation: int = 10000,
     seed: int = 12345,
@@ -157,7 +158,7 @@ def compare_systems(
 def _resample(
     counter: "Counter",
     lines: Sequence[str],
-    references: Sequence[Sequence[str]],
+    references: References,
     n: int,
     seed: int,
 ) -> tuple[float, "np.ndarray"]:
@@ -173,7 +174,7 @@ def _resample(
     return score, np.array([one.score for one in resampled])
 
 
-def _check(lines: Sequence[str], references: Sequence[Sequence[str]], n: int, seed: int) -> None:
+def _check(lines: Sequence[str], references: References, n: int, seed: int) -> None:
     for reference in references:
         check_lengths(lines, reference)
     if n < 1 or seed < 1:

@@ -19,20 +19,19 @@ from nmt.system.escapes import escape_line
 MAX_BEGINNING, MAX_END = 1_500, 500  # characters of a message; the remedy is at its end
 
 
-class UserError(Exception):
-    """A mistake in the input, the configuration or the command line; its text is one line, ready to
-    print.
-    """
+class ForeseenError(Exception):
+    """An error whose text is one line, ready to print."""
 
     def __init__(self, message: str) -> None:
         super().__init__(fit_into_line(message))
 
 
-class Failure(Exception):
-    """A reason why the work cannot go on, in one line that also says what to do."""
+class UserError(ForeseenError):
+    """A mistake in the input, the configuration or the command line."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(fit_into_line(message))
+
+class Failure(ForeseenError):
+    """A reason why the work cannot go on; the line also says what to do."""
 
 
 def fit_into_line(message: str) -> str:

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, Literal
 from nmt.system.errors import Failure, UserError, explain_unreadable
 from nmt.system.progress import clock, say, say_once
 from nmt.system.run_folder import MANIFEST_FILE, RUN_FILES, RunFolder
-from nmt.system.strict_json import parse_json
+from nmt.system.strict_json import Fields, parse_json
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")  # what the name of a compressed text ends in
 MAX_JSON_BYTES = 64 << 20
@@ -280,7 +280,7 @@ def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
         return parse_json(read_bytes(path, max_bytes), str(path))
 
 
-def read_status(run: RunFolder) -> dict[str, Any]:
+def read_status(run: RunFolder) -> Fields:
     """Return the content of a run's status.json; nothing if it cannot be read."""
     try:
         status = read_json(run.status)
@@ -408,7 +408,7 @@ def seal(folder: Path, known: Mapping[str, str] | None = None) -> None:
     sync_to_disk(folder)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Fields:
     """Read the sha256 and size of each file, by its name. The manifest itself may come from a
     stranger.
     """
@@ -448,7 +448,7 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
     check_digests(folder, digests, digests if only is None else only)
 
 
-def check_sizes(folder: Path, entries: dict[str, Any], needed: Iterable[str]) -> None:
+def check_sizes(folder: Path, entries: Fields, needed: Iterable[str]) -> None:
     """Raise a `UserError` if a file is missing or has another size than the manifest's entries say."""
     for name in needed:
         if name not in entries:

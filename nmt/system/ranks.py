@@ -19,7 +19,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from nmt.system.device import choose_device
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import ForeseenError, UserError
 from nmt.system.runtime import end_with_parent, limit_connection_silence, read_rank_variable
 
 Found = TypeVar("Found")
@@ -109,16 +109,16 @@ class World:
         """Rank 0 does `work` while the others wait; it gets what `work` returns, the others None.
         Its UserError or Failure ends all ranks, and it alone reports it."""
         result: Found | None = None
-        error: UserError | Failure | None = None
+        error: ForeseenError | None = None
         if self.is_main:
             try:
                 result = work()
-            except (UserError, Failure) as caught:
+            except ForeseenError as caught:
                 error = caught
         self.fail_if(error)
         return result
 
-    def fail_if(self, error: UserError | Failure | None) -> None:
+    def fail_if(self, error: ForeseenError | None) -> None:
         """End all ranks if rank 0 has an error, which it alone reports. All ranks must call this."""
         if not self.is_main:
             error = None
@@ -176,7 +176,10 @@ class Share:
         return whole.flatten()[self.begin : self.end].view_as(self.weight)
 
 
-def share_nothing(model: nn.Module) -> dict[str, Share]:
+OwnShares = dict[str, Share]  # of a rank, by the name of the parameter
+
+
+def share_nothing(model: nn.Module) -> OwnShares:
     """Return the shares of a rank that updates all parameters, by name."""
     return {name: Share(parameter) for name, parameter in model.named_parameters()}
 

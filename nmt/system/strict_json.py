@@ -12,6 +12,8 @@ from typing import Any
 
 from nmt.system.errors import UserError
 
+Fields = dict[str, Any]  # of a JSON object
+
 MAX_DEPTH = 50
 MAX_INTEGER = 2**63
 MAX_FLOAT = 1e100  # no figure of a float32 computation comes near

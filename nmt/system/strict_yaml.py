@@ -17,6 +17,7 @@ from nmt.system.escapes import OBEYED
 MAX_NESTING = 20  # of values inside each other
 
 Values = dict[str, Any]  # of a mapping, by key
+Places = dict[str, str]  # where each value was written, by dotted key
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class YamlTree:
     """A plain tree of values and, for error messages, where each dotted key was written."""
 
     values: Values
-    lines: dict[str, str] = field(default_factory=dict)
+    lines: Places = field(default_factory=dict)
 
     def name_place(self, key: str) -> str:
         """Where `key` was written, and its name."""
@@ -91,7 +92,7 @@ for _kind, _pattern, _first in _WORDS:
 
 def parse_yaml(text: str, name: str) -> YamlTree:
     """Parse the plain values in `text`, which error messages call `name`."""
-    lines: dict[str, str] = {}
+    lines: Places = {}
     try:
         loader = _Loader(text)
         loader.name = name
@@ -111,7 +112,7 @@ def parse_yaml(text: str, name: str) -> YamlTree:
     return YamlTree(values, lines)
 
 
-def _read_node(node: yaml.Node, key: str, lines: dict[str, str]) -> Any:
+def _read_node(node: yaml.Node, key: str, lines: Places) -> Any:
     """Return the node's plain value; add to `lines` where it and each value inside it were
     written.
     """
@@ -131,7 +132,7 @@ def _read_node(node: yaml.Node, key: str, lines: dict[str, str]) -> Any:
     return None if kind == "null" else text
 
 
-def _read_mapping(node: yaml.MappingNode, key: str, lines: dict[str, str]) -> Values:
+def _read_mapping(node: yaml.MappingNode, key: str, lines: Places) -> Values:
     values: Values = {}
     for name_node, value_node in node.value:
         name = name_node.value

@@ -30,6 +30,7 @@ class Html:
 
 
 Cell = str | float | Code | Html | None
+Rows = list[list[Cell]]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from nmt.system.errors import UserError
 from nmt.system.files import check_size, has_plain_file, open_plain_file
 from nmt.system.run_folder import METRICS_FILE
-from nmt.system.strict_json import parse_json
+from nmt.system.strict_json import Fields, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,9 +41,9 @@ class Event:
     kind: ClassVar[str]
     step: int
 
-    def to_line(self) -> dict[str, Any]:
+    def to_line(self) -> Fields:
         """Return the values of the line."""
-        line: dict[str, Any] = {"kind": self.kind}
+        line: Fields = {"kind": self.kind}
         for event_field in fields(self):
             value = getattr(self, event_field.name)
             if value is not None or event_field.default is not None:
@@ -76,7 +76,7 @@ class Listener:
         """Take the time for what is not done yet, but not long."""
 
 
-def find_figures(line: dict[str, Any]) -> dict[str, float]:
+def find_figures(line: Fields) -> dict[str, float]:
     """Return the finite numbers of a line, by their keys there."""
     return {
         key: float(value)
@@ -169,12 +169,12 @@ def _list_types(event_type: type[Event]) -> dict[str, tuple[type, ...]]:
 TYPES = {kind: _list_types(event_type) for kind, event_type in EVENT_TYPES.items()}
 
 
-def parse_line(line: dict[str, Any]) -> Event | None:
+def parse_line(line: Fields) -> Event | None:
     """Return the event of a line; None if it has no known kind or no step."""
     event_type, step = EVENT_TYPES.get(str(line.get("kind"))), line.get("step")
     if event_type is None or type(step) is not int or step < 0:
         return None
-    values: dict[str, Any] = {}
+    values: Fields = {}
     for name, types in TYPES[event_type.kind].items():
         value = line.get(name)
         is_usable = type(value) in types or (float in types and type(value) is int)

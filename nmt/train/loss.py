@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.data.batch import Batch
-from nmt.model.backend import PLAIN, Backend, ComputeLoss
+from nmt.model.backend import PLAIN, Backend, ComputeLoss, LossAndGradients
 from nmt.model.transformer import Transformer
 
 # (logits (B, V), labels (B, 1), the type of the results) -> log sum exp and the gold piece's logit, each (B, 1); the
@@ -76,7 +76,7 @@ def chunked_loss_forward(
     needs_grad: bool,
     softmax_in_place: SoftmaxInPlace | None = None,
     chunks: Chunks = CHUNKS,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> LossAndGradients:
     """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the smoothed sum's gradients of `hidden`
     and `weight`.
     """

@@ -18,7 +18,7 @@ from nmt.checkpoint.checkpoint import Checkpoint, Snapshot, TrainState
 from nmt.checkpoint.tensors import copy_tensors, open_tensors
 from nmt.config import OptimizerConfig
 from nmt.model.moments import Moments, choose_moments
-from nmt.system.ranks import Share, share_nothing
+from nmt.system.ranks import OwnShares, share_nothing
 from nmt.system.run_folder import OPTIMIZER_FILE
 from nmt.system.tensor_files import Tensors
 from nmt.train.moving_average import MovingAverage
@@ -33,7 +33,7 @@ class Adam(torch.optim.Adam):
     grad_scale: Tensor | None = None
     average: MovingAverage | None = None  # of the weights, if the run keeps one
     # of the parameters that it updates, by name
-    shares: dict[str, Share]
+    shares: OwnShares
     moments: dict[str, Moments]
 
     # To keep its methods from being traced, torch imports what takes a second. Nothing traces them here.
@@ -62,7 +62,7 @@ def make_optimizer(
     config: OptimizerConfig,
     frozen: Sequence[nn.Parameter] = (),
     ema: float | None = None,
-    shares: dict[str, Share] | None = None,
+    shares: OwnShares | None = None,
 ) -> Adam:
     """Make the optimizer of a model, or of this rank's `shares` of it. Weight decay leaves `frozen`
     parameters as they are.
@@ -89,7 +89,7 @@ def make_optimizer(
 
 
 def _group_by_decay(
-    model: nn.Module, shares: dict[str, Share], frozen: Sequence[nn.Parameter], decay: float
+    model: nn.Module, shares: OwnShares, frozen: Sequence[nn.Parameter], decay: float
 ) -> list[dict[str, Any]]:
     """Divide the parameters: matrices decay, but vectors do not, which are biases and LayerNorms."""
     frozen_ids = {id(parameter) for parameter in frozen}

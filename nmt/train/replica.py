@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.data.batch import Batch
-from nmt.system.ranks import Share, World, share_nothing
+from nmt.system.ranks import OwnShares, World, share_nothing
 from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
 
@@ -37,7 +37,7 @@ class Replica:
         self.frozen: list[nn.Parameter] = []
 
     @property
-    def own(self) -> dict[str, Share]:
+    def own(self) -> OwnShares:
         """The shares of the parameters that this rank updates."""
         return share_nothing(self.objective.model)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import ForeseenError, UserError
 from nmt.system.files import read_status, write_json_or_warn
 from nmt.system.progress import clock, say
 from nmt.system.ranks import World
@@ -139,7 +139,7 @@ class StatusFile:
             raise
         except BaseException as error:
             message = str(error)
-            if not isinstance(error, UserError | Failure):
+            if not isinstance(error, ForeseenError):
                 message = f"{type(error).__name__}: {error}"
             code = MISTAKE if isinstance(error, UserError) else FAILED
             self.write("failed", code, message.partition("\n")[0])

@@ -13,19 +13,18 @@ from typing import TypeVar
 
 import torch
 
-from nmt.data.batch import Packed, pack
+from nmt.data.batch import Packed, Sentences, pack
 from nmt.data.vocab import BOS, EOS
 from nmt.system.memory import is_out_of_memory
-from nmt.translate.search_state import Hypothesis
+from nmt.translate.search_state import BestHypotheses
 
 DEFAULT_BATCH_TOKENS = 4_096  # on a CPU, where the config sets none
 SOURCE_COST = 16  # of a source piece in memory, where a piece of a hypothesis costs 1
 EXTRA_PIECES = 50  # that a hypothesis may have beyond its source
 MAX_THREADS = 8  # more do not help: Python's own share of the work is done by one thread at a time
-Sentences = Sequence[Sequence[int]]
 Yielded = TypeVar("Yielded")
 # The indices of some sentences, and the best hypotheses of each.
-SearchedBatch = tuple[list[int], list[list[Hypothesis]]]
+SearchedBatch = tuple[list[int], BestHypotheses]
 
 
 @dataclass(frozen=True)

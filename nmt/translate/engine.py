@@ -23,7 +23,7 @@ from nmt.translate.batching import (
 )
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
-from nmt.translate.search_state import Decodable, Hypothesis
+from nmt.translate.search_state import BestHypotheses, Decodable
 
 
 class SearchEngine:
@@ -42,7 +42,7 @@ class SearchEngine:
 
     def search_batch(
         self, model: Decodable, requests: Requests, rules: SearchRules, device: torch.device
-    ) -> list[list[Hypothesis]]:
+    ) -> BestHypotheses:
         return search(model, requests.pack(device), rules, requests.prefixes)
 
     def search_batches(

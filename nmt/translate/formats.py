@@ -8,17 +8,14 @@ does a tab where tabs separate columns.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from nmt.system.strict_json import Fields
 from nmt.translate.translator import (
     OUR_ENGINE,
-    Request,
     TextToText,
     TranslatedText,
     Translation,
 )
-
-Fields = dict[str, Any]  # of a JSON object
 
 
 @dataclass(frozen=True)
@@ -31,8 +28,8 @@ class Layout:
     is_text: bool = False  # a line is a paragraph of sentences
 
     @property
-    def request(self) -> Request:
-        return Request(self.n_best or 1)
+    def n_candidates(self) -> int:
+        return self.n_best or 1
 
     def lines(
         self, number: int, source: str, candidates: Sequence[Translation], translator: TextToText

@@ -9,13 +9,11 @@ Which pieces may follow is in allowed_pieces.py, the penalty in length_penalty.p
 done in search_state.py, and sampling in sampling.py.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.data.batch import Packed
+from nmt.data.batch import Packed, Sentences
 from nmt.data.vocab import EOS
 from nmt.translate.allowed_pieces import LogitBlock, compute_logit_blocks, forbid_pieces
 from nmt.translate.length_penalty import compute_penalty
@@ -24,8 +22,8 @@ from nmt.translate.search_rules import SearchRules
 from nmt.translate.search_state import (
     NEG_INF,
     Beams,
+    BestHypotheses,
     Decodable,
-    Hypothesis,
     append_eos,
     append_pieces,
     find_done,
@@ -46,8 +44,8 @@ def search(
     model: Decodable,
     src: Packed,
     rules: SearchRules,
-    prefixes: Sequence[Sequence[int]] = (),
-) -> list[list[Hypothesis]]:
+    prefixes: Sentences = (),
+) -> BestHypotheses:
     """Find the best translations of each sentence, best first, or draw samples.
 
     Source sentences end with eos. A translation begins with the pieces that `prefixes` gives for its sentence.
@@ -56,7 +54,7 @@ def search(
     if rules.is_sampling:
         uniforms = draw_uniforms(src, beams.limits, rules.beam, rules.seed)
     cache = model.make_cache(src, rules.beam)
-    results: list[list[Hypothesis]] = [[] for _ in range(src.n_sentences)]
+    results: BestHypotheses = [[] for _ in range(src.n_sentences)]
     length = 0  # of the hypotheses, eos included
     while True:
         # extend each hypothesis by one piece

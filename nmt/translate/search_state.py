@@ -12,7 +12,6 @@ allowed_pieces.py.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.config import ModelConfig, multiply_exactly
-from nmt.data.batch import Packed
+from nmt.data.batch import Packed, Sentences
 from nmt.data.vocab import BOS, EOS
 from nmt.system.errors import Failure, UserError
 from nmt.translate.length_penalty import compute_penalty
@@ -35,6 +34,9 @@ NAN = float("nan")  # the score of a hypothesis whose logits were NaN or infinit
 class Hypothesis:
     ids: list[int]  # without bos and eos
     score: float  # penalised log-probability
+
+
+BestHypotheses = list[list[Hypothesis]]  # of each sentence, best first
 
 
 class Decodable(Protocol):
@@ -81,7 +83,7 @@ def start_beams(
     src: Packed,
     rules: SearchRules,
     model: ModelConfig,
-    prefixes: Sequence[Sequence[int]],
+    prefixes: Sentences,
 ) -> Beams:
     """Return the state before the first step: each sentence at bos, with its length limit and its prefix."""
     n, device, beam = src.n_sentences, src.tokens.device, rules.beam

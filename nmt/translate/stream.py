@@ -87,7 +87,9 @@ class ChunkTranslator:
 
     def _translate_lines(self, task: Chunk) -> TranslatedChunk:
         translator, layout, lines = self.model.translator, self.layout, task.lines
-        candidates = translator.find_candidates(lines, layout.request, task.prefixes, task.numbers)
+        candidates = translator.find_candidates(
+            lines, layout.n_candidates, task.prefixes, task.numbers
+        )
         if self.align is not None:
             candidates = self.align(translator, lines, candidates)
         best = [of_line[0] for of_line in candidates]
@@ -104,7 +106,7 @@ class ChunkTranslator:
         translator, layout = self.model.translator, self.layout
         splitter = translator.make_splitter()
         paragraphs = [RunningText(line, splitter) for line in task.lines]
-        translated = translator.translate_texts(paragraphs, layout.request, task.first)
+        translated = translator.translate_texts(paragraphs, layout.n_candidates, task.first)
         sentences = [sentence.text for text in translated for sentence in text.sentences]
         candidates = [of_sentence for text in translated for of_sentence in text.candidates]
         if self.align is not None:

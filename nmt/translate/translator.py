@@ -21,7 +21,8 @@ from nmt.checkpoint.checkpoint import Checkpoint, load_weights
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.config_files import override_config, parse_device
-from nmt.data.vocab import EOS, MOSTLY_UNKNOWN, Vocabulary
+from nmt.data.batch import Sentences
+from nmt.data.vocab import EOS, MOSTLY_UNKNOWN, EncodedLines, Vocabulary
 from nmt.model.backend import use_backend
 from nmt.model.decoding_copy import copy_sharing_weights
 from nmt.model.dropout import suspend_dropout
@@ -32,11 +33,11 @@ from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.memory import explain_memory_error
 from nmt.system.progress import say, say_once
-from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch, Sentences
+from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch
 from nmt.translate.capitals import is_in_capitals, lower_capitals
 from nmt.translate.engine import choose_engine
 from nmt.translate.ensemble import Ensemble
-from nmt.translate.search_state import Decodable, Hypothesis
+from nmt.translate.search_state import BestHypotheses, Decodable
 from nmt.translate.sentences import RunningText, Sentence, Splitter
 
 OUR_ENGINE = "nmt"
@@ -75,13 +76,6 @@ class TranslatedText:
     text: str
     sentences: list[Sentence]
     candidates: list[Candidates]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to find for each line."""
-
-    n_best: int = 1
 
 
 class LineTooLong(UserError):
@@ -145,7 +139,7 @@ class TextToText(ABC):
         """Return the lines as the model reads them."""
         return [lower_capitals(line) if self.is_lowered(line) else line for line in lines]
 
-    def encode_source(self, lines: Sequence[str]) -> list[list[int]]:
+    def encode_source(self, lines: Sequence[str]) -> EncodedLines:
         """Return the pieces of each line that the model reads, without tags."""
         return self.vocab.src.encode(self.lower(lines))
 
@@ -160,7 +154,7 @@ class TextToText(ABC):
         return translated
 
     def translate_texts(
-        self, texts: Sequence[RunningText], request: Request = Request(), first: int = 1
+        self, texts: Sequence[RunningText], n_best: int = 1, first: int = 1
     ) -> list[TranslatedText]:
         """Translate texts sentence by sentence. In messages a sentence has the number of its text, and
         the first text the number `first`.
@@ -172,7 +166,7 @@ class TextToText(ABC):
         for start in range(0, len(sentences), self.chunk_lines):
             here = slice(start, start + self.chunk_lines)
             lines = [sentence.text for sentence in sentences[here]]
-            candidates += self.find_candidates(lines, request, numbers=numbers[here])
+            candidates += self.find_candidates(lines, n_best, numbers=numbers[here])
 
         remaining = iter(candidates)
         results = []
@@ -195,24 +189,24 @@ class TextToText(ABC):
         if beam is not None:
             translator = copy(self)
             translator.config = replace(self.config, beam=beam)
-        found = translator.find_candidates(take_lines(lines), Request(n_best))
+        found = translator.find_candidates(take_lines(lines), n_best)
         return [replace(best, alternatives=others) for best, *others in found]
 
     def find_candidates(
         self,
         lines: Sequence[str],
-        request: Request,
+        n_best: int = 1,
         prefixes: Sequence[str] = (),
         numbers: Sequence[int] = (),
     ) -> list[Candidates]:
         """Find the candidates of each line, in order, as `find_by_batch` does."""
-        batches = self.find_by_batch(lines, request, prefixes, numbers)
+        batches = self.find_by_batch(lines, n_best, prefixes, numbers)
         return [candidates for _, candidates in sorted(chain.from_iterable(batches))]
 
     def find_by_batch(
         self,
         lines: Sequence[str],
-        request: Request = Request(),
+        n_best: int = 1,
         prefixes: Sequence[str] = (),
         numbers: Sequence[int] = (),
     ) -> Generator[FoundBatch]:
@@ -246,7 +240,7 @@ class TextToText(ABC):
         indices = list(sources)
         own_starts = [starts[index] for index in indices]
         requests = Requests(list(sources.values()), own_starts if any(own_starts) else ())
-        for places, hypotheses in self.search_batches(requests, request.n_best):
+        for places, hypotheses in self.search_batches(requests, n_best):
             searched = requests.choose(places).sources
             translations = self._make_translations(searched, hypotheses)
             found = []
@@ -271,7 +265,7 @@ class TextToText(ABC):
             )
 
     def _make_translations(
-        self, sources: Sentences, hypotheses: list[list[Hypothesis]]
+        self, sources: Sentences, hypotheses: BestHypotheses
     ) -> list[Candidates]:
         # the texts of all hypotheses of all sentences: together they are decoded faster
         texts = iter(self.vocab.tgt.decode([each.ids for some in hypotheses for each in some]))

@@ -12,7 +12,8 @@ from support.serve_process import start_server
 from support.soaking import counted
 from support.untrained import make_checkpoint, make_vocab
 
-from nmt.commands.serve import main, parse_arguments, read_keys
+from nmt.commands.serve import main, parse_arguments
+from nmt.extras.serve.start import read_keys
 from nmt.system.errors import UserError
 
 for package in ("fastapi", "uvicorn", "python_multipart"):

@@ -40,7 +40,7 @@ from nmt.translate.lines import FIRST_CHUNK
 from nmt.translate.search import search
 from nmt.translate.search_rules import SearchRules, make_rules
 from nmt.translate.search_state import Hypothesis
-from nmt.translate.translator import Request, Translation, Translator, make_translator
+from nmt.translate.translator import Translation, Translator, make_translator
 
 LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk holds
 TEXT = "".join(line + "\n" for line in LINES)
@@ -269,7 +269,7 @@ def test_a_line_of_text_is_a_paragraph(
     text = "{}  {}\n\n{}\n".format(*sentences)
     config = replace(DECODING, min_length=1)  # no sentence of running text comes out empty
     ours = make_translator(open_checkpoint(place), torch.device("cpu"), config)
-    found = ours.find_candidates(sentences, Request(2))
+    found = ours.find_candidates(sentences, 2)
     best = [candidates[0].text for candidates in found]
     paragraphs = "{}  {}\n\n{}\n".format(*best)
     assert run_translate(tmp_path, text, place, "--text").decode() == paragraphs

@@ -32,11 +32,11 @@ from nmt.commands.export import FORMAT_NAMES
 from nmt.commands.export import main as nmt_export
 from nmt.config import CorpusConfig, DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
 from nmt.config_files import format_config
-from nmt.data.batch import pack
+from nmt.data.batch import Sentences, pack
 from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.extras.export import ctranslate2, huggingface, tensors
 from nmt.extras.export.export import FORMATS, MAX_COMPARED, export, make_lines
-from nmt.extras.export.parity import Agreement, Ids, OwnEngine, compare_engines
+from nmt.extras.export.parity import Agreement, OwnEngine, compare_engines
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, seal, write_text
@@ -245,7 +245,7 @@ def test_the_dev_set_is_compared_where_its_store_is_here(
         compared.append(lines)
         return "the same"
 
-    monkeypatch.setattr("nmt.extras.export.export.export", note)
+    monkeypatch.setattr("nmt.extras.export.by_name.export", note)
     monkeypatch.chdir(tmp_path)
     command = [str(checkpoint.path.absolute()), "--to", "safetensors", "-o", "out"]
     assert nmt_export(command) == 0
@@ -532,12 +532,12 @@ class WrongEngine(OwnEngine):
         super().__init__(model)
         self.change, self.piece = score, piece
 
-    def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
+    def score(self, src: Sentences, tgt: Sentences) -> list[list[float]]:
         found = super().score(src, tgt)
         found[0][0] += self.change
         return found
 
-    def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
+    def translate_greedily(self, src: Sentences, limit: int) -> list[list[int]]:
         found = super().translate_greedily(src, limit)
         if self.piece is not None:
             found[0][-1] = self.piece

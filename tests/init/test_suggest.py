@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nmt.commands.init import find_config_for
 from nmt.commands.init import main as nmt_init
+from nmt.commands.init import parse_arguments
 from nmt.commands.train import main as nmt_train
 from nmt.config_files import load_config
 from nmt.corpus.prepare import prepare
@@ -20,9 +20,9 @@ from nmt.corpus.reader import Block, read_blocks
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.extras.init import suggest, survey
+from nmt.extras.init.first_config import find_config_for, guess_languages
 from nmt.extras.init.hours import USED_SHARE
 from nmt.extras.init.recipe import SIZES, choose_size
-from nmt.extras.init.suggest import guess_languages
 from nmt.system.errors import UserError
 
 TWO_FILES = ["--src", "train.en", "--tgt", "train.de"]
@@ -289,7 +289,7 @@ def test_two_files_are_enough_to_train_and_to_continue(
 def test_all_ranks_need_the_same_config(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="en-de.yaml: does not exist yet; write it with nmt-init"):
-        find_config_for("train.en", "train.de")
+        find_config_for(parse_arguments(["--src=train.en", "--tgt=train.de"]))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from nmt.extras.maps.alignment import add_alignments, align
 from nmt.model.multi_head_attention import MemoryAttention, SelfAttention
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.translate.translator import Request, Translator
+from nmt.translate.translator import Translator
 
 
 def memory_attention(model: Transformer, src: list[int], tgt: list[int]) -> list[list[list[float]]]:
@@ -84,7 +84,7 @@ def test_candidates_of_lines(tmp_path: Path) -> None:
     config = replace(DECODING, tag="<2de>", lower_capitals=True)
     translator = Translator(make_model(vocab), vocab, config, torch.device("cpu"))
     lines = ["Red dog likes, the house.", "", "RED DOG LIKES, THE HOUSE."]
-    plain = translator.find_candidates(lines, Request(2))
+    plain = translator.find_candidates(lines, 2)
     small, empty, capitals = found = add_alignments(translator, lines, plain)
     assert empty == plain[1]
     source = [vocab.find_symbol("<2de>"), *vocab.encode(lines[:1])[0]]

@@ -18,7 +18,7 @@ from nmt.extras.maps.alignment import add_alignments, align
 from nmt.extras.maps.attention_maps import AttentionMap, compute_attention_maps, map_attention
 from nmt.model.multi_head_attention import Attention, MemoryAttention, SelfAttention
 from nmt.model.transformer import Transformer
-from nmt.translate.translator import Request, Translator
+from nmt.translate.translator import Translator
 
 CPU = torch.device("cpu")
 
@@ -140,7 +140,7 @@ def test_translations_of_lines(tmp_path: Path) -> None:
     config = replace(DECODING, tag="<2de>", max_source=9)
     translator = Translator(models[0], vocab, config, CPU, models[1:])
     lines = ["the dog", "", "a b c d e f g h i j k l m n o p"]
-    found = add_alignments(translator, lines, translator.find_candidates(lines, Request()))
+    found = add_alignments(translator, lines, translator.find_candidates(lines, 1))
     best = [few[0] for few in found]
     short, empty, cut = map_attention(translator, lines, best)
     assert empty is None

@@ -16,8 +16,6 @@ from support.running_server import (  # noqa: F401
 )
 from support.soaking import counted
 
-from nmt.translate.translator import Request
-
 ALONE: dict[str, tuple[str, list[str]]] = {}  # what was found
 
 
@@ -32,8 +30,8 @@ def find_alone(server: RunningServer, question: dict[str, Any]) -> list[tuple[st
     for line in question["q"]:
         key = json.dumps([line, {**question, "q": None}])
         if key not in ALONE:
-            request = Request(1 + question.get("alternatives", 0))
-            (candidates,) = model.translator.find_candidates([line], request)
+            n_best = 1 + question.get("alternatives", 0)
+            (candidates,) = model.translator.find_candidates([line], n_best)
             best, *others = dict.fromkeys(one.text for one in candidates)
             ALONE[key] = (best, others)
         found.append(ALONE[key])

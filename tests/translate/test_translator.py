@@ -20,7 +20,6 @@ from nmt.translate.search_rules import make_rules
 from nmt.translate.sentences import RunningText
 from nmt.translate.translator import (
     LineTooLong,
-    Request,
     Translation,
     Translator,
     open_translator,
@@ -43,7 +42,7 @@ def translator(
 def test_n_best_are_those_of_each_sentence_alone(vocab: Vocab) -> None:
     ours = translator(vocab)
     lines = [SOURCES[0], "", *SOURCES[1:], "   "]
-    found = ours.find_candidates(lines, Request(n_best=2))
+    found = ours.find_candidates(lines, 2)
     for line, candidates in zip(lines, found, strict=True):
         ids = vocab.encode([line])[0]
         if not ids:
@@ -94,12 +93,12 @@ def test_a_text_is_the_translations_of_its_sentences(
     ours.languages = "en", "de"
     long = ", ".join(SOURCES[9:12])
     text = f"  A dog.  Two cats!\n\n{long}?\t\r\n"
-    (translated,) = ours.translate_texts([RunningText(text, ours.make_splitter())], Request(2))
+    (translated,) = ours.translate_texts([RunningText(text, ours.make_splitter())], 2)
     sentences = [one.text for one in translated.sentences]
     assert sentences[:2] == ["A dog.", "Two cats!"]
     assert " ".join(sentences[2:]) == f"{long}?" and len(sentences) > 3
     assert all(len(ids) <= 12 for ids in vocab.encode(sentences))
-    assert translated.candidates == ours.find_candidates(sentences, Request(2))
+    assert translated.candidates == ours.find_candidates(sentences, 2)
 
     best = [candidates[0].text for candidates in translated.candidates]
     assert translated.text == f"  {best[0]}  {best[1]}\n\n{' '.join(best[2:])}\t\r\n"
@@ -114,7 +113,7 @@ def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
     with pytest.raises(
         LineTooLong, match=r"line 12 has [0-9]+ pieces, more than 40; .*max_source.*long_lines"
     ) as error:
-        ours.find_candidates([*SOURCES[:2], " ".join(SOURCES)], Request(), numbers=[10, 11, 12])
+        ours.find_candidates([*SOURCES[:2], " ".join(SOURCES)], 1, numbers=[10, 11, 12])
     assert error.value.number == 12
 
 
@@ -122,7 +121,7 @@ def test_learned_positions_bound_a_line_too(
     vocab: Vocab, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = translator(vocab, shape=replace(SHAPE, positions="learned", max_positions=30))
-    ((one,),) = ours.find_candidates([" ".join(SOURCES)], Request(), numbers=[7])
+    ((one,),) = ours.find_candidates([" ".join(SOURCES)], 1, numbers=[7])
     assert one.score < 0 and "line 7 has" in capsys.readouterr().err
 
 
@@ -147,9 +146,9 @@ def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
     with pytest.raises(
         LineTooLong, match="line 8: its prefix has 16 pieces, more than 15; "
     ) as error:
-        ours.find_candidates(["red", "blue"], Request(), ["", *vocab.decode([ids])], [7, 8])
+        ours.find_candidates(["red", "blue"], 1, ["", *vocab.decode([ids])], [7, 8])
     assert error.value.number == 8
-    found = ours.find_candidates(["red"], Request(), vocab.decode([ids[:15]]))[0][0]
+    found = ours.find_candidates(["red"], 1, vocab.decode([ids[:15]]))[0][0]
     assert found.piece_ids == tuple(ids[:15])  # nothing more has a place
 
 
@@ -167,7 +166,7 @@ def test_a_tag_is_in_front_of_each_line(tagged: Vocab) -> None:
     ours = translator(tagged, replace(DECODING, max_source=30, tag="<b>"))
     tag = tagged.find_symbol("<b>")
     lines = [SOURCES[0], SOURCES[3], ""]
-    together = ours.find_candidates(lines, Request())
+    together = ours.find_candidates(lines, 1)
     assert together[2] == [Translation("", 0.0)]
     for line, (best,) in zip(lines[:2], together, strict=False):
         source = [tag, *tagged.encode([line])[0]]
@@ -181,9 +180,9 @@ def test_a_line_in_capitals_is_read_in_small_letters(vocab: Vocab) -> None:
     lines = ["Red dog likes, the house.", "RED DOG LIKES, THE HOUSE.", "NATO", "A1 B2", ""]
     plain = translator(vocab)
     ours = translator(vocab, replace(DECODING, lower_capitals=True))
-    small = plain.find_candidates(lines[:1], Request(2))[0]
-    found = ours.find_candidates(lines, Request(2))
+    small = plain.find_candidates(lines[:1], 2)[0]
+    found = ours.find_candidates(lines, 2)
     assert found[0] == small
     assert [one.text for one in found[1]] == [one.text.upper() for one in small]
-    assert found[2:] == plain.find_candidates(lines[2:], Request(2))
+    assert found[2:] == plain.find_candidates(lines[2:], 2)
     assert ours.translate_text(lines[1]).text == small[0].text.upper()

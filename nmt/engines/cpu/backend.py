@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from nmt.data.batch import pack
 from nmt.model.attention_mask import AttentionMask
-from nmt.model.backend import Backend
+from nmt.model.backend import Backend, LossAndGradients
 from nmt.model.dropout_masks import Mask, draw_factors, drop, mask_by_arrays
 from nmt.system.device import has_bf16_products
 from nmt.system.extras import warn_uncompiled
@@ -54,7 +54,7 @@ class CpuBackend(Backend):
 
     def compute_loss(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, needs_grad: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    ) -> LossAndGradients:
         from nmt.train.loss import chunked_loss_forward  # which only training needs
 
         compiled = load_compiled(hidden.dtype) if needs_grad else None

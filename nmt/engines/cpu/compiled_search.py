@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig
-from nmt.data.batch import Packed, pack
+from nmt.data.batch import Packed, Sentences, pack
 from nmt.data.vocab import BOS, EOS, PAD, UNK
 from nmt.engines.cpu.compiled_code import compile_once, make_compiler
 from nmt.engines.cpu.compiled_layers import (
@@ -57,8 +57,8 @@ from nmt.translate.search_rules import SearchRules, make_rules
 from nmt.translate.search_state import (
     NEG_INF,
     Beams,
+    BestHypotheses,
     Decodable,
-    Hypothesis,
     make_hypotheses,
     start_beams,
 )
@@ -422,7 +422,7 @@ class CompiledEngine(SearchEngine):
 
     def search_batch(
         self, model: Decodable, requests: Requests, rules: SearchRules, device: torch.device
-    ) -> list[list[Hypothesis]]:
+    ) -> BestHypotheses:
         return search_compiled(self.weights, requests.pack(device), rules, requests.prefixes)
 
 
@@ -431,8 +431,8 @@ def search_compiled(
     weights: CompiledWeights,
     src: Packed,
     rules: SearchRules,
-    prefixes: Sequence[Sequence[int]] = (),
-) -> list[list[Hypothesis]]:
+    prefixes: Sentences = (),
+) -> BestHypotheses:
     """Find the best translations of each sentence, best first, as `search` does."""
     model = weights.model
     check_pieces(src.tokens, model.sizes[0])

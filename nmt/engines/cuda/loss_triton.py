@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nmt.data.plan import round_up
 from nmt.engines.cuda.kernels import IS_INTERPRETED, can_launch, constexpr, jit_function, tl, triton
+from nmt.model.backend import LossAndGradients
 from nmt.system.autocast import find_product_type
 from nmt.train.loss import chunked_loss_forward
 
@@ -247,7 +248,7 @@ def choose_chunk(n_rows: int) -> int:
 
 def fused_loss_forward(
     hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, needs_grad: bool
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> LossAndGradients:
     """(T, d), (V, d), (T,) -> smoothed sum, NLL sum, and the gradients of the smoothed sum by
     `hidden` and by `weight`.
     """

@@ -29,7 +29,7 @@ from nmt.engines.cuda.shares import Shares
 from nmt.model.transformer import Transformer
 from nmt.system.memory import is_out_of_memory
 from nmt.system.progress import say
-from nmt.system.ranks import Share, World
+from nmt.system.ranks import OwnShares, World
 from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
 from nmt.train.replica import Replica
@@ -157,7 +157,7 @@ class RecordedReplica(Replica):
             self.compiled = CompiledObjective(objective, shape, is_one_graph=is_cuda)
 
     @property
-    def own(self) -> dict[str, Share]:
+    def own(self) -> OwnShares:
         return self.shares.own
 
     @property

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.transformer import Transformer
-from nmt.system.ranks import Share, World, share_nothing
+from nmt.system.ranks import OwnShares, Share, World, share_nothing
 from nmt.system.tensor_files import Tensors
 
 # Elements; each gradient starts at a multiple of this in its bucket, so that kernels can use wide
@@ -67,7 +67,7 @@ class Bucket:
                 weight.grad = self.gradients[begin:end]
                 yield name, Share(weight, begin - at, end - at)
 
-    def gather(self, own: Tensors, shares: dict[str, Share]) -> Tensors:
+    def gather(self, own: Tensors, shares: OwnShares) -> Tensors:
         """Make whole tensors, on the main rank and in its memory, of what each rank has one of for
         each of its shares. All ranks must call this.
         """

@@ -38,6 +38,7 @@ from nmt.system.run_folder import (
     MODEL_FILE,
     STATE_FILE,
 )
+from nmt.system.strict_json import Fields
 from nmt.system.strict_yaml import format_yaml
 from nmt.system.tables import Cell, Code, Table
 
@@ -208,7 +209,7 @@ def _render_metadata(
     name: str, license_name: str | None, data: DataConfig, library: str, results: Sequence[Result]
 ) -> str:
     """Return the YAML at the top of the card, as the Hugging Face hub defines it."""
-    metadata: dict[str, Any] = {"language": [data.src, data.tgt]}
+    metadata: Fields = {"language": [data.src, data.tgt]}
     if license_name:
         metadata["license"] = license_name
     metadata |= {
@@ -235,7 +236,7 @@ def _escape_strings(value: Any) -> Any:
     return value
 
 
-def _describe_result(result: Result) -> dict[str, Any]:
+def _describe_result(result: Result) -> Fields:
     """Return the scores of a test set as an entry of the hub's model-index, marked unverified."""
     test_set, languages = result.test_set, set(result.pair.split("-"))
     dataset = {"name": test_set.name, "type": re.sub("[/ ]", "-", test_set.name), "split": "test"}
@@ -250,7 +251,7 @@ def _describe_result(result: Result) -> dict[str, Any]:
     }
 
 
-def _describe_metric(score: Score) -> dict[str, Any]:
+def _describe_metric(score: Score) -> Fields:
     known = (kind for begin, kind in METRIC_TYPES.items() if score.name.startswith(begin))
     return {
         "type": next(known, score.name.lower()),

@@ -18,8 +18,8 @@ from torch import Tensor
 from nmt.agreement import find_direction
 from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.config_files import load_recorded_config, override_config, parse_device
-from nmt.data.vocab import BOS, EOS, UNK, Vocab, Vocabulary, load_vocab, write_vocab
-from nmt.extras.export.parity import Ids
+from nmt.data.batch import Sentences
+from nmt.data.vocab import BOS, EOS, UNK, EncodedLines, Vocab, Vocabulary, load_vocab, write_vocab
 from nmt.extras.export.tensors import (
     check_expressible,
     explain_penalty_and_tags,
@@ -30,6 +30,7 @@ from nmt.extras.export.tensors import (
     read_part,
     scale_projection,
 )
+from nmt.extras.pair_scores.pair_scores import LogProbs
 from nmt.model.transformer import Transformer
 from nmt.system.device import choose_device
 from nmt.system.errors import UserError, explain_missing
@@ -44,7 +45,7 @@ from nmt.translate.batching import (
 )
 from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import make_rules
-from nmt.translate.search_state import Hypothesis
+from nmt.translate.search_state import BestHypotheses, Hypothesis
 from nmt.translate.translator import LoadedModel, TextToText
 
 # Where CTranslate2 has the parts of one of our layers, by the names of `MARIAN_NAMES`
@@ -250,10 +251,10 @@ class CTranslate2Engine:
         self._suppressed = [[self._tgt_pieces[i]] for i in list_forbidden(tgt)]
         self._suppressed += [[name] for name in names[tgt.size :]]  # unused rows
 
-    def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
+    def translate_greedily(self, src: Sentences, limit: int) -> EncodedLines:
         return [best.ids for (best,) in self.search(src, beam=1, alpha=0.0, limit=limit)]
 
-    def translate(self, src: Ids, config: DecodingConfig) -> list[Hypothesis]:
+    def translate(self, src: Sentences, config: DecodingConfig) -> list[Hypothesis]:
         """Search as nearly to our own search as CTranslate2 can.
 
         It finishes as many outputs as the beam is wide, and the best of these by the penalty of
@@ -272,13 +273,13 @@ class CTranslate2Engine:
 
     def search(
         self,
-        src: Ids,
+        src: Sentences,
         beam: int,
         alpha: float,
         limit: int,
         n_best: int = 1,
         no_repeat_ngram: int = 0,
-    ) -> list[list[Hypothesis]]:
+    ) -> BestHypotheses:
         """Find the best outputs of each sentence, by CTranslate2's own rules."""
         results = self.translator.translate_batch(
             _to_pieces(src, self._src_pieces),
@@ -298,7 +299,7 @@ class CTranslate2Engine:
             beams.append(list(map(Hypothesis, ids, result.scores)))
         return beams
 
-    def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
+    def score(self, src: Sentences, tgt: Sentences) -> LogProbs:
         results = self.translator.score_batch(
             _to_pieces(src, self._src_pieces),
             _to_pieces(tgt, self._tgt_pieces),
@@ -307,7 +308,7 @@ class CTranslate2Engine:
         return [list(result.log_probs) for result in results]
 
 
-def _to_pieces(sentences: Ids, pieces: list[str]) -> list[list[str]]:
+def _to_pieces(sentences: Sentences, pieces: list[str]) -> list[list[str]]:
     return [[pieces[i] for i in ids] for ids in sentences]
 
 

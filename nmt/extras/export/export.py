@@ -15,7 +15,7 @@ import torch
 from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.config import DataConfig, DecodingConfig
 from nmt.config_files import format_config
-from nmt.data.vocab import CONTROL_IDS, UNK, Vocabulary
+from nmt.data.vocab import CONTROL_IDS, UNK, EncodedLines, Vocabulary
 from nmt.extras.cards.card import render_export_card
 from nmt.extras.export.ctranslate2 import CTranslate2Engine, write_ctranslate2
 from nmt.extras.export.huggingface import HuggingFaceEngine, write_huggingface
@@ -127,9 +127,9 @@ def export(
 
 def _encode_lines(
     translator: Translator, vocab: Vocabulary, lines: Sequence[str], tags: Sequence[str]
-) -> list[list[int]]:
+) -> EncodedLines:
     """Encode the lines that are to be compared, each after one of `tags`; refuse if none has text."""
-    src: list[list[int]] = []
+    src: EncodedLines = []
     if tags:
         translator.set_tag(tags[0])  # which leaves less room for a line
     for n, ids in enumerate(vocab.src.encode(lines), 1):

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import DataConfig, DecodingConfig, ModelConfig
-from nmt.data.vocab import BOS, EOS, PAD, UNK, Vocab, VocabPair, Vocabulary
-from nmt.extras.export.parity import Ids, add_eos
+from nmt.data.batch import Sentences
+from nmt.data.vocab import BOS, EOS, PAD, UNK, EncodedLines, Vocab, VocabPair, Vocabulary
+from nmt.extras.export.parity import add_eos
 from nmt.extras.export.tensors import (
     check_expressible,
     explain_penalty_and_tags,
@@ -30,6 +31,7 @@ from nmt.extras.export.tensors import (
     read_part,
     scale_projection,
 )
+from nmt.extras.pair_scores.pair_scores import LogProbs
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.extras import import_extra
@@ -256,7 +258,7 @@ class HuggingFaceEngine:
         )
 
     @torch.inference_mode()
-    def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
+    def translate_greedily(self, src: Sentences, limit: int) -> EncodedLines:
         ids, mask = _pad_rows(add_eos(src))
         rows = self.model.generate(
             input_ids=ids,
@@ -269,7 +271,7 @@ class HuggingFaceEngine:
         return [row[: row.index(EOS)] if EOS in row else row for row in outputs]
 
     @torch.inference_mode()
-    def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
+    def score(self, src: Sentences, tgt: Sentences) -> LogProbs:
         ids, mask = _pad_rows(add_eos(src))
         inputs, _ = _pad_rows([[BOS, *line] for line in tgt])
         expected, _ = _pad_rows(add_eos(tgt))
@@ -299,7 +301,7 @@ class HuggingFaceEngine:
                 )
 
 
-def _pad_rows(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+def _pad_rows(rows: EncodedLines) -> tuple[Tensor, Tensor]:
     """Return the padded ids and the mask that is 0 where they are padding, each (S, L)."""
     sequences = [torch.tensor(row) for row in rows]
     ids = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=PAD)

@@ -48,6 +48,7 @@ from nmt.system.files import (
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import say
 from nmt.system.run_folder import MODEL_FILE
+from nmt.system.strict_json import Fields
 from nmt.system.tensor_files import Tensors
 
 HUB = "hf:"  # before the id of a model of the hub
@@ -111,7 +112,7 @@ def _is_published(folder: Path) -> bool:
     return "model_type" in settings
 
 
-def _read_if_there(path: Path) -> dict[str, Any]:
+def _read_if_there(path: Path) -> Fields:
     values = read_json(path) if has_plain_file(path) else {}
     return values if isinstance(values, dict) else {}
 

@@ -7,7 +7,6 @@ engines may differ by rounding alone; with fewer bits the mean difference is bou
 may differ. All bounds are here.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -15,15 +14,13 @@ from typing import Protocol
 import torch
 
 from nmt.config import DecodingConfig
-from nmt.data.batch import pack
-from nmt.data.vocab import EOS
-from nmt.extras.pair_scores.pair_scores import compute_log_probs
+from nmt.data.batch import Sentences, pack
+from nmt.data.vocab import EOS, EncodedLines
+from nmt.extras.pair_scores.pair_scores import LogProbs, compute_log_probs
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
-
-Ids = Sequence[Sequence[int]]  # sentences without bos and eos
 
 # In float32, the log-probability of a piece may differ by this much. Greedy outputs may differ in
 # this share of the lines, because two pieces can be equally likely.
@@ -37,10 +34,10 @@ BATCH_SENTENCES = 32
 class Engine(Protocol):
     """Sees one batch at a time."""
 
-    def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
+    def translate_greedily(self, src: Sentences, limit: int) -> EncodedLines:
         """Return the output of each sentence, of at most `limit` pieces."""
 
-    def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
+    def score(self, src: Sentences, tgt: Sentences) -> LogProbs:
         """Return the log-probability of each piece of `tgt`, and of its eos."""
 
 
@@ -50,7 +47,7 @@ class OwnEngine:
     def __init__(self, model: Transformer) -> None:
         self.model = model.eval()
 
-    def translate_greedily(self, src: Ids, limit: int) -> list[list[int]]:
+    def translate_greedily(self, src: Sentences, limit: int) -> EncodedLines:
         config = DecodingConfig(
             beam=1,
             penalty="none",
@@ -62,12 +59,12 @@ class OwnEngine:
         outputs = search(self.model, pack(add_eos(src)), make_rules(config))
         return [best.ids for (best,) in outputs]
 
-    def score(self, src: Ids, tgt: Ids) -> list[list[float]]:
+    def score(self, src: Sentences, tgt: Sentences) -> LogProbs:
         device = torch.device("cpu")
         return compute_log_probs([self.model], src, tgt, device, DEFAULT_BATCH_TOKENS)
 
 
-def add_eos(sentences: Ids) -> list[list[int]]:
+def add_eos(sentences: Sentences) -> EncodedLines:
     return [[*ids, EOS] for ids in sentences]
 
 
@@ -105,7 +102,7 @@ def _mean_bound(quantization: str) -> float:
     return MAX_MEAN[quantization.partition("_")[0]]  # int8_float16 is judged as int8
 
 
-def compare_engines(ours: Engine, theirs: Engine, src: Ids, limit: int) -> Agreement:
+def compare_engines(ours: Engine, theirs: Engine, src: Sentences, limit: int) -> Agreement:
     """Translate `src` greedily with both engines, and let both score what ours translated."""
     n_differing = 0
     our_scores: list[float] = []  # of pieces

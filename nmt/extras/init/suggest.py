@@ -7,9 +7,8 @@ no other pair. The corpus is not changed. The same text and seed give the same s
 """
 
 import os
-import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -174,22 +173,6 @@ def _check_files(contents: dict[Path, str], inputs: set[Path], is_forced: bool) 
 def _write_file(file: Path, content: str) -> None:
     write_text(file, content)
     say(f"wrote {file}")
-
-
-def guess_languages(names: Sequence[str]) -> tuple[str, str] | None:
-    """Find the languages in the name of one file, pairs.en-de.tsv, or where the names of two differ,
-    train.en and train.de.
-    """
-    if len(names) == 1:
-        match = re.search(r"(?<![A-Za-z])([a-z]{2})[-_]([a-z]{2})(?![A-Za-z])", Path(names[0]).name)
-        return (match[1], match[2]) if match else None
-    src_words, tgt_words = (re.split("[^A-Za-z]+", Path(name).name) for name in names)
-    # from the end: the files may have other names before their languages
-    for src, tgt in zip(reversed(src_words), reversed(tgt_words), strict=False):
-        if src != tgt:
-            has_languages = re.fullmatch("[a-z]{2} [a-z]{2}", f"{src} {tgt}")
-            return (src, tgt) if has_languages else None
-    return None
 
 
 # ---- the dev and the test set -----------------------------------------------------------------------------------

@@ -12,14 +12,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nmt.data.batch import Packed
+from nmt.data.batch import Packed, Sentences
+from nmt.data.vocab import EncodedLines
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.translate.batching import Sentences, pack_pairs
+from nmt.translate.batching import pack_pairs
 from nmt.translate.translator import Candidates, TextToText, Translator
 
 MAX_CELLS = 1 << 18  # of a batch, for each head of each layer
+Links = list[list[int]]  # of each sentence: for each target piece its source piece
 
 
 def add_alignments(
@@ -51,18 +53,18 @@ def find_shown_model(translator: TextToText) -> Transformer:
     return translator.model
 
 
-def encode_as_read(translator: TextToText, lines: Sequence[str]) -> list[list[int]]:
+def encode_as_read(translator: TextToText, lines: Sequence[str]) -> EncodedLines:
     """Return what the model reads of each line: its tag, and no more pieces than it accepts."""
     longest = translator.longest
     return [[*translator.tag_ids, *ids[:longest]] for ids in translator.encode_source(lines)]
 
 
 @torch.inference_mode()
-def align(model: Transformer, src: Sentences, tgt: Sentences) -> list[list[int]]:
+def align(model: Transformer, src: Sentences, tgt: Sentences) -> Links:
     """Find for each target piece its source piece, both without marks; 0 if there is no source
     piece.
     """
-    links: list[list[int]] = []
+    links: Links = []
     device = model.tgt_embedding.weight.device
     with suspend_dropout(model):
         for batch in split_pairs_by_cells(src, tgt, MAX_CELLS):
@@ -89,9 +91,7 @@ def split_pairs_by_cells(sources: Sentences, targets: Sentences, max_cells: int)
         yield slice(first, len(sources))
 
 
-def link_pieces(
-    layers: Sequence[Tensor], sources: Packed, tgt: Sequence[Sequence[int]]
-) -> list[list[int]]:
+def link_pieces(layers: Sequence[Tensor], sources: Packed, tgt: Sentences) -> Links:
     """Link pieces by the memory attention of all layers, each (S, H, Lt, Ls)."""
     follows_best = max(0, len(layers) - 2)
     attention = layers[follows_best].mean(1)  # (S, Lt, Ls)

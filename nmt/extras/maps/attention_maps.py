@@ -9,13 +9,13 @@ has read by then: `<s>`, then the pieces before. All rows sum to one.
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.data.batch import Sentences
 from nmt.data.vocab import EOS, Vocabulary
 from nmt.extras.maps.alignment import (
     encode_as_read,
@@ -26,7 +26,8 @@ from nmt.extras.maps.alignment import (
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
 from nmt.system.records import leave_out_none
-from nmt.translate.batching import Sentences, pack_pairs
+from nmt.system.strict_json import Fields
+from nmt.translate.batching import pack_pairs
 from nmt.translate.translator import TextToText, Translation
 
 MAX_WEIGHTS = 1 << 24  # of a batch: 64 MB
@@ -47,7 +48,7 @@ class AttentionMap:
         kinds = {"memory": self.memory, "encoder": self.encoder, "decoder": self.decoder}
         return leave_out_none(kinds)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Fields:
         """The map as `attention_view.js` draws it: a weight is a byte, and 255 is one."""
         attention = {}
         for kind, weights in self.list_kinds().items():

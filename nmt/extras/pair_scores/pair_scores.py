@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from nmt.config import DecodingConfig
-from nmt.data.batch import Packed, pack
+from nmt.data.batch import Packed, Sentences, pack
 from nmt.data.plan import split_pairs
 from nmt.data.vocab import EOS
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure
 from nmt.system.memory import explain_memory_error
-from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Sentences, pack_pairs
+from nmt.translate.batching import DEFAULT_BATCH_TOKENS, pack_pairs
 from nmt.translate.ensemble import average_log_probs
 from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import make_rules
@@ -33,6 +33,7 @@ MAX_SCORED_LOGITS = 1 << 24  # held at a time
 SCORING_TOO_LARGE = "scoring ran out of memory; lower decoding.batch_tokens"
 MIN_SCORED_ROWS = 256  # at least, because each chunk reads all weights
 
+LogProbs = list[list[float]]  # of each sentence's pieces, and of its end mark
 ScoreKind = Literal["sum", "mean", "search"]
 
 
@@ -125,11 +126,11 @@ def compute_log_probs(
     targets: Sentences,
     device: torch.device,
     batch_tokens: int,
-) -> list[list[float]]:
+) -> LogProbs:
     """Return for each pair the log-probability of every piece of its target and of the end mark.
     Neither side has marks; several models are an ensemble.
     """
-    results: list[list[float]] = [[]] * len(sources)
+    results: LogProbs = [[]] * len(sources)
     for numbers in batch_pairs(sources, targets, batch_tokens):
         own_targets = [targets[i] for i in numbers]
         src, tgt = pack_pairs([sources[i] for i in numbers], own_targets, device)

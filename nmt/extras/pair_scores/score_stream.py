@@ -8,7 +8,6 @@ would be infinite with it.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.reader import PAIRS_AT_ONCE, Block, read_blocks
@@ -17,6 +16,7 @@ from nmt.score.score import compute_perplexity
 from nmt.score.text_checks import warn_of_unrelated
 from nmt.system.errors import UserError
 from nmt.system.progress import say
+from nmt.system.strict_json import Fields
 from nmt.translate.stream import DoneChunk, share_cores
 
 MAX_NAMED = 3  # impossible pairs that are named one by one
@@ -102,7 +102,7 @@ class ChunkScorer:
         value = score.value(self.kind, self.scorer.config)
         if not self.is_json:
             return f"{value:.6f}\n"
-        fields: dict[str, Any] = {"line": number, "score": None}  # JSON has no infinity
+        fields: Fields = {"line": number, "score": None}  # JSON has no infinity
         if score.problem is not None:
             fields["problem"] = score.problem
         else:

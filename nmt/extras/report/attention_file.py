@@ -9,17 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from nmt.extras.maps.attention_maps import AttentionMap, map_attention
 from nmt.extras.report.attention_view import render_attention_page
 from nmt.system.files import check_writable, refuse_run_file, replace_file
 from nmt.system.progress import say
+from nmt.system.strict_json import Fields
 from nmt.translate.translator import TextToText, Translation
 
 MAX_PAGE_LINES = 50
 MAX_PAGE_WEIGHTS = 20_000_000  # 27 MB
-NO_ATTENTION: dict[str, Any] = {"source": [], "target": [], "alignment": [], "attention": {}}
+NO_ATTENTION: Fields = {"source": [], "target": [], "alignment": [], "attention": {}}
 
 
 @contextmanager

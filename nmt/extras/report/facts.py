@@ -8,7 +8,7 @@ it is not a run.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nmt.config import RunConfig
 from nmt.config_files import load_recorded_config
@@ -21,6 +21,7 @@ from nmt.system.errors import UserError, explain_unreadable
 from nmt.system.escapes import escape_line
 from nmt.system.files import read_bytes
 from nmt.system.run_folder import RunFolder
+from nmt.system.strict_json import Fields
 from nmt.system.strict_yaml import parse_yaml
 from nmt.train.events import Event, read_events
 
@@ -33,7 +34,7 @@ class RunFacts:
     """A run, or, with fewer fields, anything that was scored."""
 
     name: str
-    settings: dict[str, Any]
+    settings: Fields
     config: RunConfig | None = None
     vocab: Vocabulary | None = None
     events: tuple[Event, ...] = ()
@@ -106,7 +107,7 @@ def read_run(path: Path) -> RunFacts:
     )
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def _read_settings(path: Path) -> Fields:
     """Read the settings of a run as they were written, even if this version would refuse them."""
     try:
         with explain_unreadable(path, "; give a run folder"):

@@ -4,12 +4,12 @@ draws them from.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from nmt.extras.report.curves import Chart, thin_points
 from nmt.extras.report.markup import render_details
 from nmt.extras.report.vega import make_spec, round_figure
 from nmt.system.escapes import escape_html
+from nmt.system.strict_json import Fields
 from nmt.system.tables import Table
 
 TABLE_ROWS = 12  # of a chart as a table
@@ -42,7 +42,7 @@ class FigureList:
             f"{render_details('As a table', table)}\n</figure>"
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Fields:
         """Return what charts.js draws."""
         charts = []
         for chart in self.charts:

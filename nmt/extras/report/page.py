@@ -26,13 +26,13 @@ from nmt.extras.report.sections import (
 )
 from nmt.extras.report.sentences import render_dev_samples, render_test_lines
 from nmt.extras.report.vega import read_chart_script
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import ForeseenError, UserError, explain_missing
 from nmt.system.escapes import escape_html, escape_line
 from nmt.system.extras import name_remedy
 from nmt.system.files import check_writable, refuse_run_file, write_text
 from nmt.system.output_folder import check_replaceable_file
 from nmt.system.progress import say
-from nmt.system.run_folder import RunFolder
+from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 
 if TYPE_CHECKING:
     from nmt.evaluate.outcome import Evaluation
@@ -51,11 +51,26 @@ def write_report(run: Path) -> Path:
     return path
 
 
+def report_runs(names: Sequence[str], output: str | None) -> None:
+    """Write the report of some run folders to `output`; without it, that of one into its folder."""
+    for name in names:
+        if not Path(name).is_dir():
+            raise explain_missing(name, "give a run folder")
+        if Path(name, MANIFEST_FILE).exists():
+            raise UserError(f"{name}: is a checkpoint, a store or an export; give the run folder")
+    own = [RunFolder(Path(name)).report for name in names]
+    path = own[0] if output is None else Path(output)
+    check_report_output(path, own)
+
+    write_page([read_run(Path(name)) for name in names], path)
+    say(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+
+
 def write_page(runs: Sequence[RunFacts], path: Path) -> None:
     """Write a report; charts that cannot be drawn here become tables, with a warning."""
     try:
         script = read_chart_script()
-    except (Failure, UserError, OSError, SubprocessError) as error:
+    except (ForeseenError, OSError, SubprocessError) as error:
         say(f"warning: {path}: has tables instead of charts: {error}")
         script = None
     write_text(path, render_page(runs, script))

@@ -17,7 +17,7 @@ from nmt.paper import check_conformance
 from nmt.score.score import Score, compute_perplexity
 from nmt.system.escapes import escape_html
 from nmt.system.progress import format_duration
-from nmt.system.tables import Cell, Code, Html, Table, render_html
+from nmt.system.tables import Cell, Code, Html, Rows, Table, render_html
 from nmt.train.events import ValidEvent, WarningEvent
 
 MOST_RUNS_IN_FULL = 8  # of more, only the settings that differ are listed
@@ -45,7 +45,7 @@ def render_headline(runs: Sequence[RunFacts]) -> str:
     """Say how good the models are, and by which measure."""
     if len(runs) == 1:
         return _render_one_headline(runs[0])
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for i, run in enumerate(runs):
         name = Html(f'<span class="run">{render_run_name(i, run)}</span>')
         headline = find_headline(run)
@@ -105,7 +105,7 @@ def find_best_validation(run: RunFacts) -> ValidEvent | None:
 
 def render_results(run: RunFacts) -> str:
     """List everything that was scored, with every metric: the ladder."""
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for result in reversed(run.results[-RESULTS_SHOWN:]):
         for score in result.scores:
             value = Html(f'<span class="number">{score.value:.2f}</span>')
@@ -197,7 +197,7 @@ def _render_deviations(run: RunFacts) -> str:
     caption += f" from the paper's {conformance.model} model, {conformance.pair}"
     if n == 0:
         return f"<p>{escape_html(caption)}</p>"
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for row in conformance.deviations:
         source, value = row.measure
         rows.append([row.name, row.key or "", row.ours, f"{value} ({source})", row.why])

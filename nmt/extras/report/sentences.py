@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from nmt.evaluate.scored_texts import ScoredTexts
 from nmt.extras.report.facts import RunFacts
 from nmt.extras.report.markup import render_sentence, render_stacked
-from nmt.system.tables import Cell, Table
+from nmt.system.tables import Cell, Rows, Table
 from nmt.train.events import SampleEvent
 
 LINES_SHOWN = 8
@@ -49,7 +49,7 @@ def rank_lines(scores: Sequence[float]) -> list[int]:
 
 def _render_lines(texts: ScoredTexts, scores: Sequence[float], lines: Sequence[int]) -> str:
     src, _, tgt = texts.pair.partition("-")
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for i in lines:
         source = texts.sources[i] if texts.sources else ""
         row: list[Cell] = [f"{i + 1}", f"{scores[i]:.0f}", render_sentence(source, src)]
@@ -78,7 +78,7 @@ def _render_history(run: RunFacts, samples: Sequence[SampleEvent]) -> str:
     for sample in samples[1:]:
         if sample.translation != different[-1].translation:
             different.append(sample)
-    rows: list[list[Cell]] = [
+    rows: Rows = [
         [f"{sample.step:,}", render_sentence(sample.translation, tgt)]
         for sample in spread(different, TRANSLATIONS_SHOWN)
     ]

@@ -31,7 +31,7 @@ from nmt.extras.serve.messages import (
 from nmt.extras.serve.models import ServedModel
 from nmt.languages import name_language
 from nmt.system.errors import Failure, UserError
-from nmt.system.strict_json import parse_json
+from nmt.system.strict_json import Fields, parse_json
 from nmt.translate.sentences import RunningText
 from nmt.translate.translator import Candidates
 
@@ -49,7 +49,7 @@ PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 PAGE_TYPES = {"index.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
-REFUSALS: dict[int | str, dict[str, Any]] = {
+REFUSALS: dict[int | str, Fields] = {
     "4XX": {"model": Refusal, "description": "what is wrong with the request"},
     "5XX": {"model": Refusal, "description": "why there is no answer"},
 }
@@ -166,7 +166,7 @@ Served = Annotated[Service, Depends(find_service)]
 # ---- the routes -----------------------------------------------------------------------------------------------------
 
 
-def describe_body(request_type: Any, *content_types: str) -> dict[str, Any]:
+def describe_body(request_type: Any, *content_types: str) -> Fields:
     """Describe a body that the route reads itself, for the OpenAPI document."""
     schema = {"schema": request_type.model_json_schema()}
     return {"requestBody": {"content": dict.fromkeys(content_types, schema)}}

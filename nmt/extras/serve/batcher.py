@@ -15,9 +15,9 @@ import torch
 
 from nmt.extras.export.ctranslate2 import CTranslate2Translator
 from nmt.extras.serve.models import ServedModel
-from nmt.system.errors import Failure, UserError
+from nmt.system.errors import ForeseenError
 from nmt.translate.batching import MAX_THREADS
-from nmt.translate.translator import Candidates, Request, Translator
+from nmt.translate.translator import Candidates, Translator
 
 MOST_LINES = 64  # of a batch: more are hardly any faster, and make others wait
 # Of usual text; a batch that is larger after all is split by the search.
@@ -144,7 +144,7 @@ def find_budget(options: LineOptions) -> int:
 
 
 def search_lines(options: LineOptions, texts: Sequence[str]) -> list[Candidates]:
-    return options.model.translator.find_candidates(texts, Request(options.n_best))
+    return options.model.translator.find_candidates(texts, options.n_best)
 
 
 def answer_batch(options: LineOptions, texts: Sequence[str]) -> list[LineAnswer]:
@@ -154,7 +154,7 @@ def answer_batch(options: LineOptions, texts: Sequence[str]) -> list[LineAnswer]
     except Exception as error:
         if len(texts) > 1:
             return [answer for text in texts for answer in answer_batch(options, [text])]
-        if not isinstance(error, UserError | Failure):  # a bug, which the operator sees
+        if not isinstance(error, ForeseenError):  # a bug, which the operator sees
             traceback.print_exc()
         return [error]
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, StrictInt, model_validator
 
+from nmt.system.strict_json import Fields
+
 SHOWN_CHARACTERS = 99  # of a wrong value
 
 
@@ -27,7 +29,7 @@ class TextsRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def leave_out_empty(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def leave_out_empty(cls, values: Fields) -> Fields:
         return {key: value for key, value in values.items() if value not in (None, "")}
 
     @property

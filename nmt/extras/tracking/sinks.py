@@ -27,6 +27,7 @@ from nmt.system.extras import is_installed, name_remedy
 from nmt.system.files import open_plain_file, read_bytes
 from nmt.system.progress import clock, say
 from nmt.system.run_folder import RunFolder
+from nmt.system.strict_json import Fields
 from nmt.train.events import LONGEST_LINE, Event, Listener, find_figures
 
 MAX_ERRORS = 3  # in a row
@@ -38,7 +39,7 @@ MARKDOWN_SIGN = re.compile(r"[^\w\s]|_")
 
 
 class Sink(Protocol):
-    def write(self, line: dict[str, Any]) -> None: ...
+    def write(self, line: Fields) -> None: ...
 
     def close(self) -> None: ...
 
@@ -63,7 +64,7 @@ def open_sink(name: str, run: Path) -> Sink:
     return make(run)
 
 
-def name_figures(line: dict[str, Any]) -> dict[str, float]:
+def name_figures(line: Fields) -> dict[str, float]:
     """Name the numbers of a line as charts are titled, such as train/nll."""
     return {f"{line['kind']}/{key}": value for key, value in find_figures(line).items()}
 
@@ -85,7 +86,7 @@ class TensorBoardSink:
         code = "".join(f"    {line}\n" for line in settings.splitlines())
         self.writer.add_text("config", code, walltime=self.time)
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, line: Fields) -> None:
         if isinstance(line.get("elapsed_s"), int | float):
             self.time = self.started_at + line["elapsed_s"]
         step = line["step"]
@@ -140,12 +141,12 @@ class WandbSink:
         )
         self.rows: list[list[Any]] = []  # samples of the validation that is being read
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, line: Fields) -> None:
         if line["kind"] == "sample":
             texts = [str(line.get(key)) for key in SAMPLE_TEXTS]
             self.rows.append([line.get("line"), *texts])
             return
-        values: dict[str, Any] = {**name_figures(line)}
+        values: Fields = {**name_figures(line)}
         if line["kind"] == "valid" and self.rows:
             values["samples"] = self.make_table(columns=["line", *SAMPLE_TEXTS], data=self.rows)
             self.rows = []
