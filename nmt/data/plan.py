@@ -25,7 +25,7 @@ SPAN = 1 << 20  # pairs whose running sums are in memory at a time
 # recur.
 ROW_MULTIPLE = 64
 SHORT_SHARE = 0.01  # of all tokens
-FITTING = 0.995  # of all updates, whose rows no side leaves to another micro-batch
+FITTING = 0.995  # of all updates: they fit into the rows; the others take another micro-batch
 SPARE_TOKENS = 32  # added to an equal share of an update, because pairs cannot be split evenly
 
 

@@ -52,7 +52,8 @@ class AttentionMask:
     weights.
     """
 
-    host_reads = True  # the lengths, to group sentences by; a GPU would be waited for
+    # Whether the lengths are read, to group sentences by them. The host would wait for a GPU.
+    host_reads = True
 
     def __init__(
         self,

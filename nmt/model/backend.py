@@ -25,8 +25,8 @@ class Backend:
 
     # The loss, fused with the output projection; None is that of nmt/train/loss.py.
     compute_loss: ComputeLoss | None = None
-    # Multiplications of a product in a step of decoding: waking other threads takes longer than computing
-    # a smaller one.
+    # A product of a decoding step with fewer multiplications stays in its own thread: waking others takes
+    # longer.
     small_product = 1 << 16
     make_mask: type[AttentionMask] = AttentionMask
 

@@ -10,8 +10,8 @@ from nmt.config import OptimizerConfig
 
 WEIGHT_BYTES = 4  # weights and moments are fp32
 
-# The names of tensors of a weight's shape, beside the number of its steps. Each element belongs to that of
-# the weight, so a rank has the same share of them. The first is a mean of the gradients.
+# The names of tensors that have the weight's shape, beside the number of its steps. A rank that updates a
+# share of a weight keeps the same share of them. The first is a mean of the gradients.
 Moments = tuple[str, ...]
 ADAM: Moments = ("exp_avg", "exp_avg_sq")
 MOMENT_BYTES = WEIGHT_BYTES * len(ADAM)  # at least, for an element of a weight

@@ -1,6 +1,6 @@
 """The metrics: sacreBLEU's BLEU and others, and the ways in which the paper may have computed BLEU.
 
-The same translations score 27.5 by the first metric and 29.0 by the last, so a figure means nothing
+The same translations score 27.5 by the first metric and 29.0 by the last way to count tokens, so a figure means nothing
 without its metric. The paper does not say how it computed BLEU. Each way it may have done so is a
 metric here, and the metric's `reading` names the source that suggests it. Every metric prepares the
 text and lets sacreBLEU count. Its signature is sacreBLEU's own, plus the test set, the language pair,

@@ -44,9 +44,7 @@ class FolderInUse(UserError):
 
 
 def on_change(change: str, path: Path) -> None:
-    """Called before each change that is made here: a write, fsync, rename or remove. Tests have something
-    happen then.
-    """
+    """A hook for tests, called before each write, fsync, rename and removal of this file's functions."""
 
 
 # ---- plain files only -------------------------------------------------------------------------------------------

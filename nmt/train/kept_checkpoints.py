@@ -1,8 +1,8 @@
 """Which checkpoints of a run are kept, and the removal of the others.
 
 Averaging wants checkpoints at equal distances, so only those of `checkpoint_every` are counted. One
-that was written for safety, or for a good dev score, does not count. The newest two from which training
-can continue are always kept, because other checkpoints may have only weights.
+that was written for safety, or for a good dev score, does not count. As many of those from
+which training can continue are kept, because other checkpoints may have only weights.
 """
 
 from nmt.checkpoint.run_checkpoints import list_steps
@@ -14,8 +14,8 @@ from nmt.system.run_folder import OPTIMIZER_FILE, RunFolder
 def prune_checkpoints(
     run: RunFolder, training: TrainingConfig, best_step: int, last_step: int
 ) -> None:
-    """Remove all checkpoints but the newest `keep_checkpoints` that averaging counts, the newest of
-    all, and the best.
+    """Remove all checkpoints but the newest `keep_checkpoints` that averaging counts, as many from
+    which training can continue, the newest of all, and the best.
 
     Checkpoints after `last_step` must be damaged, because otherwise training would have resumed
     from them. They are not counted, and training will overwrite them.

@@ -28,9 +28,8 @@ class Chunks(NamedTuple):
 
     most_logits: int = 48_000_000  # held at a time
     least_rows: int = 512  # because each chunk reads all weights
-    rows_per_column: int = (
-        4  # at most, because logits of fewer rows stay in the caches: times d_model
-    )
+    # A chunk has at most d_model times as many rows, so that its logits stay in the caches.
+    rows_per_column: int = 4
     block_logits: int = 2_000_000  # in full precision, few enough for the caches
 
 

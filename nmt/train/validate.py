@@ -89,7 +89,7 @@ def compute_dev_nll(
     """Compute the mean NLL per target piece; the ranks share the work. Return None if a stop cut it
     short.
 
-    Of a GPU it gets what training leaves free, so a batch that does not fit is halved.
+    It has only the memory of a GPU that training leaves free, so a batch that does not fit is halved.
     """
     tgt_lengths = store.tgt.lengths  # with the end mark
     order = np.argsort(tgt_lengths, kind="stable")

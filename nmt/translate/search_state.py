@@ -159,13 +159,13 @@ def make_hypotheses(rows: list[list[int]], scores: list[float]) -> list[Hypothes
 
 
 def mark_overflow(values: Tensor, scores: Tensor, earlier_scores: Tensor) -> Tensor:
-    """Return `values`, but NaN for each hypothesis whose score has overflowed. One that was none before stays none."""
+    """Return `values`, but NaN where a score has just become -inf. A hypothesis that was absent stays absent."""
     marked = values.masked_fill(scores == NEG_INF, NAN)
     return marked.masked_fill(earlier_scores == NEG_INF, NEG_INF)
 
 
 def find_ended(pieces: Tensor, scores: Tensor) -> Tensor:
-    """Return which hypotheses end with these pieces: so does one of NaN, and its sentence is refused for it."""
+    """Return which hypotheses end with these pieces. One of NaN does, too, and its sentence is refused later."""
     return (scores > NEG_INF) & (pieces == EOS) | scores.isnan()
 
 

@@ -50,7 +50,7 @@ SAID_OF_CAPITALS = (
     "decoding.lower_capitals=false leaves them as they are"
 )
 SHOWN_OF_PART = 60  # characters, in a message
-# By which lines are given at a time, even if batches are larger: others may wait for them.
+# of source, in lines that are given at a time, even if batches are larger: others may wait for them
 MOST_CHUNK_TOKENS = 32_768
 Candidates = list["Translation"]  # of a line, best first
 FoundBatch = list[tuple[int, Candidates]]  # the indices of some lines, and what was found for them

@@ -1,6 +1,7 @@
 """Attention by compiled loops against the definition; and what does not change its bits."""
 
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,9 @@ def test_where_numba_fails_attention_is_padded(
         assert capsys.readouterr().err.count(message) == 1
     finally:
         load_compiled.cache_clear()
+
+
+def test_the_loop_knows_all_that_a_mask_is_made_of() -> None:
+    """It reads no other rule of a mask. Whoever adds one must teach it, or have `CpuBackend` step aside."""
+    known = {"self", "queries", "keys", "causal", "window", "is_single_group"}
+    assert set(signature(AttentionMask.__init__).parameters) == known
