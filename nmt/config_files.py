@@ -316,7 +316,7 @@ def _build_config(
 ) -> RunConfig:
     given: Places = {}
     asked = [*settings, *map(parse_override, overrides)]
-    # A preset replaces what was given before, so it comes first, wherever it stands.
+    # A preset replaces the settings before it, so it is applied first, wherever it was written.
     for setting in sorted(asked, key=lambda setting: setting.key != "decoding.preset"):
         source = _put(source, setting)
         given |= setting.lines

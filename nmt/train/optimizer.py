@@ -23,9 +23,8 @@ from nmt.system.run_folder import OPTIMIZER_FILE
 from nmt.system.tensor_files import Tensors
 from nmt.train.moving_average import MovingAverage
 
-GatherShares = Callable[
-    [Tensors], Tensors
-]  # makes whole tensors of the ranks' shares, on the main rank
+# Makes whole tensors of the ranks' shares, on the main rank.
+GatherShares = Callable[[Tensors], Tensors]
 
 
 class Adam(torch.optim.Adam):
@@ -129,7 +128,7 @@ def _gather_moments(optimizer: Adam, gather: GatherShares) -> Tensors:
     moments: Tensors = {}
     states = {name: optimizer.state[share.weight] for name, share in optimizer.shares.items()}
     first: dict[str, Tensor] = next(iter(states.values()), {})
-    for key in dict.fromkeys(key for kept in optimizer.moments.values() for key in kept):
+    for key in sorted(set().union(*optimizer.moments.values())):
         own = {name: state[key] for name, state in states.items() if key in state}
         for name, value in gather(own).items():
             moments[f"{key}.{name}"] = value
