@@ -277,9 +277,7 @@ def load_recorded_config(path: Path) -> RunConfig:
 
     It must be a plain file, and complete: an untrusted one could otherwise name any file on this machine.
     """
-    with explain_unreadable(path):
-        data = read_bytes(path)
-    return parse_recorded_config(data, str(path))
+    return parse_recorded_config(read_bytes(path), str(path))
 
 
 def parse_recorded_config(data: bytes, name: str) -> RunConfig:

@@ -22,10 +22,10 @@ from typing import Any
 
 import sentencepiece
 
-from nmt.system.errors import UserError, explain_unreadable
+from nmt.system.errors import UserError
 from nmt.system.files import (
     has_plain_file,
-    open_plain_file,
+    read_bytes,
     read_manifest,
     remove_entry,
     write_bytes,
@@ -110,11 +110,7 @@ class Vocab:
 
     @classmethod
     def load(cls, path: Path) -> "Vocab":
-        expected = "; expected a BPE model"
-        with explain_unreadable(path, expected), open_plain_file(path) as file:
-            model = file.read(MAX_MODEL_BYTES + 1)
-        if len(model) > MAX_MODEL_BYTES:
-            raise UserError(f"{path}: has more than {MAX_MODEL_BYTES:,} bytes{expected}")
+        model = read_bytes(path, MAX_MODEL_BYTES, "; expected a BPE model")
         try:
             return cls(model)
         except UserError as error:

@@ -110,9 +110,9 @@ def check_own_folder(path: Path, inside: Path) -> None:
         )
 
 
-def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
+def read_bytes(path: Path, max_bytes: int | None = None, remedy: str = "") -> bytes:
     """Return the content of a file whose name nmt chose; refuse one of more than `max_bytes`."""
-    with open_plain_file(path) as file:
+    with explain_unreadable(path, remedy), open_plain_file(path) as file:
         if max_bytes is not None:
             check_size(file, path, max_bytes)
         return file.read()
@@ -274,8 +274,7 @@ def write_json_or_warn(path: Path, value: Any) -> None:
 
 def read_json(path: Path, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
     """Read a JSON file whose name nmt chose, and which a stranger may have written."""
-    with explain_unreadable(path):
-        return parse_json(read_bytes(path, max_bytes), str(path))
+    return parse_json(read_bytes(path, max_bytes), str(path))
 
 
 def read_status(run: RunFolder) -> Fields:

@@ -153,7 +153,10 @@ def _read(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
     marks = [pad, names.get("<unk>", pad), start, reader.read_size("eos_token_id", 0)]
 
     # vocabulary
-    models = [read_bytes(folder / name, MAX_MODEL_BYTES) for name in ("source.spm", "target.spm")]
+    models = [
+        read_bytes(folder / name, MAX_MODEL_BYTES, "; use another copy")
+        for name in ("source.spm", "target.spm")
+    ]
     shared, decoder = "model.shared.weight", "model.decoder.embed_tokens.weight"
     src_embedding = _find(tensors, folder, "model.encoder.embed_tokens.weight", shared)
     tgt_embedding = _find(tensors, folder, decoder, shared)

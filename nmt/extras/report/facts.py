@@ -17,7 +17,7 @@ from nmt.data.vocab import Vocabulary, load_vocab
 from nmt.evaluate.results import Result, choose_headline, read_results
 from nmt.evaluate.scored_texts import ScoredTexts, read_scored_texts
 from nmt.model.size import count_weights
-from nmt.system.errors import UserError, explain_unreadable
+from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import read_bytes
 from nmt.system.run_folder import RunFolder
@@ -110,8 +110,7 @@ def read_run(path: Path) -> RunFacts:
 def _read_settings(path: Path) -> Fields:
     """Read the settings of a run as they were written, even if this version would refuse them."""
     try:
-        with explain_unreadable(path, "; give a run folder"):
-            text = read_bytes(path).decode()
+        text = read_bytes(path, remedy="; give a run folder").decode()
     except UnicodeDecodeError:
         raise UserError(f"{path}: cannot be read (not UTF-8); give a run folder") from None
     return parse_yaml(text, str(path)).values
