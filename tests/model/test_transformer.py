@@ -199,7 +199,7 @@ def test_parameter_counts_of_the_paper() -> None:
     assert counts == {"base.yaml": 63_045_632, "big.yaml": 214_171_648}
 
 
-# ---- positions (sinusoids are written out in tests/test_paper.py) -----------------------------------------------------
+# ---- positions; sinusoids are written out in tests/test_paper.py ---------------------------------------------------
 
 
 def test_sinusoids_have_no_end_but_a_learned_table_has() -> None:

@@ -8,10 +8,11 @@ punish.
     device.waits, device.operations
 
 Mixing host and device tensors raises. Each wait for the device is counted, by what waits. Operations
-are counted as the dispatcher sees them, each of which would be about one launch. CUDA graphs are recorded and replayed for real: what is recorded does not happen, and a replay repeats
-the operations on the very tensors of the recording, so that whatever Python decides anew in a step
-goes wrong here as it would there. A wait while recording raises. An event completes late, when the
-next is recorded, so that code which does not wait is seen to go on.
+are counted as the dispatcher sees them, each of which would be about one launch. CUDA graphs are
+recorded and replayed for real: what is recorded does not happen, and a replay repeats the operations
+on the very tensors of the recording, so that whatever Python decides anew in a step goes wrong here as
+it would there. A wait while recording raises. An event completes late, when the next is recorded, so
+that code which does not wait is seen to go on.
 
 With a `budget` of bytes its memory is counted too: what tensors hold at a time, without what a
 recorded graph keeps. An operation whose result does not fit fails as torch's allocator does.
