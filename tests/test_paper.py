@@ -21,7 +21,6 @@ from nmt import paper
 from nmt.commands.train import main
 from nmt.config import (
     DataConfig,
-    DecodingConfig,
     ModelConfig,
     OptimizerConfig,
     RunConfig,
@@ -31,16 +30,12 @@ from nmt.config_files import find_shipped_configs, list_setting_keys, load_confi
 from nmt.corpus.learn_bpe import train_bpe, write_word_counts
 from nmt.data.vocab import Vocab
 from nmt.model.dropout import Dropout
-from nmt.model.feed_forward import FeedForward
-from nmt.model.multi_head_attention import Attention, SelfAttention
+from nmt.model.multi_head_attention import Attention
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import Residual, Transformer
-from nmt.paper import PAPER_BLEU, PaperRow, check_conformance, explain, find_dev_reference
+from nmt.paper import PaperRow, check_conformance, explain, find_dev_reference
 from nmt.system.strict_yaml import parse_yaml
-from nmt.train.loss import compute_loss_sums
 from nmt.train.optimizer import learning_rate, make_optimizer
-from nmt.translate.length_penalty import compute_penalty
-from nmt.translate.search_rules import make_rules
 
 ROOT = Path(__file__).parents[1]
 CONFIGS_OF_DOCS = re.findall(
@@ -648,16 +643,7 @@ def test_table_3_fits_40960_rows_and_biases_but_for_big() -> None:
             assert fits == [True, name != "d_ff 1,024", False], name
 
 
-def test_the_figures_are_those_of_table_2() -> None:
-    assert PAPER_BLEU == {
-        ("base", "en-de"): 27.3,
-        ("base", "en-fr"): 38.1,
-        ("big", "en-de"): 28.4,
-        ("big", "en-fr"): 41.8,
-    }
-
-
-# ---- rules without a setting, held against the code ---------------------------------------------------------------
+# ---- rules without a setting, held against the code; others are in tests/model, tests/train and tests/translate ---
 
 TINY = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=2, dropout=0.5)
 
@@ -682,19 +668,6 @@ def test_dropout_is_nowhere_but_on_sub_layers_and_embeddings() -> None:
     assert len(attention) == 2 + 2 * 2 and all(module.dropout == 0 for module in attention)
 
 
-def test_the_feed_forward_is_relu_with_biases_and_attention_has_none() -> None:
-    forward, x = FeedForward(TINY), torch.randn(3, 8)
-    inner, outer = forward.inner, forward.outer
-    nn.init.normal_(inner.bias)
-    nn.init.normal_(outer.bias)
-    expected = (x @ inner.weight.T + inner.bias).clamp(min=0) @ outer.weight.T + outer.bias
-    torch.testing.assert_close(forward(x), expected)
-    assert [m.bias for m in SelfAttention(TINY).modules() if isinstance(m, nn.Linear)] == [
-        None,
-        None,
-    ]
-
-
 def test_sinusoids_are_the_papers_in_another_order_of_columns() -> None:
     table = [
         [(math.cos if i % 2 else math.sin)(place / 10_000 ** (i // 2 * 2 / 8)) for i in range(8)]
@@ -704,19 +677,7 @@ def test_sinusoids_are_the_papers_in_another_order_of_columns() -> None:
     torch.testing.assert_close(sinusoids(9, 8), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_label_smoothing_is_the_authors_rule() -> None:
-    torch.manual_seed(1)
-    hidden, weight, labels = (
-        torch.randn(5, 4).double(),
-        torch.randn(7, 4).double(),
-        torch.tensor([0, 6, 3, 3, 1]),
-    )
-    wanted = torch.full((5, 7), 0.1 / 6, dtype=torch.float64).scatter(1, labels[:, None], 0.9)
-    expected = -(wanted * (hidden @ weight.T).log_softmax(1)).sum()
-    torch.testing.assert_close(compute_loss_sums(hidden, weight, labels, 0.1)[0], expected)
-
-
-def test_adam_the_rate_and_the_penalty_are_as_written() -> None:
+def test_adam_and_the_rate_are_as_written() -> None:
     optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig())
     (group,) = optimizer.param_groups
     assert (
@@ -729,9 +690,6 @@ def test_adam_the_rate_and_the_penalty_are_as_written() -> None:
         assert learning_rate(n, 512, 100_000, OptimizerConfig()) == pytest.approx(
             min(n**-0.5, n * 4000**-1.5) * 512**-0.5
         )
-    assert float(compute_penalty(10, make_rules(DecodingConfig()))) == pytest.approx(
-        ((5 + 10) / 6) ** 0.6
-    )
     assert not [
         path.name
         for path in (ROOT / "nmt" / "train").glob("*.py")

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.plain_search import BOS, EOS, PAD, Toy, divisor
+from support.plain_search import BOS, EOS, PAD, Toy, score_of
 from support.searches import make_sources
 
 from nmt.config import DecodingConfig
@@ -92,10 +92,7 @@ def test_scores_are_the_log_probabilities_of_the_model() -> None:
     config = replace(CONFIG, temperature=1.7, top_k=6, top_p=0.95, max_extra=9, penalty="length")
     (found,) = search(toy, pack([SRC]), make_rules(config, 50))
     for one in found:
-        total = sum(
-            toy.after(SRC, tuple(one.ids[:n]))[piece] for n, piece in enumerate([*one.ids, EOS])
-        )
-        assert one.score == pytest.approx(total / divisor(len(one.ids) + 1, config), abs=1e-5)
+        assert one.score == pytest.approx(score_of(toy, SRC, one.ids, config), abs=1e-5)
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     assert len({tuple(one.ids) for one in found}) > 20
 
