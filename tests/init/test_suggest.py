@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from support.stored_text import read_training_pairs
 
 from nmt.commands.init import main as nmt_init
 from nmt.commands.init import parse_arguments
@@ -18,14 +18,13 @@ from nmt.commands.train import main as nmt_train
 from nmt.config_files import load_config
 from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import Block, read_blocks
-from nmt.data.store import open_store
-from nmt.data.vocab import Vocab
 from nmt.extras.init import suggest, survey
 from nmt.extras.init.first_config import find_config_for, guess_languages
 from nmt.extras.init.hours import USED_SHARE
 from nmt.extras.init.recipe import SIZES, choose_size
 from nmt.system.errors import UserError
 
+Capture = pytest.CaptureFixture[str]
 TWO_FILES = ["--src", "train.en", "--tgt", "train.de"]
 
 
@@ -62,17 +61,12 @@ def read_training_text(config: Path) -> list[set[str]]:
     """Both sides of the training text in the store of a config, which is prepared here."""
     made = load_config(str(config))
     assert prepare(made.data, made.vocab, made.seed)
-    store = open_store(Path(made.data.store), "train")
-    vocab = Vocab.load(Path(made.data.store) / "vocab.model")
-    texts = []
-    for side in (store.src, store.tgt):
-        rows = np.split(side.ids, side.offsets[1:-1])
-        texts.append(set(vocab.decode([row.tolist() for row in rows])))
-    return texts
+    pairs = read_training_pairs(Path(made.data.store))
+    return [set(side) for side in zip(*pairs, strict=True)]
 
 
 def test_no_drawn_sentence_is_trained_on(
-    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     sizes = []
 
@@ -114,7 +108,7 @@ def test_no_given_sentence_is_trained_on(pair: Path) -> None:
         assert tgt.isdisjoint(read_lines_of(pair / f"{name}.de"))
 
 
-def test_a_given_set_of_two_texts_is_named(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_given_set_of_two_texts_is_named(pair: Path, capsys: Capture) -> None:
     lines = make_sentences(200, "uvwxyz", 5)
     for others, is_warned in ((lines, False), (lines[1:] + lines[:1], True)):
         options = ["--valid-src", write_lines(pair / "dev.en", lines)]
@@ -142,9 +136,7 @@ def test_the_text_and_the_seed_decide_the_sets_however_the_text_is_packed(pair: 
     assert load_config("a/c.yaml").data.train[0].src == str(pair / "train.en")
 
 
-def test_nothing_is_overwritten_unless_forced(
-    pair: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_overwritten_unless_forced(pair: Path, capsys: Capture) -> None:
     command = [*TWO_FILES, "-o", "my.yaml"]
     (pair / "my.yaml").write_text("name: mine\n")
     assert nmt_init(command) == 2
@@ -180,7 +172,7 @@ TWO --seed -1 -> --seed -1
 """
 
 
-def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_one_line(pair: Path, capsys: Capture) -> None:
     write_lines(pair / "few.en", make_sentences(50, "ab", 1))
     write_lines(pair / "few.de", make_sentences(50, "cd", 2))
     write_lines(pair / "short.de", make_sentences(1_299, "xyz", 1))
@@ -252,7 +244,7 @@ def test_the_hours_are_those_of_the_operations(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_two_files_are_enough_to_train_and_to_continue(
-    pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pair: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = ["model.d_model=16", "model.n_layers=1", "training.micro_tokens=600", "data.workers=1"]
     quick += ["training.src_tokens=600", "training.tgt_tokens=600", "vocab.size=400"]
@@ -297,7 +289,7 @@ def test_all_ranks_need_the_same_config(pair: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "name", ["my.en", 'a "b", c: {d}.en', "~x #1, \u00e9.en", "back\\slash.en"]
 )
-def test_files_may_have_any_name(pair: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_may_have_any_name(pair: Path, name: str, capsys: Capture) -> None:
     (pair / "train.en").rename(pair / name)
     for _ in range(2):
         assert nmt_train(["--src", name, "--tgt", "train.de", "--print-config"]) == 0
@@ -315,7 +307,7 @@ def test_files_may_have_any_name(pair: Path, name: str, capsys: pytest.CaptureFi
         ("--src a.en --tgt a.sv data.train=[]", "give only one of the two"),
     ],
 )
-def test_misuse(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misuse(words: str, message: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as left:
         nmt_train(words.split())
     assert left.value.code == 2 and message in capsys.readouterr().err
