@@ -168,25 +168,22 @@ def test_sides_that_do_not_belong_together_and_a_dev_set_that_is_tested_on_are_w
     root: Path, capsys: Capture
 ) -> None:
     lines = [" ".join([f"w{i}"] * (1 + i * 7 % 10)) for i in range(300)]
-    shifted = CorpusConfig(file="shifted.tsv")
-    write_pairs(root / "shifted.tsv", list(zip(lines, [*lines[1:], lines[0]], strict=True)))
+
+    def find_warnings(name: str, tgt: list[str], src: list[str] = lines, **changes: Any) -> str:
+        train = write_pairs(root / f"{name}.tsv", list(zip(src, tgt, strict=True)))
+        make(config(root, name, train=(train,), **changes))
+        return capsys.readouterr().err
+
     dev = CorpusConfig(src="dev.en", tgt="dev.de")
-    make(config(root, train=(shifted,), valid=dev, test=dev))
-    written = capsys.readouterr().err
-    assert (
-        "shifted.tsv, source and shifted.tsv, target do not look like translations of each other"
-        in written
-    )
+    written = find_warnings("shifted", [*lines[1:], lines[0]], valid=dev, test=dev)
+    sides = "shifted.tsv, source and shifted.tsv, target"
+    assert f"{sides} do not look like translations of each other" in written
     assert "warning: data.valid and data.test are one corpus" in written
-    aligned = CorpusConfig(file="aligned.tsv")
-    write_pairs(root / "aligned.tsv", [(line, f"{line} w1") for line in lines])
-    make(config(root, "other", train=(aligned,)))
-    assert "warning" not in capsys.readouterr().err
-    write_pairs(root / "aligned.tsv", [(f"{line} .", f"{line}@@ w1") for line in lines])
-    make(config(root, "third", train=(aligned,)))
-    written = capsys.readouterr().err
-    assert "warning: aligned.tsv, source:1: spaces before commas and full stops" in written
-    assert "warning: aligned.tsv, target:1: BPE was left in" in written
+    assert "warning" not in find_warnings("aligned", [f"{line} w1" for line in lines])
+    spaced = [f"{line} ." for line in lines]
+    written = find_warnings("third", [f"{line}@@ w1" for line in lines], spaced)
+    assert "warning: third.tsv, source:1: spaces before commas and full stops" in written
+    assert "warning: third.tsv, target:1: BPE was left in" in written
 
 
 def test_the_ledger_accounts_for_every_line(root: Path) -> None:

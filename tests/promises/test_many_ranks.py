@@ -89,13 +89,9 @@ def trained(
             ]
             assert [line["step"] for line in lines] == list(range(first, steps + 1))
             for line in lines:
-                update = seen.setdefault(
-                    line["step"], {"micros": {}, "n_tgt": line["n_tgt"], "blanks": 0}
-                )
-                assert (
-                    update["n_tgt"] == line["n_tgt"]
-                    and not update["micros"].keys() & line["micros"].keys()
-                )
+                update = seen.setdefault(line["step"], line | {"micros": {}, "blanks": 0})
+                assert update["n_tgt"] == line["n_tgt"]
+                assert update["micros"].keys().isdisjoint(line["micros"])
                 update["micros"] |= line["micros"]
                 update["blanks"] += line["blanks"]
     return seen

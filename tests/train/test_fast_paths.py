@@ -22,6 +22,7 @@ from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, pack
 from nmt.data.loader import make_batch
 from nmt.data.store import Side, TokenStore
+from nmt.data.vocab import BOS, EOS
 from nmt.engines.cpu.backend import CpuBackend
 from nmt.engines.cuda import recorded_replica
 from nmt.engines.cuda.backend import CudaBackend
@@ -36,7 +37,7 @@ from nmt.train.replica import forward_backward
 V, EPS, SCALE = 61, 0.1, 0.01
 POST = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.0)
 UNLIKE = replace(POST, tied=False, norm="pre", window=3, d_k=5, d_v=12)
-LENGTHS = [1, 1, 2, 7, 15, 16, 17, 31, 33, 48, 65, 70]
+LENGTHS = [0, 0, 1, 6, 14, 15, 16, 30, 32, 47, 64, 69]
 Pairs = list[tuple[list[int], list[int]]]
 
 
@@ -49,24 +50,20 @@ def make(config: ModelConfig, seed: int = 0) -> Transformer:
 
 
 def draw(seed: int, n: int = 7) -> Pairs:
-    """The longest first, one of a single token a side, the others at random."""
+    """The longest first, one without a piece, the others at random; without marks, as a store holds them."""
     rng = np.random.default_rng(seed)
-    sizes = [(70, 66), (1, 1), *rng.choice(LENGTHS, (n - 2, 2)).tolist()]
-    return [
-        (rng.integers(4, V, a - 1).tolist() + [3], [2] + rng.integers(4, V, b - 1).tolist())
-        for a, b in sizes
-    ]
+    sizes = [(69, 65), (0, 0), *rng.choice(LENGTHS, (n - 2, 2))]
+    return [(rng.integers(4, V, a).tolist(), rng.integers(4, V, b).tolist()) for a, b in sizes]
 
 
 def batch_of(pairs: Pairs, room: int = 0) -> Batch:
     """With room: dead tails of any pieces, and empty sentences."""
-
-    def side(rows: list[list[int]]) -> Side:  # as a store holds it: without marks
-        return Side(np.array(sum(rows, []), np.uint16), np.cumsum([0, *map(len, rows)]))
-
-    store = TokenStore(side([s[:-1] for s, _ in pairs]), side([t[1:] for _, t in pairs]))
+    src, tgt = (
+        Side(np.array(sum(rows, []), np.uint16), np.cumsum([0, *map(len, rows)]))
+        for rows in zip(*pairs, strict=True)
+    )
     shape = BatchShape(room, room, 16, min(room, 128)) if room else None
-    batch = make_batch(store, np.arange(len(pairs)), shape)
+    batch = make_batch(TokenStore(src, tgt), np.arange(len(pairs)), shape)
     for packed in (batch.src, batch.tgt):
         assert packed.tokens.numel() == (room or -(-packed.n_live // 64) * 64)
         packed.tokens[packed.n_live :].random_(4, V)
@@ -77,8 +74,9 @@ def expected(model: Transformer, pairs: Pairs) -> dict[str, Tensor]:
     """The sums of loss and NLL, and the gradient of SCALE times the first."""
     model, sums = deepcopy(model).double(), torch.zeros(2)
     for src, tgt in pairs:
-        log_p = F.log_softmax(model.projection(model(pack([src]), pack([tgt]))), 1)
-        gold = log_p.gather(1, torch.tensor([*tgt[1:], 3])[:, None]).sum()
+        hidden = model(pack([[*src, EOS]]), pack([[BOS, *tgt]]))
+        log_p = F.log_softmax(model.projection(hidden), 1)
+        gold = log_p.gather(1, torch.tensor([*tgt, EOS])[:, None]).sum()
         sums = sums + torch.stack(((EPS - 1) * gold - EPS / (V - 1) * (log_p.sum() - gold), -gold))
     (SCALE * sums[0]).backward()
     return {"sums": sums.detach()} | gradients(model)
@@ -131,7 +129,7 @@ class CompiledAlone(CompiledObjective):
 
 
 def draw_short(n: int) -> Pairs:
-    return [(s[-20:], t[:18]) for s, t in draw(7, n)]
+    return [(s[-19:], t[:17]) for s, t in draw(7, n)]
 
 
 def check_compiled(is_whole: bool, backend: Backend, room: int = 64) -> None:
