@@ -103,10 +103,11 @@ def test_no_lengths_ask_for_a_second_shape(
     random = np.random.default_rng(seed)
     lengths = random.integers(2, longest + 2, (2, 200))
     lengths[1, random.random(200) < 0.5] = 2
+    src, tgt = lengths
     config = TrainingConfig(src_tokens=1_500, tgt_tokens=1_200, grouping=grouping)
-    shape = choose_shape(*lengths, micro_tokens, None, grouping)
-    shape = fit_rows(shape, plan_epoch(*lengths, seed, 0, config, micro_tokens, shape))
-    plan = plan_epoch(*lengths, seed, 0, config, micro_tokens, shape)
+    shape = choose_shape(src, tgt, micro_tokens, None, grouping)
+    shape = fit_rows(shape, plan_epoch(src, tgt, seed, 0, config, micro_tokens, shape))
+    plan = plan_epoch(src, tgt, seed, 0, config, micro_tokens, shape)
     micros = [pairs for number in range(len(plan)) for pairs in plan.micros(number)]
     for pairs in micros:
         n_src, n_tgt = lengths[:, pairs].sum(1)
