@@ -110,7 +110,7 @@ def hide_scripts(page: str) -> str:
     for name in ("page.css", "charts.js"):
         page = page.replace(read_page_file(name), f"({name})")
     page = re.sub(r"'sha256-[^']*'", "'sha256-...'", page)
-    return page.replace('{"spec":', '\n{"spec":')
+    return re.sub('(?={"spec":|"layer":|"series":)', "\n", page)
 
 
 @pytest.mark.parametrize(
