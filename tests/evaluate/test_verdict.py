@@ -246,14 +246,6 @@ OBSTACLES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "values",
-    [(99.94,), (30.31,), (20.0, 34.4), (26.4, 27.95)],  # the first was learned by heart
-)
-def test_scores_that_no_run_of_the_recipe_has(values: tuple[float, ...]) -> None:
-    assert judge_runs(*values).outcome == "not comparable"
-
-
 # ---- steps of the recipe ------------------------------------------------------------------------------------------
 
 LEFT_OUT: dict[str, dict[str, Any]] = {
@@ -342,10 +334,10 @@ def test_golden_verdicts() -> None:
     for name, config in list_recipes().items():
         made = average(20, 300_000, every=600) if name.startswith("big") else average()
         verdicts[name] = judge_run(config=config, made=made)
-    for value in BORDERS:
+    for value in (*BORDERS, 30.31, 99.94):  # the last was learned by heart
         verdicts[f"base: {value} BLEU"] = judge_run(make_score(value))
-    for score in (REACHED, CLOSE, MISSED):
-        for name, departure in (OBSTACLES | LEFT_OUT).items():
+    for name, departure in (OBSTACLES | LEFT_OUT).items():
+        for score in (REACHED, CLOSE, MISSED):
             verdicts[f"base: {name}, {score.value} BLEU"] = judge_run(score, **departure)
     # t is 4.303 for two degrees of freedom: 27.2 +- 4.303 * 0.1 / sqrt(3)
     verdicts["three runs"] = judge_runs(27.1, 27.2, 27.3)
@@ -353,15 +345,15 @@ def test_golden_verdicts() -> None:
         verdicts[f"three runs: others of {values}"] = judge_runs(*values)
     wide = make_system(MISSED, overrides=["decoding.beam=5"], name="seed1")
     short = make_system(MISSED, made=average(4), name="seed2")
-    for second in (replace(wide, name="seed2"), short):
-        verdicts[f"three runs: {len(verdicts)}"] = judge_systems([wide, second])
+    verdicts["three runs: two, of another beam"] = judge_systems(
+        [wide, replace(wide, name="seed2")]
+    )
+    verdicts["three runs: two, of them one of four checkpoints"] = judge_systems([wide, short])
     outputs = {
         name: "\n".join(found.to_lines("26.70 to 27.90")) for name, found in verdicts.items()
     }
-    for name in ("base: several steps, 25.7 BLEU", "three runs"):
-        outputs[f"{name} as JSON".replace(": ", ", ")] = json.dumps(
-            asdict(verdicts[name]), indent=1
-        )
+    failed = verdicts["base: several steps, 25.7 BLEU"]
+    outputs["several steps as JSON"] = json.dumps(asdict(failed), indent=1)
     check_golden("verdict.txt", outputs)
 
 
