@@ -146,9 +146,12 @@ def test_a_vocabulary_of_many_groups(
 def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, given = Toy(5, n=7, ending=1.0), make_sources(random.Random(6), 100, 8, 7)
     config = DecodingConfig(beam=4, max_extra=4)
+    sampling = make_rules(replace(config, sample=True), 2)
+    drawn = search(toy, pack(given), sampling)
     # The logits of 30 sentences
     monkeypatch.setattr("nmt.translate.allowed_pieces.MAX_BLOCK_LOGITS", 4 * 7 * 30)
     assert len(set(given)) > 70
+    assert search(toy, pack(given), sampling) == drawn
     for src, some in zip(given, search(toy, pack(given), make_rules(config, 2)), strict=True):
         assert_same(some, recursion(toy, src, config, 2))
 
