@@ -156,6 +156,17 @@ def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyP
         assert_same(some, recursion(toy, src, config, 2))
 
 
+@pytest.mark.parametrize("sample", [False, True])
+def test_logits_may_be_large(sample: bool) -> None:
+    toy, given = Toy(5, n=9, ending=1.0), make_sources(random.Random(6), 9, 8, 9)
+    rules = make_rules(DecodingConfig(beam=3, max_extra=4, sample=sample), 2)
+    usual = search(toy, pack(given), rules)
+    toy.table += 100  # which changes no probability, but overflows as an exponent
+    for some, expected in zip(search(toy, pack(given), rules), usual, strict=True):
+        assert [one.ids for one in some] == [one.ids for one in expected]
+        assert [one.score for one in some] == pytest.approx([one.score for one in expected], 1e-4)
+
+
 def test_stopping_early_changes_nothing_and_saves_steps() -> None:
     saved, n_models = 0, counted(40, 200)
     for seed in range(n_models):
