@@ -224,15 +224,18 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
 def test_equal_whatever_the_workers_the_place_and_the_clock(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    truth = contents(make(config(root)))
+    """Dev and test set have several shards too."""
+    pairs = [(line(i), line(i + 1)) for i in range(0, 600, 3)]
+    dev, test = write_pairs(root / "dev.tsv", pairs[:90]), write_pairs(root / "test.tsv", pairs)
+    truth = contents(make(config(root, valid=dev, test=test)))
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 64)
-        assert contents(make(config(root, "two", workers=3))) == truth
+        assert contents(make(config(root, "two", workers=3, valid=dev, test=test))) == truth
     elsewhere = tmp_path / "else" / "where"
     shutil.copytree(root, elsewhere)
     for file in elsewhere.iterdir():
         os.utime(file, (1e9, 1e9))
-    assert contents(make(config(elsewhere))) == truth
+    assert contents(make(config(elsewhere, valid=dev, test=test))) == truth
 
 
 def test_the_seed_draws_the_sample_and_nothing_else(root: Path) -> None:

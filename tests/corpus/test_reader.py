@@ -361,7 +361,10 @@ def test_a_lost_line_is_found_by_the_lengths_of_the_lines(tmp_path: Path, seed: 
     assert found[5] == ("x.en", "x.de")[side] and (found[3] == "a line is") == (n == 1)
 
 
-def test_a_side_that_ends_too_early_is_called_so(tmp_path: Path) -> None:
+def test_a_side_that_ends_too_early_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.corpus.reader.PAIRS_AT_ONCE", 90)  # it is read in several blocks
     english, german = zip(*islice(demo.generate_pairs("train"), 300), strict=True)
     (tmp_path / "x.en").write_text("\n".join(english))
     (tmp_path / "x.de").write_text("\n".join(german[:250]))

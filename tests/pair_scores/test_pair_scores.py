@@ -5,6 +5,7 @@ full forward passes.
 import math
 import random
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,20 @@ def test_the_batch_does_not_matter_and_the_sum_is_that_of_full_forward_passes(vo
         found = compute_log_probs(scorer.translator.prepared_models, sources, targets, CPU, budget)
         for row, truth in zip(found, expected, strict=True):
             assert row == pytest.approx(truth, abs=1e-5)
+
+
+def test_logits_may_be_large_and_come_in_several_blocks(
+    vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = make_scorer(vocab, DecodingConfig(), "released")
+    pairs = [[5, 6], [7, 8, 9]], [[9, 8, 7, 6, 5], [4]]
+    models = scorer.translator.prepared_models
+    expected = compute_log_probs(models, *pairs, CPU, 64)
+    for limit in ("MIN_SCORED_ROWS", "MAX_SCORED_LOGITS"):
+        monkeypatch.setattr(f"nmt.extras.pair_scores.pair_scores.{limit}", 3)
+    scorer.translator.model.projection.bias.add_(100)  # which changes no probability
+    found = compute_log_probs(models, *pairs, CPU, 64)
+    assert list(chain(*found)) == pytest.approx(list(chain(*expected)), abs=1e-4)
 
 
 def test_kinds_of_scores() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from support.plain_search import EOS, Full, Ids, assert_same, recursion
 from support.soaking import IS_SOAK, counted
 from support.untrained import make_random_model
@@ -16,7 +17,7 @@ from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.translate.ensemble import Ensemble
+from nmt.translate.ensemble import Ensemble, average_log_probs
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 
@@ -68,6 +69,16 @@ def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
             given, search(Ensemble(models), pack(given), make_rules(config, beam)), strict=True
         ):
             assert_same(some, recursion(oracle, src, config, beam), f"{preset} {seed}")
+
+
+def test_logits_may_be_large_and_probabilities_small() -> None:
+    one = model(1, replace(SHAPE, projection_bias=True))
+    ensemble, hidden = Ensemble([one, model(2)]), torch.randn(3, 2 * SHAPE.d_model)
+    usual = ensemble.projection(hidden)
+    one.projection.bias.add_(100)  # which changes no probability
+    torch.testing.assert_close(ensemble.projection(hidden), usual, rtol=0, atol=1e-4)
+    small = torch.tensor([-200.0])
+    assert average_log_probs([small, small]).item() == pytest.approx(-200)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

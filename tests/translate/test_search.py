@@ -147,11 +147,25 @@ def test_a_vocabulary_of_many_groups(
 def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, given = Toy(5, n=7, ending=1.0), make_sources(random.Random(6), 100, 8, 7)
     config = DecodingConfig(beam=4, max_extra=4)
+    sampling = make_rules(replace(config, sample=True), 2)
+    drawn = search(toy, pack(given), sampling)
     # The logits of 30 sentences
     monkeypatch.setattr("nmt.translate.allowed_pieces.MAX_BLOCK_LOGITS", 4 * 7 * 30)
     assert len(set(given)) > 70
+    assert search(toy, pack(given), sampling) == drawn
     for src, some in zip(given, search(toy, pack(given), make_rules(config, 2)), strict=True):
         assert_same(some, recursion(toy, src, config, 2))
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_logits_may_be_large(sample: bool) -> None:
+    toy, given = Toy(5, n=9, ending=1.0), make_sources(random.Random(6), 9, 8, 9)
+    rules = make_rules(DecodingConfig(beam=3, max_extra=4, sample=sample), 2)
+    usual = search(toy, pack(given), rules)
+    toy.table += 100  # which changes no probability, but overflows as an exponent
+    for some, expected in zip(search(toy, pack(given), rules), usual, strict=True):
+        assert [one.ids for one in some] == [one.ids for one in expected]
+        assert [one.score for one in some] == pytest.approx([one.score for one in expected], 1e-4)
 
 
 def test_stopping_early_changes_nothing_and_saves_steps() -> None:
