@@ -47,14 +47,18 @@ class Check(NamedTuple):
     name: str
     title: str
     budget_s: float  # after which its process is killed
-    file: str = "gpu_checks"  # it imports torch
-    is_on_all: bool = False  # a rank on each GPU
+    file: str  # it imports torch
+
+    @property
+    def is_on_all(self) -> bool:
+        """Whether it is carried out by a rank on each GPU."""
+        return self.name.endswith("-ranks")
 
     @property
     def function(self) -> str:
         """The name of what carries it out, of a bench and a sheet."""
-        name = self.name.removesuffix("-ranks") if self.is_on_all else self.name
-        return f"{self.file}.check_{name.replace('-', '_')}"
+        name = self.name.removesuffix("-ranks").replace("-", "_")
+        return f"{self.file}.check_{name}"
 
     @property
     def is_speed(self) -> bool:
@@ -66,25 +70,30 @@ class Check(NamedTuple):
         return self.file == "gpu_runs" and self.name != "ranks"
 
 
+def read_checks(table: str) -> list[Check]:
+    rows = [line.split(" | ") for line in table.strip().splitlines()]
+    return [Check(name, title, float(seconds), file) for name, title, seconds, file in rows]
+
+
 # Correctness comes first: the speed of a wrong result is of no interest. The most important speeds come first too.
-CHECKS = (
-    Check("kernels", "Kernels of attention and loss against float64 written out", 240),
-    Check("micro-batch", "Loss and gradients of one micro-batch against the CPU", 180),
-    Check("updates", "Some updates against the CPU", 240),
-    Check("graph", "CUDA graph against the same code without one, and dropout", 180),
-    Check("compilations", "Compilations over micro-batches of all lengths", 120),
-    Check("ranks", "Two ranks on two GPUs, killed and continued", 400, "gpu_runs"),
-    Check("continuation", "Ten updates, a stop and ten more against twenty", 240),
-    Check("base", "Training speed, base", 240, "gpu_speed"),
-    Check("big", "Training speed, big", 240, "gpu_speed"),
-    Check("decoding", "Decoding 3,003 sentences and one alone, base, beam 4", 180, "gpu_speed"),
-    Check("base-ranks", "Training speed, base, all GPUs", 240, "gpu_speed", is_on_all=True),
-    Check("big-ranks", "Training speed, big, all GPUs", 240, "gpu_speed", is_on_all=True),
-    Check("europarl-text", "Europarl English-French, prepared", 180, "gpu_runs"),
-    Check("europarl", "Base on Europarl, to a BLEU", 400, "gpu_runs"),
-    Check("peers", "Other trainers on the same card", 400, "gpu_runs"),
-    Check("shared-gpu", "Two ranks on one GPU, killed and continued", 400, "gpu_runs"),
-)
+CHECKS = read_checks("""
+kernels | Kernels of attention and loss against float64 written out | 240 | gpu_checks
+micro-batch | Loss and gradients of one micro-batch against the CPU | 180 | gpu_checks
+updates | Some updates against the CPU | 240 | gpu_checks
+graph | CUDA graph against the same code without one, and dropout | 180 | gpu_checks
+compilations | Compilations over micro-batches of all lengths | 120 | gpu_checks
+ranks | Two ranks on two GPUs, killed and continued | 400 | gpu_runs
+continuation | Ten updates, a stop and ten more against twenty | 240 | gpu_checks
+base | Training speed, base | 240 | gpu_speed
+big | Training speed, big | 240 | gpu_speed
+decoding | Decoding 3,003 sentences and one alone, base, beam 4 | 180 | gpu_speed
+base-ranks | Training speed, base, all GPUs | 240 | gpu_speed
+big-ranks | Training speed, big, all GPUs | 240 | gpu_speed
+europarl-text | Europarl English-French, prepared | 180 | gpu_runs
+europarl | Base on Europarl, to a BLEU | 400 | gpu_runs
+peers | Other trainers on the same card | 400 | gpu_runs
+shared-gpu | Two ranks on one GPU, killed and continued | 400 | gpu_runs
+""")
 BY_NAME = {check.name: check for check in CHECKS}
 
 

@@ -323,7 +323,12 @@ def test_one_process_stays_where_it_is(
     if not is_call:
         args.words = []
     device = "cpu" if "device=cpu" in options else "auto"
-    code = run_command(lambda: use_gpus(args, device) or 0, "nmt-train")
+
+    def start() -> int:
+        use_gpus(args, device)
+        return 0
+
+    code = run_command(start, "nmt-train")
     assert code == (2 if "error" in told else 0)
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == (told != "")
