@@ -164,7 +164,13 @@ def test_what_torchrun_is_started_with(machine: Machine, options: str, asked: st
     found = {f"{key}={value}" for key, value in args.items()}
     assert {*asked.split(), *ALWAYS.split()} <= found
     assert args["training_script_args"] == machine.training
-    assert "/" not in args["rdzv_id"]  # of which torchrun makes a folder's name
+    if (
+        "nnodes=2" in asked
+    ):  # the same on each host, and no path, for torchrun makes a folder's name of it
+        told = subprocess.run(
+            ["cksum"], input=f" {machine.run_folder}\n", capture_output=True, text=True
+        )
+        assert args["rdzv_id"] == f"nmt-{told.stdout.split()[0]}"
     patience = (machine.notes / "torchrun.patience").read_text()
     assert patience == "120\n"  # seconds from SIGTERM to SIGKILL, not 30
 
@@ -407,6 +413,7 @@ def test_slurm_starts_launch_on_every_node(machine: Machine) -> None:
     assert machine.slurm(SLURM_CPUS_PER_TASK="12", STATUS=status("done", "0"))[0] == 0
     words = machine.arguments("srun")
     options, command = words[: words.index("bash")], words[words.index("bash") :]
+    assert re.search(r"^#SBATCH --cpus-per-task=[2-9]$", SLURM.read_text(), re.MULTILINE)
     # srun takes the cores no more from sbatch; without them all ranks of a node would share one
     asked = {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"}
     assert asked < set(options) and command[-3:] == machine.training
