@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import ModelCard
 from support.hostile_text import OBEYED, PAYLOADS
 from support.recorded_result import RESULT
-from support.untrained import make_checkpoint, make_vocab
+from support.untrained import make_checkpoint
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint.run_checkpoints import open_checkpoint
@@ -27,11 +27,6 @@ from nmt.system.escapes import escape_line
 from nmt.system.files import read_manifest, seal
 from nmt.system.output_folder import is_unedited_card
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, VOCAB_FILE
-
-
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("vocab"))
 
 
 @pytest.fixture

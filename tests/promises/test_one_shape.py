@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.soaking import counted
+from support.rings import amount
 
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import BatchShape
@@ -29,7 +29,7 @@ from nmt.data.store import Side, TokenStore
 UPDATE = 25_000
 CONFIG = TrainingConfig(src_tokens=UPDATE, tgt_tokens=UPDATE)
 RANKS = (1, 3, 16)
-N_EPOCHS = counted(3, 8)
+N_EPOCHS = amount(3, 8)
 
 
 def news(random: np.random.Generator, n: int) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.prepared_toy import prepare_toy
-from support.untrained import TINY, make_checkpoint, make_vocab
+from support.untrained import TINY, make_checkpoint, make_random_model, make_vocab
 from torch import Tensor
 
 from nmt.average.mean import average_checkpoints
@@ -42,10 +42,7 @@ SOURCES = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, EOS]]
 @pytest.fixture(scope="module", name="model")
 def make_model() -> Transformer:
     """Its unused rows are the most probable ones."""
-    torch.manual_seed(1)
-    model = Transformer(WIDE, V).eval().requires_grad_(False)
-    for p in model.parameters():
-        p.add_(torch.randn_like(p), alpha=0.3)
+    model = make_random_model(WIDE, V)
     model.projection.weight[V:] *= 3.0
     return model
 

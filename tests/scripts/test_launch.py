@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.soaking import counted
+from support.rings import amount
 from support.waiting import is_alive, until
 from torch.distributed.run import parse_args
 
@@ -645,7 +645,7 @@ def test_slurm_explains_itself_anywhere(machine: Machine) -> None:
 
 # ---- the real torchrun --------------------------------------------------------------------------------------------
 
-N_REAL_RANKS = counted(1, 2)
+N_REAL_RANKS = amount(1, 2)
 
 
 def descendants(pid: int) -> Iterator[int]:

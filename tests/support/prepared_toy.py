@@ -5,16 +5,12 @@ from pathlib import Path
 from nmt.config import RunConfig
 from nmt.config_files import load_config
 from nmt.corpus.prepare import prepare
-from support.toy_corpus import sentences
+from support.toy_corpus import write_splits
 
 
 def prepare_toy(root: Path) -> RunConfig:
     """Write a corpus and its store into `root`; the config of a run on it, on one layer."""
-    for seed, (split, n) in enumerate((("train", 400), ("valid", 20))):
-        pairs = sentences(n, seed)
-        for side, language in enumerate(("en", "de")):
-            text = "".join(pair[side] + "\n" for pair in pairs)
-            (root / f"{split}.{language}").write_text(text, encoding="utf-8")
+    write_splits(root, train=400, valid=20)
     overrides = [
         f"data.root={root}",
         f"data.store={root}/store",

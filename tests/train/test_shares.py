@@ -4,13 +4,13 @@ folder. On CPUs the core's replica does it, on GPUs the engine's, which runs her
 
 import gc
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from support.finished_run import read_tensors
+from support.ground import Ground, check_same, make_ground, untime
 from support.pretend_device import GPU, DeviceTensor, pretend_device
-from support.soaking import Ground, Order, Start, check_same, lines, make_ground
 from torch import Tensor
 
 from nmt.checkpoint.run_checkpoints import list_steps
@@ -49,30 +49,18 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@dataclass(frozen=True)
-class EngineGround(Ground):
-    """Trains with the engine's replica."""
-
-    def start(
-        self, name: str, *settings: str, size: int = 1, order: Order | None = None, at: str = ""
-    ) -> Start:
-        script = self.folder / "engine.py"
-        script.write_text(ENGINE)
-        order = replace(order or Order([], ""), program=str(script))
-        return super().start(name, *settings, size=size, order=order, at=at)
-
-
-@pytest.fixture(scope="module", params=[Ground, EngineGround])
+@pytest.fixture(scope="module", params=["core", "engine"])
 def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    made = make_ground(tmp_path_factory.mktemp("shares"))
-    ground: Ground = request.param(made.folder, made.config)
-    return ground
+    ground = make_ground(tmp_path_factory.mktemp("shares"))
+    script = ground.folder / "engine.py"
+    script.write_text(ENGINE)
+    return replace(ground, command=str(script)) if request.param == "engine" else ground
 
 
 @pytest.fixture(scope="module")
 def whole(ground: Ground) -> RunFolder:
     """The run of one process without the engine."""
-    return Ground(ground.folder, ground.config).finish("whole", *CALM)
+    return replace(ground, command="train").finish("whole", *CALM)
 
 
 def tensors(run: RunFolder) -> dict[str, Tensor]:
@@ -85,7 +73,7 @@ def check_close(run: RunFolder, whole: RunFolder, bound: float = 1e-5) -> None:
     for name, value in ours.items():
         assert value.shape == theirs[name].shape
         assert (value - theirs[name]).norm() <= bound * theirs[name].norm(), name
-    for line, other in zip(lines(run), lines(whole), strict=True):
+    for line, other in zip(untime(run), untime(whole), strict=True):
         assert line["step"] == other["step"] and line["kind"] == other["kind"]
         for key, value in line.items():
             if key in ("loss", "nll"):
@@ -115,8 +103,7 @@ def test_a_kill_costs_no_bits(precision: str, ground: Ground) -> None:
     settings = (*CALM, *EXTRAS, f"training.precision={precision}", "training.steps=8")
     straight = ground.finish(f"straight-{precision}", *settings, size=2)
     name = f"killed-{precision}"
-    order = Order([], "", slow={"update": 0.05}, is_recorded=True)
-    start = ground.start(name, *settings, size=2, order=order)
+    start = ground.start(name, *settings, size=2, slow={"update": 0.05})
     run = ground.run(name)
     start.until(lambda: run.checkpoints.is_dir() and list_steps(run) == [3])
     start.signal(signal.SIGKILL)
