@@ -30,7 +30,6 @@ from support.damages import DAMAGES, GARBAGE
 from support.ground import digest_checkpoint, make_ground, untime
 from support.once import make_once
 from support.rings import amount
-from support.saved_run import skip_fsync  # noqa: F401
 from support.untrained import make_checkpoint
 
 from nmt.checkpoint.run_checkpoints import find_newest, list_steps

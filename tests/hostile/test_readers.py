@@ -64,7 +64,6 @@ from support.once import make_once
 from support.packing import pack, zip_members
 from support.prepared_toy import prepare_toy
 from support.rings import amount
-from support.saved_run import skip_fsync  # noqa: F401
 from support.untrained import make_checkpoint, make_vocab
 
 from nmt.average.select import read_validations

@@ -13,20 +13,20 @@ import pytest
 from support.ground import Ground
 from support.rings import amount
 from support.small_disk import mount_small_disk
-from support.untrained import make_checkpoint, make_vocab
+from support.untrained import make_checkpoint
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
+from nmt.data.vocab import Vocab
 from nmt.system import files
 from nmt.system.files import read_json, read_manifest, verify
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
 
 @pytest.fixture(scope="module")
-def ground(ground: Ground) -> Ground:
+def ground(ground: Ground, vocab: Vocab) -> Ground:
     """Text to prepare, and two checkpoints."""
-    vocab = make_vocab(ground.folder)
     for seed in (1, 2):
         make_checkpoint(ground.folder / f"model-{seed}", vocab, seed=seed)
     return ground

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from support.ground import Ground
-from support.untrained import make_checkpoint, make_vocab
+from support.untrained import make_checkpoint
 
 from nmt.commands.cli import run_command
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.translate import main as nmt_translate
 from nmt.data.store import open_store
+from nmt.data.vocab import Vocab
 from nmt.system.errors import Failure
 
 
@@ -88,9 +89,12 @@ def test_an_error_that_nobody_foresaw_keeps_its_traceback() -> None:
 
 
 def test_a_prompt_needs_an_input_that_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    vocab: Vocab,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = make_checkpoint(tmp_path / "model", make_vocab(tmp_path))
+    model = make_checkpoint(tmp_path / "model", vocab)
     with open(os.open(os.devnull, os.O_WRONLY), "rb") as write_only:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(write_only))
         assert nmt_translate([str(model), "--interactive"]) == 2

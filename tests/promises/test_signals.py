@@ -173,8 +173,8 @@ def test_a_signal_to_torchrun(
     """It hands the signal on. When it is killed, its ranks save and go as if they had been asked
     to.
     """
-    name, settings = run.path.name, (*SETTINGS[1:], *QUIET)
-    argv = ground.argv(name, *settings, "training.steps=3000")
+    name = run.path.name
+    argv = ground.argv(name, *SETTINGS[1:], *QUIET, "training.steps=3000")
     start = Torchrun(ground.folder / f"{name}.ranks", argv, N_RANKS)
     try:
         start.until(lambda: steps_logged(run) >= 3)
@@ -189,6 +189,6 @@ def test_a_signal_to_torchrun(
     # No traceback of ours
     assert before <= step and "nmt/commands/train.py" not in start.told(), start.told()
     print(f"{number.name}: asked after update {before} to {after}, saved at {step}")
-    settings = (*settings, f"training.steps={step + 3}")
+    settings = (*SETTINGS[1:], *QUIET, f"training.steps={step + 3}")
     straight = ground.finish(f"{name}-straight", *settings, size=N_RANKS)
     check_same(ground.finish(name, *settings, size=N_RANKS), straight)

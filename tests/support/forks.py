@@ -25,15 +25,7 @@ from support.faults import Faults
 from support.waiting import HANG_S, list_living, until
 from support.warm_process import start_fork
 
-RANK = (
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
+RANK = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
 
 
 def be_rank(
@@ -111,10 +103,6 @@ class Start:
         """Wait for something to come about while the start lives."""
         until(lambda: holds() or {*self.codes} != {None})
         assert holds(), f"{self.codes}\n{self.told()}"
-
-    def phase(self, rank: int = 0) -> str:
-        """What that rank is at, or was when it died."""
-        return self.told("phase", [rank]).strip() or "start"
 
     def is_in(self, what: str) -> bool:
         """Whether rank 0 has come to what was slowed down: save, decode, update."""

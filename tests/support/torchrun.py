@@ -15,6 +15,9 @@ from support.waiting import until
 # Else ranks started again look for dead ones, for hours
 SEPARATE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
+RUN = """-m torch.distributed.run --standalone --shutdown-timeout=60
+    --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"""
+
 
 class Torchrun:
     """One start of nmt-train, or another program. All its processes bear a mark in their environment."""
@@ -32,18 +35,10 @@ class Torchrun:
         folder.mkdir(parents=True, exist_ok=True)
         self.errors = folder / "torchrun.stderr"
         environment = {key: text for key, text in os.environ.items() if key not in RANK}
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            f"--nproc-per-node={size}",
-            "--standalone",
-            "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-            "--shutdown-timeout=60",
-        ]
+        command = [*RUN.split(), f"--nproc-per-node={size}", *options, *program, *argv]
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [*command, *options, *program, *argv],
+                [sys.executable, *command],
                 stdin=subprocess.DEVNULL,
                 stderr=errors,
                 cwd=folder,

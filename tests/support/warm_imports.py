@@ -10,24 +10,12 @@ import torch
 from nmt.engines.cpu.backend import load_compiled
 from support.rings import amount
 
-for name in (
-    "lxml.etree",
-    "numpy.ctypeslib",
-    "sacrebleu",
-    "nmt.api",
-    "nmt.commands.train",
-    "nmt.commands.translate",
-    "nmt.corpus.prepare",
-    "nmt.train.run_start",
-    "nmt.translate.stream",
-    "nmt.engines.cuda.training",
-    "nmt.extras.report.page",
-    "support.faults",
-    "support.forks",
-    *amount(
-        [], ["nmt.evaluate.evaluation", "nmt.extras.export.export", "ctranslate2", "transformers"]
-    ),
-):
+USUAL = """
+    lxml.etree numpy.ctypeslib sacrebleu nmt.api nmt.commands.train nmt.commands.translate nmt.corpus.prepare
+    nmt.train.run_start nmt.translate.stream nmt.engines.cuda.training nmt.extras.report.page support.forks
+"""
+SOAK = f"{USUAL} nmt.evaluate.evaluation nmt.extras.export.export ctranslate2 transformers"
+for name in amount(USUAL, SOAK).split():
     importlib.import_module(name)
 
 torch.set_num_threads(1)

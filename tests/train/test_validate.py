@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.finished_run import read_lines, train_toy
 from support.forks import run_on_ranks
 from support.prepared_toy import prepare_toy
-from support.saved_run import skip_fsync  # noqa: F401
 
 import nmt.api
 from nmt.commands.average import main as nmt_average
