@@ -36,7 +36,7 @@ if caches is not None:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 choose_device("cpu")  # with it comes the library of fp32 products, which rounds in its own way
-# The power does not fail here. Whether each change is synced, and before which, is test_files.py's.
+# The power does not fail here; a test that a file is synced makes this fail.
 os.fsync = lambda fd: None
 IS_SOAK = amount(False, True)
 

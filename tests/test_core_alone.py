@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from support.forks import run_on_ranks
-from support.toy_corpus import write_toy_config, write_toy_corpus
 
 ROOT = Path(__file__).parent.parent
 N_UPDATES = 40
@@ -101,12 +100,6 @@ def copy_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "nmt", tree / "nmt", ignore=LEFT_OUT)
     shutil.copytree(ROOT / "configs", tree / "configs")
     return tree
-
-
-@pytest.fixture(scope="module", name="toy")
-def write_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    return write_toy_config(write_toy_corpus(folder), folder)
 
 
 def run_program(program: str, tree: Path | str, place: Path, *words: str) -> tuple[str, str]:

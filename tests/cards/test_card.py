@@ -3,7 +3,6 @@ somebody has edited it.
 """
 
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,11 @@ import pytest
 from huggingface_hub import ModelCard
 from support.hostile_text import OBEYED, PAYLOADS
 from support.recorded_result import RESULT
-from support.untrained import make_checkpoint
+from support.untrained import change_config, make_checkpoint
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import CorpusConfig, DataConfig
-from nmt.config_files import format_config, load_config
 from nmt.data.vocab import Vocab
 from nmt.evaluate.results import Result
 from nmt.extras.cards.card import write_average_card
@@ -30,8 +28,7 @@ from nmt.system.run_folder import MODEL_FILE, STATE_FILE, VOCAB_FILE
 
 
 @pytest.fixture
-def folder(tmp_path: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+def folder(tmp_path: Path, vocab: Vocab) -> Path:
     return make_checkpoint(tmp_path / "average", vocab)
 
 
@@ -41,12 +38,6 @@ def result_of(folder: Path) -> Result:
     return replace(RESULT, pair="no-en", weights_sha256=weights, vocab_sha256=vocab)
 
 
-def with_config(folder: Path, **changes: object) -> None:
-    config = load_config(str(folder / "config.yaml"))
-    (folder / "config.yaml").write_text(format_config(replace(config, **changes)))  # type: ignore[arg-type]
-    seal(folder)
-
-
 def test_the_hub_reads_it(folder: Path) -> None:
     corpora = (
         CorpusConfig(dataset="wmt/wmt14", subset="de-en"),
@@ -54,7 +45,7 @@ def test_the_hub_reads_it(folder: Path) -> None:
     )
     # No, unquoted, is false in YAML
     data_config = DataConfig(src="no", tgt="en", train=corpora)
-    with_config(folder, data=data_config, license="cc-by-4.0")
+    change_config(folder, data=data_config, license="cc-by-4.0")
     result = result_of(folder)
 
     def rename(test_set: str, **changes: Any) -> Result:
@@ -113,7 +104,7 @@ def fill_with(folder: Path, text: str) -> str:
     state = {"averaged": [text, text], "step": 20}
     (folder / STATE_FILE).write_text(json.dumps(state))
     data = DataConfig(src=text, tgt=f"{text}.de", train=corpora)
-    with_config(folder, name=text, license=text, data=data)
+    change_config(folder, name=text, license=text, data=data)
     result = result_of(folder)
     scores = [replace(score, name=text, signature=text) for score in result.scores]
     test_set = replace(result.test_set, name=text)

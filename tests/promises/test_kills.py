@@ -28,19 +28,18 @@ STEPS = 16
 BLEU, NLL = "evaluation.bleu=true", "evaluation.bleu=false"
 
 
-def traces(run: RunFolder) -> set[tuple[str, int | str]]:
+def list_traces(run: RunFolder) -> frozenset[object]:
     """What the next start can see: names and sizes, where links lead; of what is hidden and
     half-written, its kind.
     """
-    seen: set[tuple[str, int | str]] = set()
+    traces: set[object] = set()
     for path in run.path.rglob("*"):
         name = re.sub(r"\.\d+\.tmp", ".tmp", str(path.relative_to(run.path)))
         if not any(part[0] == "." for part in path.relative_to(run.path).parts[:-1]):
             kind = os.readlink(path) if path.is_symlink() else "folder" if path.is_dir() else "file"
-            seen.add(
-                (name, path.stat().st_size if kind == "file" and path.name[0] != "." else kind)
-            )
-    return seen
+            is_whole = kind == "file" and path.name[0] != "."
+            traces.add((name, path.stat().st_size if is_whole else kind))
+    return frozenset(traces)
 
 
 @pytest.mark.timeout(3600)
@@ -108,7 +107,7 @@ def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> No
     shutil.copytree(begun.path, whole.path, symlinks=True)
     ground.finish("whole", longer, *settings)
     watched = str(amount(run.checkpoints, run.path))
-    seen: set[frozenset[tuple[str, int | str]]] = set()
+    seen: set[frozenset[object]] = set()
     changes: list[str] = []
     for n in range(1, 1000, amount(9, 1)):
         shutil.rmtree(run.path, ignore_errors=True)
@@ -121,7 +120,7 @@ def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> No
             break
         assert codes == [-signal.SIGKILL], start.told()
         assert len(changes) == n
-        state = frozenset(traces(run))
+        state = list_traces(run)
         if amount(state not in seen, True):
             seen.add(state)
             ground.finish("changed", longer, *settings)
