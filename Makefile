@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Without a GPU, torch's small build is enough. The package index has the one for CUDA, of some gigabytes.
 SMALL_TORCH := --index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 20
 # every file of tests that has a longer form
-SOAKED = $(shell grep -rlE 'mark.soak|support.soaking|support.interpreted' tests --include='test_*.py')
+SOAKED = $(shell grep -rlE 'mark.soak|support.rings' tests --include='test_*.py')
 
 DOCS_TYPES := python_blocks_have_no_type_errors
 

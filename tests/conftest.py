@@ -16,10 +16,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
+from support.ground import Ground, make_ground
+from support.prepared_toy import prepare_toy
+from support.rings import amount
 from support.small_disk import SmallDisk, mount_small_disk
-from support.soaking import IS_SOAK
 from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.untrained import make_vocab
 
+from nmt.config import RunConfig
+from nmt.data.vocab import Vocab
 from nmt.system.caches import find_cache_folder
 from nmt.system.device import choose_device
 
@@ -31,6 +36,9 @@ if caches is not None:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 choose_device("cpu")  # with it comes the library of fp32 products, which rounds in its own way
+# The power does not fail here; a test that a file is synced makes this fail.
+os.fsync = lambda fd: None
+IS_SOAK = amount(False, True)
 
 if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do without it
     import hypothesis
@@ -134,3 +142,18 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A file system of 1 MB."""
     with mount_small_disk(tmp_path / "disk") as disk:
         yield disk
+
+
+@pytest.fixture(scope="session")
+def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
+    return make_vocab(tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return prepare_toy(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return make_ground(tmp_path_factory.mktemp("ground"))

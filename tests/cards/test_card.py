@@ -3,7 +3,6 @@ somebody has edited it.
 """
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,31 +16,24 @@ from support.golden import check_golden
 from support.hostile_text import OBEYED, PAYLOADS, check_together
 from support.recipes import list_recipes
 from support.recorded_result import RESULT
-from support.untrained import make_checkpoint, make_vocab
+from support.untrained import change_config, make_checkpoint
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint.checkpoint import Checkpoint, Origin, TrainState, read_origin
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import CorpusConfig, DataConfig, RunConfig
-from nmt.config_files import format_config, load_config
 from nmt.data.vocab import Vocab, VocabPair, Vocabulary
 from nmt.evaluate.results import DecodingSetting, Result
 from nmt.extras.cards.card import render_export_card, write_average_card
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
-from nmt.system.files import read_manifest, seal
+from nmt.system.files import read_manifest
 from nmt.system.output_folder import is_unedited_card
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, VOCAB_FILE
 
 
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("vocab"))
-
-
 @pytest.fixture
-def folder(tmp_path: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+def folder(tmp_path: Path, vocab: Vocab) -> Path:
     return make_checkpoint(tmp_path / "average", vocab)
 
 
@@ -51,12 +43,6 @@ def result_of(folder: Path) -> Result:
     return replace(RESULT, pair="no-en", weights_sha256=weights, vocab_sha256=vocab)
 
 
-def with_config(folder: Path, **changes: object) -> None:
-    config = load_config(str(folder / "config.yaml"))
-    (folder / "config.yaml").write_text(format_config(replace(config, **changes)))  # type: ignore[arg-type]
-    seal(folder)
-
-
 def test_the_hub_reads_it(folder: Path) -> None:
     corpora = (
         CorpusConfig(dataset="wmt/wmt14", subset="de-en"),
@@ -64,7 +50,7 @@ def test_the_hub_reads_it(folder: Path) -> None:
     )
     # No, unquoted, is false in YAML
     data_config = DataConfig(src="no", tgt="en", train=corpora)
-    with_config(folder, data=data_config, license="cc-by-4.0")
+    change_config(folder, data=data_config, license="cc-by-4.0")
     result = result_of(folder)
 
     def rename(test_set: str, **changes: Any) -> Result:
@@ -123,7 +109,7 @@ def fill_with(folder: Path, texts: Sequence[str]) -> str:
     state = {"averaged": [*texts, *texts], "step": 20}
     (folder / STATE_FILE).write_text(json.dumps(state))
     data = DataConfig(src=row, tgt=f"{row}.de", train=tuple(corpora))
-    with_config(folder, name=row, license=row, data=data)
+    change_config(folder, name=row, license=row, data=data)
     write_average_card(folder, [result, *strange])
     return (folder / "README.md").read_bytes().decode()
 

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.rings import amount
 from support.serve_process import start_server
-from support.soaking import counted
 from support.untrained import make_checkpoint, make_vocab
 
 from nmt.commands.serve import main, parse_arguments
@@ -30,7 +30,7 @@ def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # uvicorn heeds SIGTERM, nmt.extras.serve the two others, both alike
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, *counted([], [signal.SIGUSR1])])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, *amount([], [signal.SIGUSR1])])
 def test_a_process_answers_until_a_signal_ends_it(
     number: signal.Signals, checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -23,10 +23,11 @@ from pathlib import Path
 import pytest
 from support.finished_run import train_toy
 from support.once import make_once
-from support.soaking import IS_SOAK, counted
-from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
+from support.rings import amount
+from support.toy_corpus import write_splits, write_toy_config, write_toy_corpus
 from support.waiting import HANG_S
 
+IS_SOAK = amount(False, True)
 COMMANDS = ("init prepare train sweep average eval report translate score serve export").split()
 WIDTHS = (40, 80, 200)
 # What a bar needs to be drawn anew; all else that a terminal would obey is a stray character.
@@ -176,7 +177,7 @@ def test_a_run_is_trained_interrupted_continued_and_scored(
         check_screen(written, width)
         assert code == 130
     commands = [["eval", str(run)], ["average", str(run), "--last", "1"], ["report", str(run)]]
-    for command in counted([], commands):
+    for command in amount([], commands):
         code, written = run_at_terminal(command, width, tmp_path)
         check_screen(written, width)
         assert code == 0, written
@@ -188,9 +189,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         toy = write_toy_config(write_toy_corpus(folder), folder)
-        pairs = sentences(1500, seed=9)  # nmt-init asks for a thousand
-        for side, language in enumerate(("en", "de")):
-            (folder / f"more.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
+        write_splits(folder, more=1500)  # nmt-init asks for a thousand
         if IS_SOAK:
             train_toy(toy, "training.checkpoint_every=10", "training.validate_every=10")
         settings = "{training.steps: 4, training.checkpoint_every: 2}"

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 from support.needs import needs_package
-from support.soaking import IS_SOAK, counted
+from support.rings import amount
 from support.toy_corpus import sentences
 from support.untrained import DECODING, make_checkpoint, make_vocab
 from support.warm_process import CONTEXT, TranslateProcess
@@ -46,11 +46,6 @@ LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk h
 TEXT = "".join(line + "\n" for line in LINES)
 NEEDS_CT2 = needs_package("ctranslate2")
 BOUNDS = ("decoding.max_source=40", "--long-lines")
-
-
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("words"))
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +148,8 @@ ODD = {
     "not UTF-8": b"red \xff\xfe dog",
     "half a letter": b"red d\xc3",
     "UTF-16": "red dog".encode("utf-16"),
-    "many words": b"red " * counted(2_500, 25_000),
-    "many letters without a space": b"x" * counted(10_000, 100_000),
+    "many words": b"red " * amount(2_500, 25_000),
+    "many letters without a space": b"x" * amount(10_000, 100_000),
     "spaces": b" " * 100_000,
 }
 
@@ -525,7 +520,7 @@ def test_a_closed_stream_is_an_error(
 STOPS = [(signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGTERM, -15)]
 
 
-@pytest.mark.parametrize(("number", "code"), STOPS if IS_SOAK else STOPS[:2])
+@pytest.mark.parametrize(("number", "code"), amount(STOPS[:2], STOPS))
 def test_a_stop_leaves_whole_lines(
     number: signal.Signals, code: int, place: Path, texts: list[str], tmp_path: Path
 ) -> None:

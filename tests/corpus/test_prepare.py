@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.soaking import counted
+from support.rings import amount
 from support.stored_text import read_training_pairs
 from support.waiting import until
 
@@ -294,7 +294,7 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(
         "vocab: {size: 60}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", KILLS, "c.yaml", str(counted(7, 1))],
+        [sys.executable, "-c", KILLS, "c.yaml", str(amount(7, 1))],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -303,7 +303,7 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(
     )
     assert done.returncode == 0, done.stderr
     stores = sorted(tmp_path.glob("store-*"))
-    assert len(stores) > counted(5, 40) and not list(tmp_path.glob("store-*/.*/*"))
+    assert len(stores) > amount(5, 40) and not list(tmp_path.glob("store-*/.*/*"))
     undisturbed = contents(stores[0])
     assert all(contents(store) == undisturbed for store in stores)
 

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from support.packing import tar, zstd
-from support.soaking import counted
+from support.rings import amount
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus import demo
@@ -400,7 +400,7 @@ def test_every_form_gives_the_same_pairs_in_blocks_of_one_size(
     st.lists(st.tuples(*[st.sampled_from(["a", "é\u2028", "", "\0", None])] * 2), min_size=1),
     st.integers(1, 5),
 )
-@settings(max_examples=counted(20, 100))
+@settings(max_examples=amount(20, 100))
 def test_what_is_left_out_never_shifts_the_rest(
     tmp_path_factory: pytest.TempPathFactory, cells: list[tuple[str | None, str | None]], size: int
 ) -> None:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from support.interpreted import needs_interpreter, run_interpreted
-from support.soaking import counted
+from support.rings import amount
 
 TESTS = Path(__file__).parents[1]
 
@@ -18,7 +18,7 @@ def test_kernels_compute_what_they_should() -> None:
         f"{file}::test_what_a_gpu_runs_is_one_graph",
         f"{file}::test_a_graph_drops_other_attention_weights_at_each_call",
     ]
-    run_interpreted(f"{TESTS}/kernels", *counted([], graphs))
+    run_interpreted(f"{TESTS}/kernels", *amount([], graphs))
 
 
 def test_without_triton_the_modules_load_and_say_so() -> None:

@@ -63,8 +63,7 @@ from support.numbered_pairs import FORMS, check_pairs, draw_files, read_corpus
 from support.once import make_once
 from support.packing import pack, zip_members
 from support.prepared_toy import prepare_toy
-from support.saved_run import skip_fsync  # noqa: F401
-from support.soaking import counted
+from support.rings import amount
 from support.untrained import make_checkpoint, make_vocab
 
 from nmt.average.select import read_validations
@@ -522,7 +521,7 @@ def test_a_reader_returns_or_refuses(name: str, targets: dict[str, Target], tmp_
     known = hunt_known(target, list_known(name), tmp_path / "known")
     assert not known.finds, "\n".join(known.finds)
     quick = QUICK_PAIRS if name in PAIRS else QUICK_CASES
-    n_cases = counted(min(quick, SOAK_CASES[name]), SOAK_CASES[name])
+    n_cases = amount(min(quick, SOAK_CASES[name]), SOAK_CASES[name])
     drawn = hunt_drawn(target, n_cases, tmp_path / "drawn")
     speed = drawn.n_cases / drawn.seconds
     print(f"\n{name}: {drawn.n_cases:,} cases, {speed:,.0f}/s, {drawn.n_read:,} were read")

@@ -26,11 +26,6 @@ SOURCES = [src for src, _ in sentences(12, seed=7)]
 SHAPES = list_shapes(max_positions=90)
 
 
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("words"))
-
-
 def make_scorer(vocab: Vocab, config: DecodingConfig, *names: str) -> PairScorer:
     models = [make_model(vocab, SHAPES[name]) for name in names]
     return PairScorer(Translator(models[0], vocab, config, CPU, models[1:]))

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from support.golden import check_golden
-from support.prepared_toy import prepare_toy
 
 from nmt.config import RunConfig
 from nmt.config_files import override_config
@@ -19,11 +18,6 @@ from nmt.system.ranks import World
 from nmt.train.setup import open_setup
 
 ALONE = World(0, 1, torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    return prepare_toy(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 
 import pytest
-from support.soaking import Torchrun, counted
+from support.rings import amount
+from support.torchrun import Torchrun
 from support.waiting import is_alive, until
 
 from nmt.commands.cli import run_command
@@ -57,7 +58,7 @@ ERRORS = [
 
 @pytest.mark.parametrize(
     ("error", "code", "told"),
-    counted(ERRORS[:1], ERRORS),
+    amount(ERRORS[:1], ERRORS),
     ids=lambda value: str(value).partition("(")[0],
 )
 def test_a_rank_that_fails_leaves_at_once(

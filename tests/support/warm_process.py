@@ -1,5 +1,5 @@
-"""Processes that start at once: forks of a server that has imported what nmt-translate imports and
-computed nothing.
+"""Processes that start at once: forks of a server that has imported what commands import (warm_imports.py)
+and trained nothing.
 
 A process from the shell spends seconds of processor time on importing torch. These are as real as
 it is where the system is concerned: they have a pid, a group of signals and standard streams of
@@ -10,11 +10,27 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["nmt.api", "nmt.commands.translate", "nmt.translate.stream"])
+CONTEXT.set_forkserver_preload(["support.warm_imports"])
+TESTS = Path(__file__).parents[1]
+
+
+def start_fork(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """Start a function in a fork of the server, and the server before the first."""
+    paths = f"{TESTS}:{os.environ.get('PYTHONPATH', TESTS)}"
+    with mock.patch.dict(os.environ, PYTHONPATH=paths):
+        ensure_running()
+    process = CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    return process
 
 
 def _translate(argv: list[str], stdin: Connection, errors: Path) -> None:
@@ -36,8 +52,7 @@ class TranslateProcess:
     def __init__(self, argv: list[str], errors: Path) -> None:
         self.errors = errors
         reader, self.stdin = CONTEXT.Pipe(duplex=False)
-        self.process = CONTEXT.Process(target=_translate, args=(argv, reader, errors))
-        self.process.start()
+        self.process = start_fork(_translate, argv, reader, errors)
         reader.close()
 
     def is_alive(self) -> bool:

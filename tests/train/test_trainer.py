@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
-from support.soaking import Ground, check_same, make_ground
+from support.ground import Ground, check_same
 
 from nmt.checkpoint import checkpoint
 from nmt.checkpoint.run_checkpoints import list_steps
@@ -33,11 +33,6 @@ from nmt.train.update import Outcomes, UpdateOutcome
 
 # A line for each update, and no validation in between.
 LOGGED = ("training.log_every=1", "training.validate_every=100", "training.steps=20")
-
-
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return make_ground(tmp_path_factory.mktemp("trainer"))
 
 
 @pytest.fixture(scope="module")

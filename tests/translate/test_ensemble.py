@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from support.plain_search import EOS, Full, Ids, assert_same, recursion
-from support.soaking import IS_SOAK, counted
+from support.rings import amount
+from support.searches import make_sources
 from support.untrained import make_random_model
 
 from nmt.config import DecodingConfig, ModelConfig
@@ -36,8 +37,7 @@ def model(seed: int, shape: ModelConfig = SHAPE) -> Transformer:
 
 
 def sources(n: int) -> list[Ids]:
-    rng = random.Random(n)
-    return [(*(rng.randrange(4, V) for _ in range(rng.randint(1, 8))), EOS) for _ in range(n)]
+    return make_sources(random.Random(n), n, 8, V)
 
 
 class Mean:
@@ -55,7 +55,7 @@ class Mean:
         return [[float(x) for x in row] for row in np.log(np.exp(rows).mean(0))]
 
 
-ENSEMBLES = [SHAPES] + ([SHAPES[:2], SHAPES[2:], [SHAPE] * 3] if IS_SOAK else [])
+ENSEMBLES = [SHAPES, *amount([], [SHAPES[:2], SHAPES[2:], [SHAPE] * 3])]
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -64,7 +64,7 @@ def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
     values = {**DecodingConfig.PRESETS[preset], "beam": beam, "max_ratio": 0.5, "max_extra": 4}
     for seed, shapes in enumerate(ENSEMBLES):
         models = [model(seed * 10 + n, shape) for n, shape in enumerate(shapes)]
-        oracle, config, given = Mean(models), DecodingConfig(**values), sources(counted(2, 4))
+        oracle, config, given = Mean(models), DecodingConfig(**values), sources(amount(2, 4))
         for src, some in zip(
             given, search(Ensemble(models), pack(given), make_rules(config, beam)), strict=True
         ):

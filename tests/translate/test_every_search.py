@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.plain_search import EOS, Full, Ids, Ranked, assert_same, recursion
+from support.rings import amount
 from support.searches import (
     RULES,
     SEARCHES,
@@ -18,7 +19,6 @@ from support.searches import (
     make_rule_case,
     make_sources,
 )
-from support.soaking import IS_SOAK, counted
 from support.untrained import list_shapes, make_random_model
 
 from nmt.config import DecodingConfig
@@ -45,11 +45,11 @@ def make_search(request: pytest.FixtureRequest) -> MakeSearch:
 
 @with_each_search
 @pytest.mark.parametrize(("finishing", "stopping"), RULES)
-@pytest.mark.parametrize("beam", range(1, 6) if IS_SOAK else (1, 4))
+@pytest.mark.parametrize("beam", amount([1, 4], range(1, 6)))
 def test_each_rule_is_the_recursion_it_names(
     make_search: MakeSearch, finishing: Any, stopping: Any, beam: int
 ) -> None:
-    n_models, n_compared = counted(3, 20), 0
+    n_models, n_compared = amount(3, 20), 0
     for seed in range(n_models):
         case = make_rule_case(finishing, stopping, beam, seed)
         rules = make_rules(case.config, case.n_best)
@@ -74,7 +74,7 @@ WIDE = DecodingConfig(beam=3, max_ratio=0.0, max_extra=9)
 @with_each_search
 @pytest.mark.parametrize("name", SHAPES)
 def test_each_kind_of_model(make_search: MakeSearch, name: str) -> None:
-    for seed in range(counted(2, 10)):
+    for seed in range(amount(2, 10)):
         model, given, expected = make_kind(name, seed)
         found = make_search(model)(pack(given), make_rules(WIDE, 2))
         for src, some, others in zip(given, found, expected, strict=True):

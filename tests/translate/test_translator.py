@@ -28,11 +28,6 @@ from nmt.translate.translator import (
 SOURCES = [src for src, _ in sentences(30, seed=5)]
 
 
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("words"))
-
-
 def translator(
     vocab: Vocab, config: DecodingConfig = DECODING, shape: ModelConfig = SHAPE
 ) -> Translator:
