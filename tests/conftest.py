@@ -59,6 +59,20 @@ HANDLED = (
     signal.SIGPIPE,
 )
 N_SLOWEST = 10  # tests that are named at the end
+SECONDS = "nmt/seconds"  # of each file, in pytest's cache, from the last run of all
+# Files that begin before others where there was no such run: what takes long, or waits for other processes
+SLOW_FILES = (
+    "tests/system/test_ranks.py",
+    "tests/test_core_alone.py",
+    "tests/train/test_fast_paths.py",
+    "tests/engines/test_interpreted.py",
+    "tests/commands/test_translate.py",
+    "tests/train/test_trainer.py",
+    "tests/promises/test_signals.py",
+    "tests/promises/test_any_clock.py",
+    "tests/corpus/test_prepare.py",
+    "tests/hostile/test_commands_and_damage.py",
+)
 # Tests with one of these marks run where it is on, and are otherwise left out without a word.
 MODES = {
     "soak": IS_SOAK,
@@ -73,8 +87,17 @@ def is_left_out(item: pytest.Item) -> bool:
     return bool(modes) and not any(MODES[mode] for mode in modes)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = [item for item in items if not is_left_out(item)]
+def find_file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow files first, so that no worker is left alone with one at the end."""
+    seconds = dict.fromkeys(SLOW_FILES, 1.0)
+    if hasattr(config, "cache"):  # which -p no:cacheprovider takes away
+        seconds = config.cache.get(SECONDS, seconds)
+    taken = [item for item in items if not is_left_out(item)]
+    items[:] = sorted(taken, key=lambda item: -seconds.get(find_file(item.nodeid), 0.0))
 
 
 def pytest_collection_finish() -> None:
@@ -83,7 +106,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """How to repeat a failure, what was skipped for want of what, and where the time went."""
     stats = terminalreporter.stats
     for report in stats.get("failed", []) + stats.get("error", []):
@@ -100,6 +123,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         slowest = sorted(seconds, key=lambda name: -seconds[name])[:N_SLOWEST]
         told = (f"{name.rpartition('/')[2]} {seconds[name]:.0f} s" for name in slowest)
         terminalreporter.write_line(f"slowest: {', '.join(told)}")
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.cache is not None:
+        of_files: Counter[str] = Counter()
+        for name, duration in seconds.items():
+            of_files[find_file(name)] += duration
+        config.cache.set(SECONDS, of_files)
 
 
 @pytest.fixture(autouse=True)

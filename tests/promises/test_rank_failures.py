@@ -3,16 +3,18 @@ all-reduce.
 
 torchrun ends a run when it sees a rank exit, so the exit must not wait for anybody. NCCL waits in
 destroy_process_group; gloo does not, so here that function is exchanged for one that never returns.
-The ranks are real, under a real torchrun, which turns every exit code into 1 and tells of the first
-one as root cause.
+In `make soak` the ranks are under a real torchrun, which turns every exit code into 1 and tells of the
+first one as root cause.
 """
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from support.soaking import Torchrun, counted
+from support.soaking import IS_SOAK, Torchrun, counted
+from support.two_ranks import run_on_two_ranks
 from support.waiting import is_alive, until
 
 from nmt.commands.cli import run_command
@@ -63,22 +65,35 @@ ERRORS = [
 def test_a_rank_that_fails_leaves_at_once(
     toy: Path, tmp_path: Path, error: str, code: int, told: str
 ) -> None:
-    program = tmp_path / "rank.py"
-    program.write_text(PROGRAM)
     argv = [error, str(tmp_path), "--config", str(toy)]
-    start = Torchrun(tmp_path / "ranks", argv, program=[str(program)])
+    ended = run_on_two_ranks(PROGRAM, tmp_path / "rank.py", *argv)
+    assert ended.codes[1] == code and told in ended.stderr, ended
+    check_end(tmp_path, error, code)
+    if IS_SOAK:
+        (tmp_path / "failing").unlink()
+        shutil.rmtree(tmp_path / "run")
+        text = run_by_torchrun(tmp_path, argv)
+        assert told in text and re.search(rf"rank +: 1 .*\n +exitcode +: {code} ", text), text
+        check_end(tmp_path, error, code)
+
+
+def run_by_torchrun(folder: Path, argv: list[str]) -> str:
+    """What it tells of the end of both ranks."""
+    start = Torchrun(folder / "ranks", argv, program=[str(folder / "rank.py")])
     try:
-        failing = tmp_path / "failing"
+        failing = folder / "failing"
         start.until(failing.exists)
         pid = int(failing.read_text())
         until(lambda: not is_alive(pid))
         assert start.process.wait() == 1
     finally:
         start.end()
-    text = start.told()
-    assert told in text and re.search(rf"rank +: 1 .*\n +exitcode +: {code} ", text), text
-    assert not (tmp_path / "hangs").exists()
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    return start.told()
+
+
+def check_end(folder: Path, error: str, code: int) -> None:
+    assert not (folder / "hangs").exists()
+    status = json.loads((folder / "run" / "status.json").read_text())
     # Which is how a rank leaves whose main rank has told why
     if not error.startswith("SystemExit"):
         assert (status["state"], status["exit_code"]) == ("failed", 1 if code == 130 else code)
