@@ -30,6 +30,8 @@ if caches is not None:
 # A shell's background jobs ignore Ctrl-C and those of nohup SIGHUP; processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# The power does not fail here, and waiting for the disk would take minutes; test_files.py has what is written when.
+os.fsync = lambda fd: None
 choose_device("cpu")  # with it comes the library of fp32 products, which rounds in its own way
 
 if importlib.util.find_spec("hypothesis"):  # the environments for GPUs do without it
@@ -124,7 +126,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         told = (f"{name.rpartition('/')[2]} {seconds[name]:.0f} s" for name in slowest)
         terminalreporter.write_line(f"slowest: {', '.join(told)}")
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.cache is not None:
-        of_files: Counter[str] = Counter()
+        of_files: defaultdict[str, float] = defaultdict(float)
         for name, duration in seconds.items():
             of_files[find_file(name)] += duration
         config.cache.set(SECONDS, of_files)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.saved_run import compute_mean, copy_template, make_template, read_state, skip_fsync  # noqa: F401
+from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
 from test_checkpoint import CONFIG, make_letters, write
 from torch import Tensor
 

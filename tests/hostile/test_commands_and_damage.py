@@ -28,7 +28,6 @@ from support.crafted_checkpoints import find_canary, write_run
 from support.crafted_checkpoints import list_cases as list_crafted
 from support.damages import DAMAGES, GARBAGE
 from support.once import make_once
-from support.saved_run import skip_fsync  # noqa: F401
 from support.soaking import counted, lines, make_ground, tensor_digests
 from support.untrained import make_checkpoint
 

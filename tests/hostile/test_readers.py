@@ -63,7 +63,6 @@ from support.numbered_pairs import FORMS, check_pairs, draw_files, read_corpus
 from support.once import make_once
 from support.packing import pack, zip_members
 from support.prepared_toy import prepare_toy
-from support.saved_run import skip_fsync  # noqa: F401
 from support.soaking import counted
 from support.untrained import make_checkpoint, make_vocab
 

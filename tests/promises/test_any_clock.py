@@ -89,7 +89,6 @@ def test_a_run_of_any_speed_averages_the_same_twenty(
 ) -> None:
     clock = Clock(seconds)
     monkeypatch.setattr(nmt.train.loop, "clock", clock)
-    monkeypatch.setattr("os.fsync", lambda _: None)
     training = BIG.training
     settings = [
         f"training.grouping={training.grouping}",

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
-from support.saved_run import skip_fsync  # noqa: F401
 from support.toy_corpus import write_toy_config, write_toy_corpus
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn

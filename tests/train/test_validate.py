@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.finished_run import read_lines, train_toy
 from support.prepared_toy import prepare_toy
-from support.saved_run import skip_fsync  # noqa: F401
 from support.two_ranks import run_on_two_ranks
 
 import nmt.api
