@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 # Before torch is loaded, and for all processes that tests start: toy sizes, for which a second thread only costs. On
-# a busy machine it costs much, because OpenMP's threads spin while they wait for one another.
+# a busy machine it costs much, because OpenMP's threads spin while they wait for one another; where a test asks
+# for several, they sleep.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import pytest
 import torch
