@@ -91,17 +91,13 @@ def is_left_out(item: pytest.Item) -> bool:
     return bool(modes) and not any(MODES[mode] for mode in modes)
 
 
-def find_file(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow files first, so that no worker is left alone with one at the end."""
     seconds = dict.fromkeys(SLOW_FILES, 1.0)
     if hasattr(config, "cache"):  # which -p no:cacheprovider takes away
         seconds = config.cache.get(SECONDS, seconds)
     taken = [item for item in items if not is_left_out(item)]
-    items[:] = sorted(taken, key=lambda item: -seconds.get(find_file(item.nodeid), 0.0))
+    items[:] = sorted(taken, key=lambda item: -seconds.get(item.location[0], 0.0))
 
 
 def pytest_collection_finish() -> None:
@@ -119,18 +115,17 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for reason, n in reasons.most_common():
         terminalreporter.write_line(f"{n} skipped: {reason.removeprefix('Skipped: ')}")
     seconds: defaultdict[str, float] = defaultdict(float)
+    of_files: defaultdict[str, float] = defaultdict(float)
     for reports in stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid] += report.duration
+                of_files[report.location[0]] += report.duration
     if len(seconds) > N_SLOWEST:
         slowest = sorted(seconds, key=lambda name: -seconds[name])[:N_SLOWEST]
         told = (f"{name.rpartition('/')[2]} {seconds[name]:.0f} s" for name in slowest)
         terminalreporter.write_line(f"slowest: {', '.join(told)}")
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.cache is not None:
-        of_files: defaultdict[str, float] = defaultdict(float)
-        for name, duration in seconds.items():
-            of_files[find_file(name)] += duration
         config.cache.set(SECONDS, of_files)
 
 

@@ -26,8 +26,8 @@ from support.needs import needs_package
 from support.soaking import IS_SOAK, counted
 from support.toy_corpus import sentences
 from support.untrained import DECODING, make_checkpoint, make_vocab
-from support.waiting import HANG_S, until
-from support.warm_process import CONTEXT, start_command
+from support.waiting import until
+from support.warm_process import CONTEXT, finish, start_command
 
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.eval import main as nmt_eval
@@ -507,9 +507,9 @@ def test_a_full_disk_is_a_failure_that_names_the_output(place: Path, tmp_path: P
     errors = tmp_path / "errors"
     with open("/dev/full", "w") as full, open(tmp_path / "in") as source:
         process = start_translate(place, source.fileno(), full.fileno(), errors)
-    process.join()
+    assert finish(process) == 1
     (told,) = errors.read_text().splitlines()
-    assert process.exitcode == 1 and "failed: <stdout>: cannot be written (No space left" in told
+    assert "failed: <stdout>: cannot be written (No space left" in told
 
 
 @pytest.mark.parametrize(("closed", "options"), [("stdin", []), ("stdout", ["-i", __file__])])
@@ -537,15 +537,12 @@ def test_a_stop_leaves_whole_lines(
     source, sink = os.pipe()
     process = start_translate(place, source, 1, errors, "-o", str(out))
     os.close(source)
-    with open(sink, "w") as file:
-        print(TEXT * 2, end="", file=file, flush=True)
-        until(lambda: not process.is_alive() or (out.exists() and out.stat().st_size > 0))
-        print(TEXT * 10, end="", file=file, flush=True)
-        time.sleep(0.1)
-        assert process.pid is not None
-        os.kill(process.pid, number)
-        process.join()
-    assert process.exitcode == code
+    os.write(sink, TEXT.encode() * 2)
+    until(lambda: out.exists() and out.stat().st_size > 0)
+    os.write(sink, TEXT.encode() * 10)
+    time.sleep(0.1)
+    assert finish(process, number) == code
+    os.close(sink)
     told = "nmt-translate: interrupted\n" if number is signal.SIGINT else ""
     assert errors.read_text() == told
     lines = out.read_text().split("\n")
@@ -619,8 +616,7 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
     wait_for("no commands; Ctrl-C drops a line, Ctrl-D ends\r\n")
     wait_for("> ")
     os.write(main, b"\x04")  # Ctrl-D
-    process.join(HANG_S)
-    assert process.exitcode == 0
+    assert finish(process) == 0
     os.close(main)
     history = tmp_path / "nmt" / "translate_history"
     assert history.read_text().split("\n") == ["red dog", "blue cat", ":quit", ""]
@@ -833,8 +829,7 @@ def test_pipes_that_are_set_not_to_wait(place: Path, texts: list[str], tmp_path:
     with open(theirs) as file:
         assert file.read().splitlines() == texts * n
     thread.join()
-    process.join()
-    assert process.exitcode == 0
+    assert finish(process) == 0
 
 
 def test_standard_output_must_not_be_the_input(

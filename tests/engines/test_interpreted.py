@@ -1,7 +1,6 @@
 """Starts the tests of GPU kernels in a process that interprets them, where there is no GPU."""
 
 import hashlib
-import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,28 @@ from support.two_ranks import run_on_ranks
 
 TESTS = Path(__file__).parents[1]
 INTERPRETED = "nmt/interpreted"  # in pytest's cache, a digest of what was
-SOURCES = ("nmt/engines/cuda", "nmt/model", "tests/kernels", "tests/support")
+# What decides what they compute here
+SOURCES = (
+    "constraints.txt",
+    "nmt/engines/cuda/*",
+    "nmt/model/*",
+    "tests/kernels/*",
+    "tests/support/*",
+)
 
 
-def digest_kernels() -> str:
-    """Of all that decides what the kernels compute here."""
+def digest_sources() -> str:
     digest = hashlib.sha256()
-    for package in ("torch", "triton", "numpy"):
-        digest.update(importlib.metadata.version(package).encode())
-    for folder in SOURCES:
-        for path in sorted((TESTS.parent / folder).glob("*.py")):
-            digest.update(path.read_bytes())
+    for pattern in SOURCES:
+        for path in sorted(TESTS.parent.glob(pattern)):
+            digest.update(path.read_bytes() if path.is_file() else b"")
     return digest.hexdigest()
 
 
 @needs_interpreter
 def test_kernels_compute_what_they_should(pytestconfig: pytest.Config) -> None:
     """Once for each state of their files. In `make soak`, the graphs that a GPU runs too."""
-    cache, digest = pytestconfig.cache, digest_kernels()
+    cache, digest = pytestconfig.cache, digest_sources()
     assert cache is not None
     if not IS_SOAK and cache.get(INTERPRETED, "") == digest:
         pytest.skip("the kernels are those that were interpreted last")

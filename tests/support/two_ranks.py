@@ -2,7 +2,7 @@
 
 The ranks are forks of a process that has imported torch (soaking.py), with the environment that
 torchrun would give them: by torchrun itself this would cost three times the seconds that torch takes
-to load. What torchrun does is held by test_launch.py, test_rank_failures.py and test_signals.py.
+to load. What torchrun does is held by test_launch.py and test_signals.py.
 """
 
 import textwrap

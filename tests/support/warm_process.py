@@ -50,6 +50,14 @@ def start_command(
     return process
 
 
+def finish(process: BaseProcess, number: int = 0) -> int | None:
+    """Wait for the end of a process, after a signal if one is given; return its exit code."""
+    if number and process.pid:
+        os.kill(process.pid, number)
+    process.join()
+    return process.exitcode
+
+
 def _run(
     argv: Sequence[str],
     ends: Sequence[Connection],
