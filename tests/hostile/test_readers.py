@@ -2,7 +2,7 @@
 thousand: each reader returns a value or raises one UserError, a printable line that names the file.
 
 It raises nothing else, does not hang, swell or crash (support/hunting.py), and executes nothing. A
-corpus that is read nevertheless has pairs that belong together. Some hundred cases are drawn for each
+corpus that is read nevertheless has pairs that belong together. A hundred cases are drawn for each
 reader in `make test`, a million in all in `make soak`; they are the same on every machine.
 """
 
@@ -116,7 +116,7 @@ SOAK_CASES = {
     "checkpoint": 0,
 }
 SOAK_CASES |= dict.fromkeys(PAIRS, 4_000)
-QUICK_CASES, QUICK_PAIRS = 300, 30
+QUICK_CASES, QUICK_PAIRS = 100, 30
 # The offsets of the source side of the store that a target reads.
 OFFSETS = "store/train.src.offsets.npy"
 ENTRY = {"sha256": sha256(b"abc").hexdigest(), "size": 3}  # of a manifest

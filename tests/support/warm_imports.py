@@ -11,8 +11,9 @@ from nmt.engines.cpu.backend import load_compiled
 from support.rings import amount
 
 USUAL = """
-    lxml.etree numpy.ctypeslib sacrebleu nmt.api nmt.commands.train nmt.commands.translate nmt.corpus.prepare
-    nmt.train.run_start nmt.translate.stream nmt.engines.cuda.training nmt.extras.report.page support.forks
+    lxml.etree numpy.ctypeslib sacrebleu nmt.api nmt.commands.prepare nmt.commands.serve nmt.commands.train
+    nmt.commands.translate nmt.corpus.prepare nmt.extras.pair_scores.score_stream nmt.train.run_start
+    nmt.translate.stream nmt.engines.cuda.training nmt.extras.report.page support.forks
 """
 SOAK = f"{USUAL} nmt.evaluate.evaluation nmt.extras.export.export ctranslate2 transformers"
 for name in amount(USUAL, SOAK).split():

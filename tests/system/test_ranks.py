@@ -83,7 +83,7 @@ def work():
     time.sleep(5.0)
     return "found"
 
-# both have imported torch, which may take longer for one of them than the timeout
+# both are there, which may take longer for one of them than the timeout
 folder = Path(__file__).parent
 (folder / os.environ["RANK"]).touch()
 while not all((folder / rank).exists() for rank in "01"):
