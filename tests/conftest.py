@@ -132,7 +132,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         told = (f"{name.rpartition('/')[2]} {seconds[name]:.0f} s" for name in slowest)
         terminalreporter.write_line(f"slowest: {', '.join(told)}")
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.cache is not None:
-        config.cache.set(SECONDS, of_files)
+        config.cache.set(SECONDS, config.cache.get(SECONDS, {}) | of_files)
 
 
 @pytest.fixture(autouse=True)
