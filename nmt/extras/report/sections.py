@@ -93,7 +93,8 @@ def find_headline(run: RunFacts) -> tuple[str, Score] | None:
 
 def describe_scored(run: RunFacts, result: Result) -> str:
     made = f", made at update {result.step:,} of {run.n_updates:,}" if result.step else ""
-    return f"{result.scored_text}, by {result.checkpoint}{made}"
+    search = result.name_other_search(run.config) if run.config else ""
+    return f"{result.scored_text}, by {result.checkpoint}{made}{search}"
 
 
 def find_best_validation(run: RunFacts) -> ValidEvent | None:
