@@ -247,3 +247,32 @@ def leave(*_: object) -> None:
 
 def sleep_long(n: int) -> None:
     time.sleep(3600 if multiprocessing.parent_process() else 0)
+
+
+SCRIPT = """
+from nmt.system.pool import map_in_order, run_in_process, use_processes
+
+print("begun", flush=True)
+def work():
+    print(sorted(map_in_order(abs, range({n}), use_processes(2))), flush=True)
+{call}
+"""
+GUARDED = 'if __name__ == "__main__":\n    work()'
+
+
+@pytest.mark.parametrize(
+    ("n", "call", "is_refused"), [(3, "work()", True), (1, "work()", False), (3, GUARDED, False)]
+)
+def test_a_script_that_workers_would_run_again_is_told_before_they_start(
+    n: int, call: str, is_refused: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(SCRIPT.format(n=n, call=call))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    n_begun = done.stdout.count("begun")
+    if is_refused:
+        assert (
+            n_begun == 1 and f"{script}:7: each worker would run this script again" in done.stderr
+        )
+    else:
+        assert str(list(range(n))) in done.stdout, done.stderr
