@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nmt.config import RunConfig
+from nmt.config import SILENT_SETTINGS, RunConfig
 from nmt.config_files import to_plain_values
 from nmt.corpus.test_sets import is_label_of
 from nmt.score.score import Score
@@ -25,8 +25,6 @@ PATIENCE_S = 20.0  # another writer is done in milliseconds
 SHOWN_SETTINGS = ("beam", "penalty", "length_penalty", "sample")
 DecodingSetting = str | int | float | bool | None
 Search = Mapping[str, DecodingSetting]
-# Settings that change no translation, or only by others.
-SILENT_SETTINGS = ("preset", "compile", "batch_tokens")
 
 
 @dataclass(frozen=True)
