@@ -10,7 +10,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -281,7 +281,7 @@ def translate_input(
 ) -> None:
     """Translate a file or standard input."""
     from nmt.system.progress import say
-    from nmt.translate.lines import LARGEST_CHUNK, add_prefixes, open_input
+    from nmt.translate.lines import LARGEST_CHUNK, ResumeRecord, add_prefixes, open_input
     from nmt.translate.stream import check_not_among
     from nmt.translate.translator import warn_of_cut
 
@@ -292,6 +292,11 @@ def translate_input(
         prefixes = stack.enter_context(open_input(args.prefix)) if args.prefix else None
         handles = [reader.handle for reader in (source, prefixes) if reader is not None]
         out, n_done, progress = open_lines_output(args, handles, stack, "translating", "lines")
+        record = None
+        if args.output is not None and os.path.isfile(args.output):
+            with suppress(OSError):  # a folder that takes no further file
+                record = ResumeRecord(Path(args.output), here.digest, n_done)
+        source.record = record
         attention = None
         if args.attention:
             check_extra("report", "--attention")
@@ -323,6 +328,8 @@ def translate_input(
                     f"warning: {source.name}:{result.shortened[0]}: has several sentences, and its "
                     "translation has fewer; give --text to translate each sentence separately"
                 )
+    if record is not None:
+        record.remove()
     if n_cut:
         warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done)
 

@@ -11,7 +11,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -20,8 +20,11 @@ from typing import IO, Any
 
 import torch
 
+from nmt.config import SILENT_SETTINGS
+from nmt.config_files import to_plain_values
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import refuse_run_file
+from nmt.system.files import digest_values, refuse_run_file
+from nmt.system.run_folder import MODEL_FILE
 from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
@@ -72,6 +75,16 @@ class ChunkTranslator:
     model: LoadedModel
     layout: Layout
     align: Aligner | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides what it writes for a line."""
+        checkpoints, decoding = self.model.checkpoints, to_plain_values(self.model.config.decoding)
+        weights = [each.sha256[MODEL_FILE] for each in checkpoints] or self.model.paths
+        # after a line that was too long, what happens to such lines may change
+        ignored = (*SILENT_SETTINGS, "long_lines", "max_source")
+        search = {key: decoding[key] for key in decoding if key not in ignored}
+        return digest_values([weights, search, asdict(self.layout)])
 
     def __call__(self, task: Chunk) -> TranslatedChunk:
         """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""

@@ -458,6 +458,47 @@ def test_resuming_completes_the_output(
     assert "is also input or output" in capsys.readouterr().err and out.read_bytes() == whole
 
 
+def test_resuming_with_something_else_is_refused(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    lines = [f"red dog {i}" for i in range(6)]
+    command = [str(place), "-i", str(source), "-o", str(out)]
+
+    def stop(n: int) -> None:
+        """Stop after some lines: the last one is too long, and the others are written."""
+        source.write_text("\n".join([*lines[:n], "dog " * 2_000, *lines[n:]]))
+        assert nmt_translate([*command, "--long-lines", "refuse"]) == 2
+        assert len(out.read_text().splitlines()) == n and (tmp_path / ".out.resume").exists()
+
+    stop(3)
+    again = [*command, "--resume", "--long-lines", "refuse"]
+    before = out.read_bytes()
+    assert nmt_translate([*again, "--beam", "1"]) == 2
+    assert "out: was begun by another model, or with other settings" in capsys.readouterr().err
+    stop(3)
+    source.write_text("\n".join([lines[0], lines[2], *lines[1:]]) + "\n")
+    assert nmt_translate(again) == 2
+    assert "line 2 of the input is not the one that was translated" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    stop(3)
+    source.write_text("\n".join(lines) + "\r\n")  # the line that was refused is mended
+    assert nmt_translate([*command, "--resume", "decoding.batch_tokens=99"]) == 0
+    assert out.read_bytes() == run_translate(tmp_path, source.read_bytes(), place)
+    assert not (tmp_path / ".out.resume").exists()
+
+
+def test_a_config_is_no_output(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "my.yaml"
+    config.write_text("name: mine\n")
+    (tmp_path / "in").write_text("red dog\n")
+    assert nmt_translate([str(place), "-i", str(tmp_path / "in"), "-o", str(config)]) == 2
+    assert "is named like a config" in capsys.readouterr().err
+    assert config.read_text() == "name: mine\n"
+
+
 def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
