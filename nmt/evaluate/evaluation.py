@@ -41,7 +41,7 @@ from nmt.evaluate.results import (
 )
 from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
 from nmt.evaluate.systems import System, TestSetChoice, check_texts, translate_test_set
-from nmt.evaluate.training_text import examine_training_text
+from nmt.evaluate.training_text import examine_training_text, find_known_text
 from nmt.evaluate.verdict import SEED_RUN_KEYS, check_one_recipe, judge
 from nmt.score.metrics import (
     CHRF2,
@@ -221,6 +221,9 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
         if not request.is_forced:
             _check_languages(model, request.test_set)
         system = translate_test_set(model, request.test_set)
+        test_set = request.test_set
+        files = [file for file in (test_set.src, *test_set.refs) if file is not None]
+        system = replace(system, known_text=find_known_text(system, files))
     check_texts(system, request.test_set, request.is_forced)
     return system
 

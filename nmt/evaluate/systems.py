@@ -75,6 +75,7 @@ class System:
     seconds: float = 0.0
     model: LoadedModel | None = None  # None if the translations were read
     scores: Sequence[Score] = ()  # the headline first
+    known_text: str | None = None  # train or valid, if that is what is scored
 
     @property
     def pair(self) -> str:
