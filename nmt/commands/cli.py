@@ -90,11 +90,22 @@ def start_command(
     args = parse(argv)
 
     def check_and_work() -> int:
+        note_repeated_settings(getattr(args, "overrides", ()))
         if extra is not None:
             check_extra(extra, program)
         return work(args)
 
     return run_command(check_and_work, program)
+
+
+def note_repeated_settings(overrides: Sequence[str]) -> None:
+    """Say which of several values of one setting counts."""
+    values: dict[str, str] = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if values.get(key, value) != value:
+            say_once(f"note: {key} is given as {values[key]} and as {value}; the last counts")
+        values[key] = value
 
 
 def run_command(work: Callable[[], int], program: str) -> int:
@@ -181,6 +192,10 @@ class StoreOnce(Action):
         setattr(namespace, self.dest, values)
 
 
+# commands whose settings are those of decoding
+TRANSLATING = ("nmt-translate", "nmt-eval", "nmt-score", "nmt-serve")
+
+
 class CommandParser(ArgumentParser):
     """The argument parser of a command, which reports errors in one line, because the usage of our commands takes
     ten, and refuses an option given twice. It parses one command line.
@@ -200,10 +215,22 @@ class CommandParser(ArgumentParser):
         namespace, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             option = word.partition("=")[0]
-            explanation = option.startswith("-") and explain_foreign_name(option, "=...")
+            explanation = option.startswith("-") and self.explain_option(option)
             if explanation:
                 self.error(f"{option}: unknown option; {explanation}")
         return namespace, unknown
+
+    def explain_option(self, option: str) -> str | None:
+        """Say how a setting is written that is given like an option, by our name or another toolkit's."""
+        from nmt.config_files import list_setting_keys
+
+        section = "decoding." if self.prog in TRANSLATING else ""
+        name = option.lstrip("-").replace("-", "_")
+        own = [key for key in list_setting_keys() if f".{key}".endswith(f".{name}")]
+        own.sort(key=lambda key: not key.startswith(section))
+        if own:
+            return f"settings are written {own[0]}=..., without dashes"
+        return explain_foreign_name(option, "=...", section)
 
     def error(self, message: str) -> NoReturn:
         line = fit_into_line(f"{self.prog}: error: {message}; see {self.prog} --help")

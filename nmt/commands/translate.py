@@ -61,6 +61,7 @@ CONFLICTS = {
     "--attention": "--resume --workers --on --interactive",  # the maps of finished lines are not saved
     "--engine": "--attention --n-best --alignments --sample --prefix",
     "--interactive": "-i -o --prefix --workers --on",
+    "--sample": "--beam",
     "--text": "--prefix --long-lines",
 }
 NEEDS = {"--resume": "-o"}
@@ -314,7 +315,7 @@ def translate_input(
         if prefixes is not None:
             chunks = add_prefixes(chunks, prefixes, n_done)
         is_warned = False
-        n_cut = first_cut = 0
+        n_cut = first_cut = n_loops = 0
         done = do_chunks(args, start, here, chunks, out, progress)
         for result in stack.enter_context(closing(done)):
             if attention is not None:
@@ -322,6 +323,7 @@ def translate_input(
             if result.cut and not n_cut:
                 first_cut = result.cut[0]
             n_cut += len(result.cut)
+            n_loops += result.n_loops
             if not is_warned and len(result.shortened) > MAX_SHORTENED * result.n_lines:
                 is_warned = True
                 say(
@@ -331,7 +333,7 @@ def translate_input(
     if record is not None:
         record.remove()
     if n_cut:
-        warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done)
+        warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done, n_loops)
 
 
 main = partial(start_command, "nmt-translate", parse_arguments, translate_text)

@@ -150,7 +150,8 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     translations = [best for _, (best, *_) in sorted(found)]
     cut = list_cut(translations)
     if len(cut) > FEW_CUT * len(translations):
-        warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations))
+        n_loops = sum(each.is_cut and each.is_loop for each in translations)
+        warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations), n_loops)
     texts = [translation.text for translation in translations]
     seconds = clock() - started_at
     return System(" + ".join(model.paths), model.config.data, test, texts, seconds, model)

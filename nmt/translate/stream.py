@@ -59,6 +59,7 @@ class TranslatedChunk(DoneChunk):
     translations: Sequence[Translation] = ()
     shortened: Sequence[int] = ()  # lines of several sentences, with fewer in their translations
     cut: Sequence[int] = ()  # lines whose translations reach the length limit
+    n_loops: int = 0  # translations among them that repeat themselves
 
 
 def share_cores(n_workers: int) -> None:
@@ -112,7 +113,15 @@ class ChunkTranslator:
         shortened = find_shortened(translator, task, best)
         cut = list_cut(best, task.first)
         return TranslatedChunk(
-            _encode(rows), len(rows), task.share, None, lines, best, shortened=shortened, cut=cut
+            _encode(rows),
+            len(rows),
+            task.share,
+            None,
+            lines,
+            best,
+            shortened=shortened,
+            cut=cut,
+            n_loops=_count_loops(best),
         )
 
     def _translate_paragraphs(self, task: Chunk) -> TranslatedChunk:
@@ -134,7 +143,16 @@ class ChunkTranslator:
             if list_cut([of_sentence[0] for of_sentence in own]):
                 cut.append(number)
         best = [of_sentence[0] for of_sentence in candidates]
-        return TranslatedChunk(_encode(rows), len(rows), task.share, None, sentences, best, cut=cut)
+        return TranslatedChunk(
+            _encode(rows),
+            len(rows),
+            task.share,
+            None,
+            sentences,
+            best,
+            cut=cut,
+            n_loops=_count_loops(best),
+        )
 
 
 def start_translating(
@@ -142,6 +160,10 @@ def start_translating(
 ) -> ChunkTranslator:
     share_cores(n_here)
     return ChunkTranslator(load_model(), layout, align)
+
+
+def _count_loops(translations: Sequence[Translation]) -> int:
+    return sum(each.is_cut and each.is_loop for each in translations)
 
 
 def _encode(rows: Sequence[str]) -> bytes:

@@ -33,6 +33,7 @@ from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.memory import explain_memory_error
 from nmt.system.progress import say, say_once
+from nmt.system.run_folder import MODEL_FILE
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch
 from nmt.translate.capitals import is_in_capitals, lower_capitals
 from nmt.translate.engine import choose_engine
@@ -64,6 +65,15 @@ class Translation:
     alignment: Sequence[int] = ()  # for each piece the index of its source piece, once added
     is_cut: bool = False  # it has as many pieces as it may have, so its end may be missing
     alternatives: "Sequence[Translation]" = ()  # the next best, if translate() was asked for several
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it ends in the same pieces again and again, so that more pieces would be more of them."""
+        ids = list(self.piece_ids)
+        return any(
+            ids[-n:] == ids[-2 * n : -n] == ids[-3 * n : -2 * n]
+            for n in range(1, len(ids) // 3 + 1)
+        )
 
 
 NO_TRANSLATION = Translation("", 0.0)  # of an empty line
@@ -272,6 +282,8 @@ class TextToText(ABC):
         results = []
         for source, some in zip(sources, hypotheses, strict=True):
             longest = self.config.find_longest(len(source))
+            if self.longest_table is not None:
+                longest = min(longest, self.longest_table)
             candidates = []
             for each in some:
                 is_cut = len(each.ids) >= longest
@@ -304,12 +316,19 @@ def list_cut(translations: Sequence[Translation], first: int = 1) -> list[int]:
     return [number for number, candidate in enumerate(translations, first) if candidate.is_cut]
 
 
-def warn_of_cut(line: str, n_cut: int, n: int) -> None:
-    """Say that the translation at `line` is the first of `n_cut` that reach the length limit."""
+def warn_of_cut(line: str, n_cut: int, n: int, n_loops: int) -> None:
+    """Say that the translation at `line` is the first of `n_cut` that reach the length limit; `n_loops` of
+    them repeat themselves.
+    """
+    remedies = ["raise decoding.max_extra"] * (n_loops < n_cut)
+    if n_loops:
+        remedies.append(
+            f"{n_loops:,} of them repeat the same words: this text is not like the training text, or "
+            "the model needs more training"
+        )
     say(
         f"warning: {line}: its translation has as many pieces as decoding.max_ratio and "
-        f"decoding.max_extra allow, so its end may be missing; so have {n_cut:,} of {n:,}; raise "
-        "decoding.max_extra"
+        f"decoding.max_extra allow, so its end may be missing; so have {n_cut:,} of {n:,}; {'; '.join(remedies)}"
     )
 
 
@@ -391,7 +410,20 @@ def make_translator(
         own_direction = find_direction(other.config.data)
         check_agreement("direction", name, own_direction, path, direction, remedy)
         check_agreement("BPE model", name, other.vocab.digest, path, vocab.digest, remedy)
-    models = [_load_model(member).to(device) for member in (checkpoint, *others)]
+    members = [checkpoint, *others]
+    if len({member.sha256[MODEL_FILE] for member in members}) < len(members):
+        names = " ".join(str(member.path) for member in members)
+        say(
+            f"warning: {names}: some of these have the same weights, and count for more in the ensemble"
+        )
+    n_pieces = vocab.tgt.size
+    if (
+        others and config.beam > n_pieces
+    ):  # rows beyond the pieces, which another may lack, would be taken
+        raise UserError(
+            f"decoding.beam is {config.beam}, but there are {n_pieces} pieces; lower it"
+        )
+    models = [_load_model(member).to(device) for member in members]
     translator = Translator(models[0], vocab, config, device, models[1:])
     translator.languages, translator.direction = (data.src, data.tgt), direction
     return translator

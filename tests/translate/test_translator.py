@@ -186,3 +186,23 @@ def test_a_line_in_capitals_is_read_in_small_letters(vocab: Vocab) -> None:
     assert [one.text for one in found[1]] == [one.text.upper() for one in small]
     assert found[2:] == plain.find_candidates(lines[2:], 2)
     assert ours.translate_text(lines[1]).text == small[0].text.upper()
+
+
+def test_a_translation_that_ends_with_the_table_of_positions_is_cut(vocab: Vocab) -> None:
+    shape = replace(SHAPE, positions="learned", max_positions=9)
+    config = replace(DECODING, max_extra=50, min_length=40)
+    (found,) = translator(vocab, config, shape).translate(["dog"])
+    assert len(found.piece_ids) == 8 and found.is_cut
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_loop"),
+    [
+        ([5, 7, 8, 7, 8, 7, 8], True),
+        ([3, 3, 3], True),
+        ([7, 8, 7, 8], False),
+        ([1, 1, 1, 2], False),
+    ],
+)
+def test_what_ends_in_the_same_pieces_three_times_is_a_loop(ids: list[int], is_loop: bool) -> None:
+    assert Translation("", 0.0, ids).is_loop == is_loop
