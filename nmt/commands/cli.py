@@ -90,7 +90,7 @@ def start_command(
     args = parse(argv)
 
     def check_and_work() -> int:
-        note_repeated_settings(getattr(args, "overrides", ()))
+        note_repeated_settings(vars(args).get("overrides", ()))
         if extra is not None:
             check_extra(extra, program)
         return work(args)

@@ -283,8 +283,8 @@ def translate_input(
     """Translate a file or standard input."""
     from nmt.system.progress import say
     from nmt.translate.lines import LARGEST_CHUNK, ResumeRecord, add_prefixes, open_input
+    from nmt.translate.shortfalls import warn_of_cut
     from nmt.translate.stream import check_not_among
-    from nmt.translate.translator import warn_of_cut
 
     translator = here.model.translator
 

@@ -29,6 +29,7 @@ from nmt.config_files import (
 )
 from nmt.corpus.reader import refuse_corpus_files
 from nmt.corpus.text_files import TextFile, read_lines
+from nmt.evaluate.known_text import find_known_text
 from nmt.evaluate.outcome import Evaluation, Findings
 from nmt.evaluate.results import (
     Result,
@@ -41,7 +42,7 @@ from nmt.evaluate.results import (
 )
 from nmt.evaluate.scored_texts import ScoredTexts, write_scored_texts
 from nmt.evaluate.systems import System, TestSetChoice, check_texts, translate_test_set
-from nmt.evaluate.training_text import examine_training_text, find_known_text
+from nmt.evaluate.training_text import examine_training_text
 from nmt.evaluate.verdict import SEED_RUN_KEYS, check_one_recipe, judge
 from nmt.score.metrics import (
     CHRF2,

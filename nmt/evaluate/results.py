@@ -71,7 +71,6 @@ class Result:
         return ", ".join([self.engine, *shown])
 
     def find_other_search(self, config: RunConfig) -> Search:
-        """Return the settings of the search that are not as the config would have them."""
         return find_other_search(self.decoding, self.test_set.name, config)
 
     def name_other_search(self, config: RunConfig) -> str:
@@ -143,10 +142,13 @@ def choose_headline(results: Sequence[Result], config: RunConfig | None) -> Resu
     if there is one, of the newest weights, and of these an average. Without any, the last result.
     """
     test = config.data.test if config else None
-    own = [result for result in results if test and is_label_of(result.test_set.name, test)]
-    as_meant = [result for result in own if config and not result.find_other_search(config)]
-    candidates = reversed(as_meant or own or results[-1:])
-    return max(candidates, key=lambda result: (result.step, bool(result.averaged)), default=None)
+
+    def rank(result: Result) -> tuple[bool, bool, int, bool]:
+        if config is None or test is None or not is_label_of(result.test_set.name, test):
+            return False, False, 0, False
+        return True, not result.find_other_search(config), result.step, bool(result.averaged)
+
+    return max(reversed(results), key=rank, default=None)
 
 
 def find_last_step(folder: Path) -> int:

@@ -30,13 +30,13 @@ from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk
 from nmt.translate.sentences import RunningText, Splitter
+from nmt.translate.shortfalls import count_loops, list_cut
 from nmt.translate.translator import (
     Candidates,
     LineTooLong,
     LoadedModel,
     TextToText,
     Translation,
-    list_cut,
 )
 
 # Adds to the candidates of some lines which piece comes from which.
@@ -121,7 +121,7 @@ class ChunkTranslator:
             best,
             shortened=shortened,
             cut=cut,
-            n_loops=_count_loops(best),
+            n_loops=count_loops(best),
         )
 
     def _translate_paragraphs(self, task: Chunk) -> TranslatedChunk:
@@ -151,7 +151,7 @@ class ChunkTranslator:
             sentences,
             best,
             cut=cut,
-            n_loops=_count_loops(best),
+            n_loops=count_loops(best),
         )
 
 
@@ -160,10 +160,6 @@ def start_translating(
 ) -> ChunkTranslator:
     share_cores(n_here)
     return ChunkTranslator(load_model(), layout, align)
-
-
-def _count_loops(translations: Sequence[Translation]) -> int:
-    return sum(each.is_cut and each.is_loop for each in translations)
 
 
 def _encode(rows: Sequence[str]) -> bytes:

@@ -50,7 +50,6 @@ SAID_OF_CAPITALS = (
     "lines in capitals are translated in small letters, and their translations put in capitals; "
     "decoding.lower_capitals=false leaves them as they are"
 )
-SHOWN_OF_PART = 60  # characters, in a message
 # of source, in lines that are given at a time, even if batches are larger: others may wait for them
 MOST_CHUNK_TOKENS = 32_768
 Candidates = list["Translation"]  # of a line, best first
@@ -66,16 +65,8 @@ class Translation:
     is_cut: bool = False  # it has as many pieces as it may have, so its end may be missing
     alternatives: "Sequence[Translation]" = ()  # the next best, if translate() was asked for several
 
-    @property
-    def is_loop(self) -> bool:
-        """Whether it ends in the same pieces again and again, so that more pieces would be more of them."""
-        ids = list(self.piece_ids)
-        return any(
-            ids[-n:] == ids[-2 * n : -n] == ids[-3 * n : -2 * n]
-            for n in range(1, len(ids) // 3 + 1)
-        )
 
-
+SHOWN_OF_PART = 60  # characters, in a message
 NO_TRANSLATION = Translation("", 0.0)  # of an empty line
 
 
@@ -311,27 +302,6 @@ class TextToText(ABC):
         return ids[:longest]
 
 
-def list_cut(translations: Sequence[Translation], first: int = 1) -> list[int]:
-    """Return the numbers of the lines whose translations reach the length limit."""
-    return [number for number, candidate in enumerate(translations, first) if candidate.is_cut]
-
-
-def warn_of_cut(line: str, n_cut: int, n: int, n_loops: int) -> None:
-    """Say that the translation at `line` is the first of `n_cut` that reach the length limit; `n_loops` of
-    them repeat themselves.
-    """
-    remedies = ["raise decoding.max_extra"] * (n_loops < n_cut)
-    if n_loops:
-        remedies.append(
-            f"{n_loops:,} of them repeat the same words: this text is not like the training text, or "
-            "the model needs more training"
-        )
-    say(
-        f"warning: {line}: its translation has as many pieces as decoding.max_ratio and "
-        f"decoding.max_extra allow, so its end may be missing; so have {n_cut:,} of {n:,}; {'; '.join(remedies)}"
-    )
-
-
 def report_parts(sentences: Sequence[Sentence]) -> None:
     """Say which sentences are too long to be translated whole."""
     cut = [sentence for sentence in sentences if sentence.is_part]
@@ -416,13 +386,8 @@ def make_translator(
         say(
             f"warning: {names}: some of these have the same weights, and count for more in the ensemble"
         )
-    n_pieces = vocab.tgt.size
-    if (
-        others and config.beam > n_pieces
-    ):  # rows beyond the pieces, which another may lack, would be taken
-        raise UserError(
-            f"decoding.beam is {config.beam}, but there are {n_pieces} pieces; lower it"
-        )
+    if others and config.beam > vocab.tgt.size:  # it would take rows that another model may lack
+        raise UserError(f"decoding.beam is {config.beam}, more than the pieces there are; lower it")
     models = [_load_model(member).to(device) for member in members]
     translator = Translator(models[0], vocab, config, device, models[1:])
     translator.languages, translator.direction = (data.src, data.tgt), direction

@@ -193,16 +193,3 @@ def test_a_translation_that_ends_with_the_table_of_positions_is_cut(vocab: Vocab
     config = replace(DECODING, max_extra=50, min_length=40)
     (found,) = translator(vocab, config, shape).translate(["dog"])
     assert len(found.piece_ids) == 8 and found.is_cut
-
-
-@pytest.mark.parametrize(
-    ("ids", "is_loop"),
-    [
-        ([5, 7, 8, 7, 8, 7, 8], True),
-        ([3, 3, 3], True),
-        ([7, 8, 7, 8], False),
-        ([1, 1, 1, 2], False),
-    ],
-)
-def test_what_ends_in_the_same_pieces_three_times_is_a_loop(ids: list[int], is_loop: bool) -> None:
-    assert Translation("", 0.0, ids).is_loop == is_loop
