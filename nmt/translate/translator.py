@@ -136,13 +136,18 @@ class TextToText(ABC):
         """Whether a line is read in small letters, and its translation put in capitals."""
         return self.config.lower_capitals and is_in_capitals(line)
 
-    def lower(self, lines: Sequence[str]) -> list[str]:
-        """Return the lines as the model reads them."""
-        return [lower_capitals(line) if self.is_lowered(line) else line for line in lines]
+    def clean(self, lines: Sequence[str]) -> list[str]:
+        """Return the lines as the model reads them: without spaces of any kind at their ends, as training
+        sentences are, and in small letters if they are in capitals.
+        """
+        return [
+            lower_capitals(line.strip()) if self.is_lowered(line) else line.strip()
+            for line in lines
+        ]
 
     def encode_source(self, lines: Sequence[str]) -> EncodedLines:
         """Return the pieces of each line that the model reads, without tags."""
-        return self.vocab.src.encode(self.lower(lines))
+        return self.vocab.src.encode(self.clean(lines))
 
     def make_splitter(self) -> Splitter:
         """Make what splits paragraphs into sentences that the model can translate."""
@@ -254,7 +259,7 @@ class TextToText(ABC):
 
     def _warn_of_unknown(self, lines: Sequence[str], numbers: Sequence[int]) -> None:
         """Say once that the model cannot read a text."""
-        text = "".join(self.lower(lines))
+        text = "".join(self.clean(lines))
         unknown = set(text) - self.vocab.src.letters  # to the model, or spelled in bytes
         n_unknown = sum(map(text.count, unknown))
         if n_unknown > MOSTLY_UNKNOWN * len(text) and not self.is_unknown_said:
