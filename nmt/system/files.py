@@ -194,7 +194,7 @@ def check_writable(path: Path) -> None:
 
 def refuse_run_file(path: Path) -> None:
     """Refuse an output that the user named if it is a file of a run, or lies in a folder that nmt
-    sealed; and a config, which a person has written.
+    sealed.
     """
     path = path.resolve()
     run = RunFolder(path.parent)
@@ -203,8 +203,6 @@ def refuse_run_file(path: Path) -> None:
         raise UserError(
             f"{path}: belongs to a run, a checkpoint, a store or an export; choose another file"
         )
-    if path.suffix in (".yaml", ".yml") and path.exists():
-        raise UserError(f"{path}: exists, and is named like a config; choose another file")
 
 
 def write_text(path: Path, text: str) -> None:
