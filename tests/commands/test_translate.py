@@ -827,7 +827,7 @@ def test_attention_does_not_replace_what_is_read(
         ("-i .", ".: cannot be read"),
         ("-o nowhere/x", "nowhere/x: cannot be"),
         ("-o .", ".: cannot be written"),
-        ("-o {place}/config.yaml", "belongs to a run"),
+        ("-o {place}/config.yaml", "is named like a config"),
         ("-o {place}/new", "belongs to a run"),
         ("decoding.baem=3", "did you mean beam"),
         ("--beam 2 x", "x: not found"),
