@@ -1,6 +1,6 @@
 """Writes what the documentation takes from the code: the pages of docs/reference, the comparison with
-the paper that docs/recipe.md shows, the tables of docs/coming-from.md, the speeds in docs/benchmarks.md, and
-the lines of the files that docs/design.md tells a newcomer to read.
+the paper that docs/recipe.md shows, the tables of docs/coming-from.md, the speeds in docs/benchmarks.md,
+the lines of the files that docs/design.md tells a newcomer to read, and the curves in README.md.
 
 Settings come from the dataclasses in nmt/config.py with the comments above their fields, commands from
 their argparse parsers. So nothing is written twice, and tests/docs/test_reference.py fails while a page
@@ -9,7 +9,6 @@ is older than the code. `make docs` runs this.
 
 import argparse
 import ast
-import configparser
 import dataclasses
 import importlib
 import json
@@ -22,12 +21,19 @@ from typing import Any, Literal
 from nmt import config
 from nmt.config import CHANGEABLE_KEYS, RunConfig
 from nmt.config_files import list_setting_keys, load_config
+from nmt.extras.report.curves import BLEU, Chart, ReferenceLine, Series
+from nmt.extras.report.markup import read_page_file
+from nmt.extras.report.vega import make_spec
 from nmt.foreign_names import TOOLKITS, read_counterparts
 from nmt.paper import explain
 
 ROOT = Path(__file__).parents[1]
 FLOORS = ROOT / "scripts" / "bench" / "floors.json"
+EQUAL_TIME = ROOT / "docs/results/equal-time/runs.jsonl"
+CURVES = ROOT / "docs/images/bleu-by-minute.svg"
 NAMES_OF_TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+TRAINERS = ("nmt", "fairseq", "eole")
+PUBLISHED = ReferenceLine("published, on the test set, lower-cased: about 41.0", 41.0)
 SETTINGS_INTRO = """\
 # Settings
 
@@ -47,14 +53,10 @@ same after Ctrl-C.
 
 def find_commands() -> dict[str, Any]:
     """Return the module of each command."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    lines = setup["options.entry_points"]["console_scripts"].strip().split("\n")
-    commands = {}
-    for line in sorted(lines):
-        name, target = re.split(r" *= *", line)
-        commands[name] = importlib.import_module(target.removesuffix(":main"))
-    return commands
+    found = re.findall(
+        r"^    (nmt-\w+) = (.*):main$", (ROOT / "setup.cfg").read_text(), re.MULTILINE
+    )
+    return {name: importlib.import_module(module) for name, module in sorted(found)}
 
 
 def read_comments(kind: type) -> dict[str, str | None]:
@@ -97,15 +99,9 @@ def describe_values(hint: Any, rule: Any) -> str:
 
 
 def format_default(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value == ():
-        return "[]"
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def format_cell(text: str, known: set[str], prefix: str) -> str:
@@ -271,22 +267,49 @@ def update_reading_list(text: str) -> str:
     return re.sub(r"^\| \*\*together\*\* .*", total, text, flags=re.M)
 
 
+UPDATES = {
+    "recipe.md": update_recipe,
+    "coming-from.md": update_coming_from,
+    "benchmarks.md": update_floors,
+    "design.md": update_reading_list,
+}
+
+
 def render_pages() -> dict[Path, str]:
     """Return the content of each page that is made from the code."""
-    recipe = ROOT / "docs" / "recipe.md"
-    coming_from = ROOT / "docs" / "coming-from.md"
-    benchmarks = ROOT / "docs" / "benchmarks.md"
-    design = ROOT / "docs" / "design.md"
-    return {
-        ROOT / "docs" / "reference" / "settings.md": render_settings(),
-        ROOT / "docs" / "reference" / "commands.md": render_commands(),
-        recipe: update_recipe(recipe.read_text()),
-        coming_from: update_coming_from(coming_from.read_text()),
-        benchmarks: update_floors(benchmarks.read_text()),
-        design: update_reading_list(design.read_text()),
+    docs = ROOT / "docs"
+    pages = {
+        docs / "reference" / "settings.md": render_settings(),
+        docs / "reference" / "commands.md": render_commands(),
     }
+    for name, update in UPDATES.items():
+        pages[docs / name] = update((docs / name).read_text())
+    return pages
+
+
+def draw_curves() -> str:
+    """Return dev BLEU by minute of the longest run of each trainer, as reports draw curves."""
+    import vl_convert  # of the extra `report`, which no test of the pages needs
+
+    runs = [json.loads(line) for line in EQUAL_TIME.open() if '"multi30k"' in line]
+    runs.sort(key=lambda run: len(run["points"]))
+    longest = {run["system"]: run["points"] for run in runs}
+    series = tuple(Series(0, name, ()) for name in TRAINERS)
+    spec = make_spec(Chart(BLEU, BLEU, series, (PUBLISHED,), from_zero=True), n_runs=1)
+    spec["data"]["values"] = [{"s": name, **point} for name in TRAINERS for point in longest[name]]
+    curves = spec["layer"][0]
+    del curves["transform"]
+    curves["mark"]["point"] = True
+    encoding = curves["encoding"]
+    encoding["x"] = {"field": "minutes", "type": "quantitative", "title": "processor minutes"}
+    encoding["y"]["field"] = "bleu"
+    encoding["color"]["legend"]["columnPadding"] = 60
+    svg = vl_convert.vegalite_to_svg(spec | {"width": 800, "height": 280})
+    style = read_page_file("page.css").partition("* {")[0]
+    return svg.replace("><", f"><style>{style}svg {{ background: var(--paper) }}</style><", 1)
 
 
 if __name__ == "__main__":
     for path, content in render_pages().items():
         path.write_text(content)
+    CURVES.write_text(draw_curves())

@@ -30,7 +30,7 @@ EXAMPLES = """\
 
 Each pair gives one line, in order. A pair that the model could not have produced gets -inf: a line that is too
 long, or an empty source with a target. The last line on standard error has tokens, NLL per token and perplexity.
-Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. See docs/scoring.md."""
+Exit codes: 0 done, 1 a failure, 2 a mistake in the input, 130 Ctrl-C. See docs/evaluation.md."""
 
 NEEDS = {"--resume": "-o"}
 

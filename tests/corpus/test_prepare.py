@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from support.soaking import counted
+from support.stored_text import read_training_pairs
 from support.waiting import until
 
 from nmt.commands.prepare import main
@@ -30,6 +31,7 @@ from nmt.system.errors import UserError
 from nmt.system.files import digest_file, lock, verify, write_json
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
+Capture = pytest.CaptureFixture[str]
 REPOSITORY = Path(__file__).parents[2]
 VOCAB = VocabConfig(size=60)
 SYLLABLES = "ba de fi go hu ja ke li mo nu pa re si to vu wa xe yi zo".split()
@@ -83,6 +85,11 @@ def make(data: DataConfig, vocab: VocabConfig = VOCAB, seed: int = 1) -> Path:
     return Path(data.store)
 
 
+def give_model(root: Path, store: str = "store", vocab: VocabConfig = VOCAB) -> None:
+    """Put a model of another store beside the text, as own.model."""
+    shutil.copy(make(config(root, store), vocab) / "vocab.model", root / "own.model")
+
+
 def refuse(data: DataConfig, message: str, vocab: VocabConfig = VOCAB) -> None:
     with pytest.raises(UserError, match=message) as caught:
         prepare(data, vocab, 1)
@@ -104,17 +111,6 @@ def contents(store: str | Path) -> dict[str, object]:
 def ledger_of(store: str | Path) -> dict[str, Any]:
     ledger: dict[str, Any] = json.loads((Path(store) / LEDGER_FILE).read_text())
     return ledger
-
-
-def kept(store: str | Path) -> list[tuple[str, ...]]:
-    """The training pairs of a store as text."""
-    folder = Path(store)
-    vocab, train = Vocab.load(folder / "vocab.model"), open_store(folder, "train")
-    sides = [
-        vocab.decode([side.ids[m:n].tolist() for m, n in pairwise(side.offsets)])
-        for side in (train.src, train.tgt)
-    ]
-    return list(zip(*sides, strict=True))
 
 
 def interrupt(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -149,7 +145,7 @@ def test_the_store_equals_the_rules_applied_by_hand(root: Path) -> None:
         for row in (root / "b.tsv").read_text().split("\n")[:-1]
     ]
     a, b = ([pair for pair in pairs if max(map(len, vocab.encode(pair))) <= 15] for pairs in (a, b))
-    assert kept(store) == a + b + b
+    assert read_training_pairs(store) == a + b + b
     assert not (store / WORK_FOLDER).exists()
 
 
@@ -169,28 +165,25 @@ def test_without_a_dev_set_there_is_none(root: Path) -> None:
 
 
 def test_sides_that_do_not_belong_together_and_a_dev_set_that_is_tested_on_are_warned_of(
-    root: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, capsys: Capture
 ) -> None:
     lines = [" ".join([f"w{i}"] * (1 + i * 7 % 10)) for i in range(300)]
-    shifted = CorpusConfig(file="shifted.tsv")
-    write_pairs(root / "shifted.tsv", list(zip(lines, [*lines[1:], lines[0]], strict=True)))
+
+    def find_warnings(name: str, tgt: list[str], src: list[str] = lines, **changes: Any) -> str:
+        train = write_pairs(root / f"{name}.tsv", list(zip(src, tgt, strict=True)))
+        make(config(root, name, train=(train,), **changes))
+        return capsys.readouterr().err
+
     dev = CorpusConfig(src="dev.en", tgt="dev.de")
-    make(config(root, train=(shifted,), valid=dev, test=dev))
-    written = capsys.readouterr().err
-    assert (
-        "shifted.tsv, source and shifted.tsv, target do not look like translations of each other"
-        in written
-    )
+    written = find_warnings("shifted", [*lines[1:], lines[0]], valid=dev, test=dev)
+    sides = "shifted.tsv, source and shifted.tsv, target"
+    assert f"{sides} do not look like translations of each other" in written
     assert "warning: data.valid and data.test are one corpus" in written
-    aligned = CorpusConfig(file="aligned.tsv")
-    write_pairs(root / "aligned.tsv", [(line, f"{line} w1") for line in lines])
-    make(config(root, "other", train=(aligned,)))
-    assert "warning" not in capsys.readouterr().err
-    write_pairs(root / "aligned.tsv", [(f"{line} .", f"{line}@@ w1") for line in lines])
-    make(config(root, "third", train=(aligned,)))
-    written = capsys.readouterr().err
-    assert "warning: aligned.tsv, source:1: spaces before commas and full stops" in written
-    assert "warning: aligned.tsv, target:1: BPE was left in" in written
+    assert "warning" not in find_warnings("aligned", [f"{line} w1" for line in lines])
+    spaced = [f"{line} ." for line in lines]
+    written = find_warnings("third", [f"{line}@@ w1" for line in lines], spaced)
+    assert "warning: third.tsv, source:1: spaces before commas and full stops" in written
+    assert "warning: third.tsv, target:1: BPE was left in" in written
 
 
 def test_the_ledger_accounts_for_every_line(root: Path) -> None:
@@ -366,7 +359,7 @@ def test_repeats_are_counted_always_and_dropped_on_request(
     monkeypatch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 64)
     clean = CleanConfig(duplicates=is_dropped)
     store = make(config(root, train=train, clean=clean))
-    assert kept(store) == (list(dict.fromkeys(pairs)) if is_dropped else pairs)
+    assert read_training_pairs(store) == (list(dict.fromkeys(pairs)) if is_dropped else pairs)
     n_first = len(set(pairs[:150]))
     n_repeats = [150 - n_first, 250 - len(set(pairs)) + n_first]
     for corpus, n in zip(ledger_of(store)["corpora"], n_repeats, strict=False):
@@ -387,15 +380,13 @@ def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(
     dev = CorpusConfig(file="dev.tsv")
     clean = CleanConfig(held_out=rule)  # type: ignore[arg-type]
     store = make(config(root, train=(train,), clean=clean, valid=dev, test=test))
-    assert kept(store) == [(line(i), line(i + 1)) for i in numbers if i not in gone]
+    assert read_training_pairs(store) == [(line(i), line(i + 1)) for i in numbers if i not in gone]
     assert ledger_of(store)["corpora"][0]["held_out"] == {"dev": [1, 2, 1], "test": [0, 0, 1]}
     shown = format_ledger(read_ledger(store))
     assert "shares 1 pairs, 2 sources and 1 targets with the dev set" in shown
 
 
-def test_a_test_set_matters_only_where_it_decides(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_test_set_matters_only_where_it_decides(root: Path, capsys: Capture) -> None:
     lost = CorpusConfig(file="lost.tsv")
     make(config(root, test=lost))
     assert "not searched for sentences of the test set" in capsys.readouterr().err
@@ -422,7 +413,7 @@ def test_identical_sides_and_unreadable_lines(root: Path) -> None:
     train = (CorpusConfig(file="c.tsv"),)
     data = config(root, train=train, on_bad_line="skip", clean=CleanConfig(identical=True))
     store = make(data, VocabConfig(size=20))
-    assert kept(store) == [("ba de", "fi go"), *[("ba", "de")] * 9]
+    assert read_training_pairs(store) == [("ba de", "fi go"), *[("ba", "de")] * 9]
     corpus = ledger_of(store)["corpora"][0]
     assert corpus["dropped"] == {"unreadable": 2, "identical sides": 1}
     for (complaint, _), number in zip(corpus["samples"]["unreadable"], (2, 4), strict=True):
@@ -439,16 +430,14 @@ def test_bad_lines_of_the_dev_set_are_accounted_for(root: Path) -> None:
 
 
 def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
-    shutil.copy(make(config(root)) / "vocab.model", root / "own.model")
+    give_model(root)
     data = config(root, "two", train=(B,))
     given = VocabConfig(model="own.model")
     store = make(data, given)
     digest = digest_file(root / "own.model")
     assert digest_file(store / "vocab.model") == digest == ledger_of(store)["bpe"]["sha256"]
     assert not prepare(data, replace(given, size=7), 1)
-    shutil.copy(
-        make(config(root, "three"), VocabConfig(size=50)) / "vocab.model", root / "own.model"
-    )
+    give_model(root, "three", VocabConfig(size=50))
     refuse(data, r"own\.model: differs from the file that .*two was prepared from", given)
     (root / "own.model").write_bytes(b"none")
     refuse(data, r"vocab\.model: .*own\.model: damaged BPE model", given)
@@ -516,7 +505,7 @@ def test_a_tag_counts_as_a_piece(root: Path) -> None:
 
 
 def test_a_given_model_gets_symbols_that_it_lacks(root: Path) -> None:
-    shutil.copy(make(config(root)) / "vocab.model", root / "own.model")
+    give_model(root)
     given = VocabConfig(model="own.model", user_symbols=("<url>",))
     train = (replace(B, tag="<bt>"), replace(B, tag="<url>"))
     tagged = config(root, "two", train=train)
@@ -536,12 +525,12 @@ def test_a_given_model_gets_symbols_that_it_lacks(root: Path) -> None:
 
 
 def test_a_given_model_must_have_the_tag_of_the_dev_set(root: Path) -> None:
-    shutil.copy(make(config(root)) / "vocab.model", root / "own.model")
+    give_model(root)
     given = VocabConfig(model="own.model")
     tagged = config(root, "two", valid=CorpusConfig(src="dev.en", tgt="dev.de", tag="<bt>"))
     refuse(tagged, r"vocab\.model=own\.model: '<bt>' is not a symbol .*user_symbols", given)
     reserved = VocabConfig(size=60, user_symbols=("<bt>",))
-    shutil.copy(make(config(root, "three"), reserved) / "vocab.model", root / "own.model")
+    give_model(root, "three", reserved)
     make(tagged, given)
 
 
@@ -676,9 +665,7 @@ def test_two_processes_do_not_meet(file: str, root: Path) -> None:
     assert not work.exists()
 
 
-def test_whoever_waits_takes_the_store_that_another_has_made(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whoever_waits_takes_the_store_that_another_has_made(root: Path, capsys: Capture) -> None:
     done, data = make(config(root, "done")), config(root)
     store = Path(data.store)
     (store / WORK_FOLDER).mkdir(parents=True)
@@ -728,9 +715,7 @@ def test_mistakes_leave_no_store(
 # ---- the command ------------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_where_and_that_it_is_done(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_where_and_that_it_is_done(root: Path, capsys: Capture) -> None:
     path = root / "c.yaml"
     path.write_text(f"data: {{root: {root}, train: [{{file: b.tsv}}]}}\nvocab: {{size: 40}}\n")
     arguments = ["--config", str(path), f"data.store={root}/made"]
@@ -741,15 +726,3 @@ def test_the_command_says_where_and_that_it_is_done(
     captured = capsys.readouterr()
     assert captured.err.startswith("nmt-prepare: error: ") and captured.err.count("\n") == 1
     assert captured.out == ""
-
-
-def test_help_imports_nothing_heavy() -> None:
-    program = (
-        "import sys, contextlib; from nmt.commands.prepare import main\n"
-        "with contextlib.suppress(SystemExit): main(['--help'])\n"
-        "sys.exit(bool({'torch', 'numpy', 'yaml', 'sentencepiece', 'datasets'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, check=False
-    )
-    assert done.returncode == 0 and b"examples:" in done.stdout

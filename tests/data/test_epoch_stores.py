@@ -2,13 +2,13 @@
 faults.
 """
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.block_faults import die, slow
+from support.finished_run import list_differing, read_lines, read_losses, read_tensors, train_toy
 from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
 from support.two_ranks import run_on_two_ranks
@@ -215,35 +215,19 @@ def test_epochs_left_behind_go_and_come_back_for_who_needs_them(store: Path) -> 
 
 @pytest.mark.usefixtures("here")
 def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
-    from nmt.commands.train import main
-
-    def weights(run: str) -> bytes:
-        return (tmp_path / run / "checkpoints" / "last" / "model.safetensors").read_bytes()
-
-    def figures(run: str) -> list[dict[str, float]]:
-        lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
-        return [entry for entry in map(json.loads, lines) if entry["kind"] == "train"]
-
-    budget = ["training.src_tokens=1500", "training.tgt_tokens=1500", "training.micro_tokens=800"]
-    small = ["data.valid=null", "model.n_layers=1", *budget]
-    options = [
-        "--config",
-        str(toy),
-        *small,
-        "vocab.bpe_dropout=0.1",
-        "training.steps=9",
-        "vocab.byte_fallback=true",
-        "vocab.size=400",
-    ]
-    assert main(options) == 0
-    assert figures("run")[-1]["epoch"] >= 1
-    assert main([*options, f"out={tmp_path}/two", "training.steps=5"]) == 0
+    one, two, plain = (tmp_path / name for name in ("one", "two", "plain"))
+    settings = (
+        "data.valid=null model.n_layers=1 training.src_tokens=1500 training.tgt_tokens=1500"
+        " training.micro_tokens=800 vocab.bpe_dropout=0.1 vocab.byte_fallback=true vocab.size=400"
+    ).split()
+    train_toy(toy, *settings, f"out={one}", "training.steps=9")
+    assert read_lines(one, "train")[-1]["epoch"] >= 1
+    train_toy(toy, *settings, f"out={two}", "training.steps=5")
     assert not (tmp_path / "store.epochs").exists()  # the end of a run removes them
-    assert main([*options, f"out={tmp_path}/two"]) == 0
-    assert weights("run") == weights("two")
-    plain = ["vocab.bpe_dropout=0", f"out={tmp_path}/plain", "training.steps=1"]
-    assert main([*options, *plain]) == 0
-    assert figures("run")[0]["loss"] != figures("plain")[0]["loss"]
+    train_toy(toy, *settings, f"out={two}", "training.steps=9")
+    assert list_differing(read_tensors(one, 9), read_tensors(two, 9)) == []
+    train_toy(toy, *settings, f"out={plain}", "training.steps=1", "vocab.bpe_dropout=0")
+    assert read_losses(one)[1] != read_losses(plain)[1]
 
 
 def test_a_killed_worker_is_one_line_and_leaves_no_half_epoch(

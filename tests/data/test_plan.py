@@ -116,15 +116,6 @@ def test_classes_of_length() -> None:
         assert of_class.max() <= 1.1 * of_class.min()
 
 
-def test_updates_are_nearly_full() -> None:
-    rng = np.random.default_rng(0)
-    src = np.clip(rng.lognormal(3.1, 0.6, 20_000), 1, 250).astype(np.int32)
-    tgt = np.clip(src * rng.normal(1.0, 0.1, 20_000), 1, 250).astype(np.int32)
-    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig(), 3_200)
-    fills = [max(plan.n_tokens(u)) / 25_000 for u in range(len(plan) - 1)]
-    assert min(fills) > 0.98
-
-
 @pytest.mark.parametrize(
     ("micro_tokens", "extra"), [(25_000, 0.0), (12_700, 0.05), (6_450, 0.05), (3_250, 0.1)]
 )

@@ -35,19 +35,16 @@ LAUNCHERS = ("nmt-launch", "nmt-slurm")
 UNCHECKED = {
     ("CONTRIBUTING.md", "git clone"): "the address of the repository is for you to fill in",
     ("back-translation.md", "corpus  "): "output",
-    ("distributed.md", "training: 49/400"): "output",
     ("evaluation.md", "reference  "): "text, tokenised in several ways",
     ("evaluation.md", "13a  "): "text, tokenised in several ways",
     ("evaluation.md", "ref.de  "): "text",
-    ("README.md", "All the candidates"): "translated sentences",
+    ("README.md", "  BLEU  "): "output",
+    ("README.md", "A woman in a gray"): "translated sentences",
     ("evaluation.md", "BLEU  "): "output",
     ("evaluation.md", "nrefs:1|"): "a signature",
     ("evaluation.md", "verdict: "): "output",
     ("serving.md", '{"translatedText"'): "the answer",
-    ("scoring.md", "score of the list + "): "a formula",
     ("tracking.md", "[project]"): "TOML, which no command of ours reads",
-    ("scoring.md", "1,014 pairs"): "output",
-    ("scoring.md", "exp("): "a formula",
 }
 # Programs that are not ours; of these lines only the part that calls ours is checked.
 FOREIGN = set(

@@ -94,12 +94,16 @@ def test_the_map_of_packages_has_the_levels_that_are_checked() -> None:
     assert {room: shown.get(room) for room in LEVELS} == LEVELS
 
 
-def test_the_citation_names_this_version() -> None:
+def test_the_citation_names_this_version_and_all_say_the_same_first() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     citation = parse_yaml((ROOT / "CITATION.cff").read_text(), "CITATION.cff").values
     assert str(citation["version"]) == nmt.__version__
     assert citation["license"] == setup["metadata"]["license"]
+    sentence = setup["metadata"]["description"]
+    assert citation["abstract"] == sentence
+    for name in ("README.md", "docs/index.md", "docs/install.md", "zensical.toml"):
+        assert sentence in (ROOT / name).read_text().replace("*", ""), name
 
 
 class Resources(HTMLParser):

@@ -2,6 +2,7 @@
 tests/translate/test_every_search.py, and its bits in any company by tests/promises/test_invariance.py.
 """
 
+import itertools
 import random
 import runpy
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.plain_search import EOS
+from support.plain_search import EOS, Ids
 from support.searches import CPU, SMALL, make_sources, put_in_order
 from support.untrained import make_random_model
 
@@ -51,6 +52,16 @@ def make_ready(model: Transformer, is_bf16: bool = False) -> CompiledWeights:
     return CompiledWeights(copy_sharing_weights(model), is_bf16)
 
 
+def check_same_as_torch(model: Transformer, given: list[Ids], rules: SearchRules) -> int:
+    """Return the largest piece that is said."""
+    src = pack(given)
+    found, expected = search_compiled(make_ready(model), src, rules), search(model, src, rules)
+    ours, theirs = (list(itertools.chain(*each)) for each in (found, expected))
+    assert [one.ids for one in ours] == [one.ids for one in theirs]
+    assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], 1e-5)
+    return max(piece for one in ours for piece in one.ids)
+
+
 # ---- the rules ------------------------------------------------------------------------------------
 
 
@@ -62,16 +73,9 @@ def test_long_outputs_large_vocabularies_many_sentences(
     monkeypatch.setattr("nmt.engines.cpu.compiled_search.FIRST_CELLS", 2)
     size = 2 * compiled_search.PART + compiled_search.N_GROUPS + 7
     model = make_model(1, replace(SMALL, n_layers=2), size)
-    ready, given = make_ready(model), make_sources(random.Random(2), 70, 9, size)
-    config = DecodingConfig(beam=beam, max_extra=60, min_length=50)
-    found = search_compiled(ready, pack(given), make_rules(config, beam))
-    for some, expected in zip(
-        found, search(model, pack(given), make_rules(config, beam)), strict=True
-    ):
-        assert [one.ids for one in some] == [one.ids for one in expected]
-        assert [one.score for one in some] == pytest.approx([one.score for one in expected], 1e-5)
-    said = {piece for some in found for one in some for piece in one.ids}
-    assert max(said) > 2 * compiled_search.PART
+    given = make_sources(random.Random(2), 70, 9, size)
+    rules = make_rules(DecodingConfig(beam=beam, max_extra=60, min_length=50), beam)
+    assert check_same_as_torch(model, given, rules) > 2 * compiled_search.PART
 
 
 def test_scores_of_attention_may_be_far_apart() -> None:
@@ -80,11 +84,8 @@ def test_scores_of_attention_may_be_far_apart() -> None:
     for name, weight in model.named_parameters():
         if name.endswith(("qkv.weight", "q.weight")):
             weight.mul_(30)
-    src = pack(make_sources(random.Random(2), 9, 9, N_PIECES))
-    rules = make_rules(DecodingConfig(beam=1))
-    found = search_compiled(make_ready(model), src, rules)
-    for (one,), (expected,) in zip(found, search(model, src, rules), strict=True):
-        assert one.ids == expected.ids and one.score == pytest.approx(expected.score, 1e-5)
+    given = make_sources(random.Random(2), 9, 9, N_PIECES)
+    check_same_as_torch(model, given, make_rules(DecodingConfig(beam=1)))
 
 
 def test_pieces_beyond_the_vocabulary_are_refused() -> None:
@@ -99,23 +100,25 @@ def test_pieces_beyond_the_vocabulary_are_refused() -> None:
 
 def test_bf16_comes_near() -> None:
     """Its scores are those of fp32, up to the rounding of the weights."""
-    model = make_model(7, replace(SMALL, d_model=32, d_ff=64), 50)
-    given, config = (
-        make_sources(random.Random(7), 20, 9, 50),
-        DecodingConfig(beam=1, max_extra=0, min_length=9),
+    model, src = (
+        make_model(7, replace(SMALL, d_model=32, d_ff=64), 50),
+        pack(make_sources(random.Random(7), 20, 9, 50)),
     )
-    exact = search_compiled(make_ready(model), pack(given), make_rules(config))
-    near = search_compiled(make_ready(model, True), pack(given), make_rules(config))
-    apart = []
-    for (one,), (other,) in zip(exact, near, strict=True):
-        if one.ids == other.ids:
-            apart.append(abs(one.score - other.score) / abs(one.score))
+    rules = make_rules(DecodingConfig(beam=1, max_extra=0, min_length=9))
+    exact, near = (
+        search_compiled(make_ready(model, is_bf16), src, rules) for is_bf16 in (False, True)
+    )
+    apart = [
+        abs(one.score / other.score - 1)
+        for (one,), (other,) in zip(exact, near, strict=True)
+        if one.ids == other.ids
+    ]
     assert len(apart) > 10 and 1e-6 < max(apart) < 0.05
 
 
 # ---- when it is used ---------------------------------------------------------------------------------
 
-GIVEN = make_sources(random.Random(8), 9, 5, N_PIECES)
+ON = DecodingConfig(compile="on")
 HAS_FAST_BF16 = find_fault_of_packing(is_bf16=True) is None
 NEEDS_BF16 = pytest.mark.skipif(not HAS_FAST_BF16, reason="this processor does not multiply bf16")
 
@@ -160,25 +163,23 @@ class UnknownLayer(torch.nn.Linear):
 def test_a_field_a_value_or_a_layer_that_is_not_known_is_left_to_torch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def find_reason(*models: Transformer) -> str:
+    def check_reason(reason: str, *models: Transformer) -> None:
         choice.say_once.cache_clear()
-        assert type(choose_engine(models, DecodingConfig(compile="on"), CPU)) is PackedEngine
-        return capsys.readouterr().err
+        assert type(choose_engine(models, ON, CPU)) is PackedEngine
+        assert f"does not support {reason}" in capsys.readouterr().err
 
-    assert "does not support ensembles" in find_reason(make_model(1), make_model(2))
+    check_reason("ensembles", make_model(1), make_model(2))
     strange = make_model(3)
     strange.decoder[0].feed_forward.add_module("inner", UnknownLayer(8, 16))
-    assert "does not support UnknownLayer" in find_reason(strange)
-    for known, field in (
-        (compiled_search.COMPILED_MODELS, "norm"),
-        (compiled_search.COMPILED_RULES, "beam"),
-    ):
-        with monkeypatch.context() as patch:
-            patch.delitem(known, field)
-            assert f"does not support {field}=" in find_reason(make_model(4))
-    with monkeypatch.context() as patch:
-        patch.setitem(compiled_search.COMPILED_MODELS, "norm", ("pre",))
-        assert "does not support norm=post" in find_reason(make_model(4))
+    check_reason("UnknownLayer", strange)
+    models, rules = compiled_search.COMPILED_MODELS, compiled_search.COMPILED_RULES
+    monkeypatch.setitem(models, "norm", ("pre",))
+    check_reason("norm=post", make_model(4))
+    monkeypatch.delitem(models, "norm")
+    check_reason("norm=", make_model(4))
+    monkeypatch.undo()
+    monkeypatch.delitem(rules, "beam")
+    check_reason("beam=", make_model(4))
 
 
 def test_every_field_is_known_so_far() -> None:
@@ -189,35 +190,28 @@ def test_every_field_is_known_so_far() -> None:
 def test_torch_searches_if_numba_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def check_torch_searches(fault: str) -> None:
+        choice.say_once.cache_clear()
+        for _ in range(2):
+            assert type(choose_engine([make_model(9)], ON, CPU)) is PackedEngine
+        message = f"compiling for this processor fails ({fault}"
+        assert capsys.readouterr().err.count(message) == 1
+
     fault = EOFError("ran out of input")  # as on damaged compiled code
     monkeypatch.setattr(compiled_search, "find_fault_of_compiler", lambda _: fault)
-    for _ in range(2):
-        assert (
-            type(choose_engine([make_model(9)], DecodingConfig(compile="on"), CPU)) is PackedEngine
-        )
-    assert (
-        capsys.readouterr().err.count(
-            "compiling for this processor fails (EOFError: ran out of input)"
-        )
-        == 1
-    )
-    choice.say_once.cache_clear()
+    check_torch_searches("EOFError: ran out of input)")
     monkeypatch.setitem(sys.modules, "nmt.engines.cpu.compiled_search", None)
-    assert type(choose_engine([make_model(9)], DecodingConfig(compile="on"), CPU)) is PackedEngine
-    assert "compiling for this processor fails (ModuleNotFoundError" in capsys.readouterr().err
+    check_torch_searches("ModuleNotFoundError")
 
 
-@pytest.mark.parametrize("is_bf16", [False, pytest.param(True, marks=NEEDS_BF16)])
-def test_all_batches_are_compiled_whatever_their_size(
-    is_bf16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_batches_are_compiled_whatever_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.translate.engine.search", lambda *_: pytest.fail("torch searched"))
     engine, config = CompiledEngine(), DecodingConfig(batch_tokens=8, max_extra=3)
-    ready = engine.prepare(copy_sharing_weights(make_model(8)), is_bf16)
-    batches = list(engine.search_batches(ready, Requests(GIVEN), config, CPU))
+    given = make_sources(random.Random(8), 9, 5, N_PIECES)
+    ready = engine.prepare(copy_sharing_weights(make_model(8)), False)
+    batches = list(engine.search_batches(ready, Requests(given), config, CPU))
     assert len(batches) > 1
-    together = search_compiled(engine.weights, pack(GIVEN), make_rules(config))
-    assert put_in_order(batches) == together
+    assert put_in_order(batches) == search_compiled(engine.weights, pack(given), make_rules(config))
 
 
 def test_alignments_are_those_of_the_model() -> None:

@@ -45,8 +45,8 @@ class Fault:
                 if hasattr(kernel, "device_caches"):
                     fresh: dict[int, Any] = defaultdict(kernel.create_binder)
                     monkeypatch.setattr(kernel, "device_caches", fresh)
-        monkeypatch.setattr(driver, "_default", None)
-        monkeypatch.setattr(driver, "_active", None)
+        for name in ("_default", "_active"):
+            monkeypatch.setattr(driver, name, None)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "cache"))
         monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(folder))

@@ -1,7 +1,6 @@
 """Threads of one process that train on micro-batches of their own: a run's bits do not depend on how many."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,6 @@ from nmt.train.replica import Replica
 ALONE = World(0, 1, torch.device("cpu"))
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=2, n_layers=2, dropout=0.2, attention_dropout=0.1)
 SEEDS = [11, 7, 5, 3, 2]
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
 
 
 def make_objective() -> Objective:
@@ -68,7 +59,6 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("is_bf16", [False, True])
 def test_any_number_of_workers_gives_the_bits_of_plain_torch(is_bf16: bool) -> None:
     sums, gradients, norm = run_update(Replica(make_objective(), ALONE, is_bf16))
@@ -81,7 +71,6 @@ def test_any_number_of_workers_gives_the_bits_of_plain_torch(is_bf16: bool) -> N
             shared.clear_gradients()
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_gradients_are_added_in_the_order_of_micro_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,24 +171,18 @@ def test_a_run_that_is_stopped_goes_on_with_any_number(
     counted: list[int] = []
     make = training.SharedReplica.__init__
 
-    def count(self: SharedReplica, *args: object) -> None:
-        counted.append(args[3])  # type: ignore[arg-type]
-        make(self, *args)  # type: ignore[arg-type]
+    def count(self: SharedReplica, *args: Any) -> None:
+        counted.append(args[3])
+        make(self, *args)
 
     monkeypatch.setattr(training.SharedReplica, "__init__", count)
-    before = torch.get_num_threads()
-    try:
-        for numbers in ((1, 1), (2, 2), (3, 1), (1, 8)):
-            run = tmp_path / "{}-{}".format(*numbers)
-            for n, steps in zip(numbers, (3, 6), strict=True):
-                torch.set_num_threads(n)
-                assert main([*settings, f"out={run}", f"training.steps={steps}"]) == 0
-    finally:
-        torch.set_num_threads(before)
+    runs = []
+    for numbers in ((1, 1), (2, 2), (3, 1), (1, 8)):
+        runs.append(tmp_path / "{}-{}".format(*numbers))
+        for n, steps in zip(numbers, (3, 6), strict=True):
+            torch.set_num_threads(n)
+            assert main([*settings, f"out={runs[-1]}", f"training.steps={steps}"]) == 0
     assert counted == [1, 1, 2, 2, 3, 1, 1, 8]
-    first, *others = (
-        tmp_path / "{}-{}".format(*numbers) for numbers in ((1, 1), (2, 2), (3, 1), (1, 8))
-    )
-    for run in others:
-        assert list_differing(read_tensors(run, 6), read_tensors(first, 6)) == []
-        assert read_losses(run) == read_losses(first)
+    for run in runs[1:]:
+        assert list_differing(read_tensors(run, 6), read_tensors(runs[0], 6)) == []
+        assert read_losses(run) == read_losses(runs[0])

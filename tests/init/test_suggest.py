@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.stored_text import read_training_pairs
 
 from nmt.commands.init import main as nmt_init
 from nmt.commands.init import parse_arguments
@@ -17,25 +18,20 @@ from nmt.commands.train import main as nmt_train
 from nmt.config_files import load_config
 from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import Block, read_blocks
-from nmt.data.store import open_store
-from nmt.data.vocab import Vocab
 from nmt.extras.init import suggest, survey
 from nmt.extras.init.first_config import find_config_for, guess_languages
 from nmt.extras.init.hours import USED_SHARE
 from nmt.extras.init.recipe import SIZES, choose_size
 from nmt.system.errors import UserError
 
+Capture = pytest.CaptureFixture[str]
 TWO_FILES = ["--src", "train.en", "--tgt", "train.de"]
 
 
 def make_sentences(n: int, letters: str, seed: int) -> list[str]:
     draw = random.Random(seed)
-    sentences = []
-    for _ in range(n):
-        n_words = 2 + draw.randrange(9)
-        words = ["".join(draw.choices(letters, k=draw.randint(2, 7))) for _ in range(n_words)]
-        sentences.append(" ".join(words))
-    return sentences
+    words = ["".join(draw.choices(letters, k=draw.randint(2, 7))) for _ in range(999)]
+    return [" ".join(draw.choices(words, k=draw.randint(2, 10))) for _ in range(n)]
 
 
 def write_lines(path: Path, lines: list[str]) -> str:
@@ -61,21 +57,16 @@ def read_lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def read_training_text(config: Path) -> tuple[set[str], set[str]]:
+def read_training_text(config: Path) -> list[set[str]]:
     """Both sides of the training text in the store of a config, which is prepared here."""
     made = load_config(str(config))
     assert prepare(made.data, made.vocab, made.seed)
-    store = open_store(Path(made.data.store), "train")
-    vocab = Vocab.load(Path(made.data.store) / "vocab.model")
-    texts = []
-    for side in (store.src, store.tgt):
-        ids = [side.ids[a:b].tolist() for a, b in zip(side.offsets, side.offsets[1:], strict=False)]
-        texts.append(set(vocab.decode(ids)))
-    return texts[0], texts[1]
+    pairs = read_training_pairs(Path(made.data.store))
+    return [set(side) for side in zip(*pairs, strict=True)]
 
 
 def test_no_drawn_sentence_is_trained_on(
-    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     sizes = []
 
@@ -135,7 +126,7 @@ def test_no_given_sentence_is_trained_on(pair: Path) -> None:
         assert tgt.isdisjoint(read_lines_of(pair / f"{name}.de"))
 
 
-def test_a_given_set_of_two_texts_is_named(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_given_set_of_two_texts_is_named(pair: Path, capsys: Capture) -> None:
     lines = make_sentences(200, "uvwxyz", 5)
     for others, is_warned in ((lines, False), (lines[1:] + lines[:1], True)):
         options = ["--valid-src", write_lines(pair / "dev.en", lines)]
@@ -163,9 +154,7 @@ def test_the_text_and_the_seed_decide_the_sets_however_the_text_is_packed(pair: 
     assert load_config("a/c.yaml").data.train[0].src == str(pair / "train.en")
 
 
-def test_nothing_is_overwritten_unless_forced(
-    pair: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_overwritten_unless_forced(pair: Path, capsys: Capture) -> None:
     command = [*TWO_FILES, "-o", "my.yaml"]
     (pair / "my.yaml").write_text("name: mine\n")
     assert nmt_init(command) == 2
@@ -181,7 +170,27 @@ def test_nothing_is_overwritten_unless_forced(
     assert (pair / "my.test.en").read_bytes() == (pair / "train.en").read_bytes()
 
 
-def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+REFUSALS = r"""
+--src few.en --tgt few.de -> has 50 different usable pairs
+--src train.en --tgt short.de --languages en-de -> has 1,300 lines but
+--src train.en --tgt train.fr -> 1,300 of 1,300 pairs have equal sides
+--src train.en --tgt train.en -> src and tgt are both 'train.en'
+--src twice.en --tgt train.de -> too few to draw 100 for each of dev and test
+--src empty.en --tgt train.de -> is empty
+--src train.en --tgt x.txt -> do not show the languages
+TWO --languages en -> not a pair of languages
+--src train.en -> as --src FILE --tgt FILE
+--src train.en --tgt NONE -> give your text
+TWO --file pairs.en-de.tsv -> needs exactly one
+TWO --valid-src train.en --valid-tgt train.de -> 1,300 of 1,300 training pairs
+--src ODD --tgt train.de -> 'by\udcff.en': has U+DCFF in its name
+TWO -o pipe.txt --force -> pipe.txt: is not a regular file
+TWO -o device.txt --force -> device.txt: is not a regular file
+TWO --seed -1 -> --seed -1
+"""
+
+
+def test_refusals_are_one_line(pair: Path, capsys: Capture) -> None:
     write_lines(pair / "few.en", make_sentences(50, "ab", 1))
     write_lines(pair / "few.de", make_sentences(50, "cd", 2))
     write_lines(pair / "short.de", make_sentences(1_299, "xyz", 1))
@@ -191,26 +200,11 @@ def test_refusals_are_one_line(pair: Path, capsys: pytest.CaptureFixture[str]) -
     (pair / "device.txt").symlink_to("/dev/null")
     write_lines(pair / "empty.en", [])
     write_lines(pair / "twice.en", 2 * read_lines_of(pair / "train.en")[:650])
-    refusals = {
-        "has 50 different usable pairs": ["--src", "few.en", "--tgt", "few.de"],
-        "has 1,300 lines but": ["--src", "train.en", "--tgt", "short.de", "--languages", "en-de"],
-        "1,300 of 1,300 pairs have equal sides": ["--src", "train.en", "--tgt", "train.fr"],
-        "src and tgt are both 'train.en'": ["--src", "train.en", "--tgt", "train.en"],
-        "too few to draw 100 for each of dev and test": ["--src", "twice.en", "--tgt", "train.de"],
-        "is empty": ["--src", "empty.en", "--tgt", "train.de"],
-        "do not show the languages": ["--src", "train.en", "--tgt", "x.txt"],
-        "not a pair of languages": [*TWO_FILES, "--languages", "en"],
-        "as --src FILE --tgt FILE": ["--src", "train.en"],
-        "give your text": ["--src", "train.en", "--tgt", ""],
-        "needs exactly one": [*TWO_FILES, "--file", "pairs.en-de.tsv"],
-        "1,300 of 1,300 training pairs": [*TWO_FILES, "--valid-src", "train.en", "--valid-tgt", "train.de"],
-        "'by\\udcff.en': has U+DCFF in its name": ["--src", "by\udcff.en", *TWO_FILES[2:]],
-        "pipe.txt: is not a regular file": [*TWO_FILES, "-o", "pipe.txt", "--force"],
-        "device.txt: is not a regular file": [*TWO_FILES, "-o", "device.txt", "--force"],
-        "--seed -1": [*TWO_FILES, "--seed", "-1"],
-    }  # fmt: skip
-    for message, options in refusals.items():
-        assert nmt_init(options) == 2, message
+    for line in REFUSALS.strip().splitlines():
+        words, message = line.replace("TWO", " ".join(TWO_FILES)).split(" -> ")
+        assert nmt_init(words.replace("ODD", "by\udcff.en").replace("NONE", "").split(" ")) == 2, (
+            message
+        )
         error = capsys.readouterr().err.splitlines()[-1]
         assert error.startswith("nmt-init: error: ") and message in error
         assert not list(pair.glob("*.yaml"))
@@ -268,7 +262,7 @@ def test_the_hours_are_those_of_the_operations(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_two_files_are_enough_to_train_and_to_continue(
-    pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pair: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = ["model.d_model=16", "model.n_layers=1", "training.micro_tokens=600", "data.workers=1"]
     quick += ["training.src_tokens=600", "training.tgt_tokens=600", "vocab.size=400"]
@@ -313,7 +307,7 @@ def test_all_ranks_need_the_same_config(pair: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "name", ["my.en", 'a "b", c: {d}.en', "~x #1, \u00e9.en", "back\\slash.en"]
 )
-def test_files_may_have_any_name(pair: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_may_have_any_name(pair: Path, name: str, capsys: Capture) -> None:
     (pair / "train.en").rename(pair / name)
     for _ in range(2):
         assert nmt_train(["--src", name, "--tgt", "train.de", "--print-config"]) == 0
@@ -331,7 +325,7 @@ def test_files_may_have_any_name(pair: Path, name: str, capsys: pytest.CaptureFi
         ("--src a.en --tgt a.sv data.train=[]", "give only one of the two"),
     ],
 )
-def test_misuse(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misuse(words: str, message: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as left:
         nmt_train(words.split())
     assert left.value.code == 2 and message in capsys.readouterr().err

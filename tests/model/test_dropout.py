@@ -1,17 +1,13 @@
 """Dropout: rate, scale, independence, that the seed governs it, and that numba changes no mask."""
 
-import sys
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from nmt.engines.cpu.backend import CpuBackend, load_compiled
+from nmt.engines.cpu.backend import load_compiled
 from nmt.model.dropout import Dropout
 from nmt.model.dropout_masks import BITS, mask_by_arrays
-from nmt.system.progress import say_once
 from nmt.train.update import dropout_seed
 
 
@@ -80,14 +76,6 @@ def test_masks_of_seeds_updates_and_micro_batches_are_independent() -> None:
     assert uncorrelated(masks)
 
 
-@pytest.fixture
-def fresh_fill() -> Iterator[None]:
-    """Forget which function fills masks, before and after a test that breaks numba."""
-    load_compiled.cache_clear()
-    yield
-    load_compiled.cache_clear()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1 - 2**-BITS])
 def test_compiled_masks_are_those_of_numpy(dtype: torch.dtype, rate: float) -> None:
@@ -103,22 +91,3 @@ def test_compiled_masks_are_those_of_numpy(dtype: torch.dtype, rate: float) -> N
         found, expected = (mask(x, rate, seed) for mask in (compiled.mask, mask_by_arrays))
         assert found.dtype == dtype and torch.equal(found.nan_to_num(5), expected.nan_to_num(5))
         assert found.isnan().sum() >= x.isnan().sum()
-
-
-@pytest.mark.usefixtures("fresh_fill")
-def test_without_numba_the_masks_are_the_same(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def draw() -> Tensor:
-        torch.manual_seed(6)
-        return CpuBackend().drop(torch.ones(50, 60, dtype=torch.bfloat16), 0.3)
-
-    compiled = draw()
-    load_compiled.cache_clear()
-    say_once.cache_clear()
-    for name in ("compiled_attention", "compiled_rows"):
-        monkeypatch.delitem(sys.modules, f"nmt.engines.cpu.{name}", raising=False)
-    monkeypatch.setitem(sys.modules, "numba", None)  # importing it fails
-    assert torch.equal(draw(), compiled)
-    assert load_compiled(torch.bfloat16) is None
-    assert capsys.readouterr().err.count("without numba, CPUs train and translate more slowly") == 1

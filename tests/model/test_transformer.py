@@ -1,5 +1,5 @@
-"""The model with a window against torch's own modules in float64, packed against alone, and the
-cached step against the full pass.
+"""The model with a window against torch's own modules in float64, packed against alone, the cached
+step against the full pass, and positions: where they end, and rotary ones against their formula.
 """
 
 import math
@@ -16,8 +16,10 @@ from nmt.config import ModelConfig
 from nmt.config_files import load_config
 from nmt.data.batch import Packed, pack
 from nmt.model.feed_forward import FeedForward
-from nmt.model.positions import sinusoids
+from nmt.model.packed_attention import rotate
+from nmt.model.positions import Positions, sinusoids
 from nmt.model.transformer import Transformer
+from nmt.system.errors import UserError
 
 SMALL = ModelConfig(d_model=16, d_ff=24, n_heads=4, n_layers=2, dropout=0.0)
 V = 23
@@ -63,37 +65,6 @@ def test_a_window_equals_torch_layers_in_float64(norm: Literal["post", "pre"]) -
         assert (ours - theirs).abs().max() < 1e-10
 
 
-BASE = ModelConfig(attention_bias=True, vocab_rows=40_960)
-# Table 3's millions of parameters, all rows but big (213) and the one of learned positions
-TABLE_3 = [
-    (BASE, 65),
-    (replace(BASE, d_k=16), 58),
-    (replace(BASE, d_k=32), 60),
-    (replace(BASE, n_layers=2), 36),
-    (replace(BASE, n_layers=4), 50),
-    (replace(BASE, n_layers=8), 80),
-    (replace(BASE, d_model=256, d_k=32, d_v=32), 28),
-    (replace(BASE, d_model=1024, d_k=128, d_v=128), 168),
-    (replace(BASE, d_ff=1024), 53),
-    (replace(BASE, d_ff=4096), 90),
-]
-
-
-def count_millions(config: ModelConfig, vocab_size: int) -> float:
-    with torch.device("meta"):
-        model = Transformer(config, vocab_size)
-    return sum(p.numel() for p in model.parameters()) / 1e6
-
-
-def test_the_released_model_has_the_parameters_of_table_3() -> None:
-    """So the paper's own models had biases in attention and 40,960 rows; 37,000 fit none."""
-    for config, millions in TABLE_3:
-        assert round(count_millions(config, 36_500)) == millions, config
-        for has_bias in (True, False):
-            narrow = replace(config, attention_bias=has_bias, vocab_rows=None)
-            assert round(count_millions(narrow, 37_000)) < millions, narrow
-
-
 def test_biases_begin_at_zero_and_more_rows_than_pieces_are_kept() -> None:
     model = Transformer(replace(SMALL, attention_bias=True, vocab_rows=V + 6), V)
     biases = {name: p for name, p in model.named_parameters() if name.endswith(".bias")}
@@ -128,18 +99,18 @@ def test_matrices_are_one_where_they_are_tied(
         assert float(weight.std()) == pytest.approx(16**-0.5, rel=0.15)
 
 
-OPTIONS = [
-    SMALL,
-    replace(SMALL, norm="pre"),
-    replace(SMALL, window=1),
-    replace(SMALL, positions="learned"),
-    replace(SMALL, norm="pre", positions="rotary"),
-    replace(SMALL, d_k=3, d_v=5),
-    replace(SMALL, tied=False),
-    replace(SMALL, tied="decoder"),
-    replace(SMALL, tied="embeddings"),
-    replace(SMALL, attention_bias=True),
-    replace(
+OPTIONS = {
+    "post": SMALL,
+    "pre": replace(SMALL, norm="pre"),
+    "window": replace(SMALL, window=1),
+    "learned": replace(SMALL, positions="learned"),
+    "rotary": replace(SMALL, norm="pre", positions="rotary"),
+    "d_k": replace(SMALL, d_k=3, d_v=5),
+    "untied": replace(SMALL, tied=False),
+    "decoder": replace(SMALL, tied="decoder"),
+    "embeddings": replace(SMALL, tied="embeddings"),
+    "biased": replace(SMALL, attention_bias=True),
+    "swish": replace(
         SMALL,
         scale_embeddings="projection",
         embedding_norm="after_dropout",
@@ -147,24 +118,14 @@ OPTIONS = [
         encoder_layers=3,
         decoder_layers=1,
     ),
-    replace(SMALL, scale_embeddings="none", embedding_norm="before_dropout", activation="gelu"),
-]
-NAMES = [
-    "post",
-    "pre",
-    "window",
-    "learned",
-    "rotary",
-    "d_k",
-    "untied",
-    "decoder",
-    "embeddings",
-    "biased",
-]
-NAMES += ["swish", "gelu"]
+    "gelu": replace(
+        SMALL, scale_embeddings="none", embedding_norm="before_dropout", activation="gelu"
+    ),
+}
+each_option = pytest.mark.parametrize("config", OPTIONS.values(), ids=OPTIONS)
 
 
-@pytest.mark.parametrize("config", OPTIONS, ids=NAMES)
+@each_option
 def test_packed_equals_each_sentence_alone(config: ModelConfig) -> None:
     model = make(config)
     together = model(with_tail(pack(SRC), 5), with_tail(pack(TGT), 7))
@@ -173,7 +134,7 @@ def test_packed_equals_each_sentence_alone(config: ModelConfig) -> None:
     assert (together[:-7] - alone).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("config", OPTIONS, ids=NAMES)
+@each_option
 def test_cached_step_equals_full_forward(config: ModelConfig) -> None:
     model = make(config)
     rows = [[2, 14, 15, 5, 6, 7], [2, 16, 17, 18, 19, 8], [2, 9, 9, 9, 9, 9]]
@@ -215,17 +176,15 @@ def test_dropout_of_the_feed_forward_follows_its_activation() -> None:
 
 def test_the_switches_draw_nothing_where_they_are_off() -> None:
     """Dropout that is off draws no random number, so a run keeps its bits."""
-    model = Transformer(SMALL, V).train()  # no dropout at all
-    state = torch.get_rng_state()
-    model(pack(SRC), pack(TGT))
-    assert torch.equal(torch.get_rng_state(), state)
-    on = Transformer(replace(SMALL, attention_dropout=0.5), V).train()
-    state = torch.get_rng_state()
-    on(pack(SRC), pack(TGT))
-    assert not torch.equal(torch.get_rng_state(), state)
-    state = torch.get_rng_state()
-    on.eval()(pack(SRC), pack(TGT))
-    assert torch.equal(torch.get_rng_state(), state)
+
+    def draws(model: Transformer) -> bool:
+        state = torch.get_rng_state()
+        model(pack(SRC), pack(TGT))
+        return not torch.equal(torch.get_rng_state(), state)
+
+    assert not draws(Transformer(SMALL, V).train())  # no dropout at all
+    on = Transformer(replace(SMALL, attention_dropout=0.5), V)
+    assert draws(on.train()) and not draws(on.eval())
 
 
 def test_parameter_counts_of_the_paper() -> None:
@@ -236,3 +195,27 @@ def test_parameter_counts_of_the_paper() -> None:
             for name in ("base.yaml", "big.yaml")
         }
     assert counts == {"base.yaml": 63_045_632, "big.yaml": 214_171_648}
+
+
+# ---- positions; sinusoids are written out in tests/test_paper.py ---------------------------------------------------
+
+
+def test_sinusoids_have_no_end_but_a_learned_table_has() -> None:
+    long, shape = pack([[5] * 40]), replace(SMALL, max_positions=8)
+    for config in (shape, replace(shape, positions="rotary")):
+        assert make(config).encode(long).shape == (40, 16)
+    with pytest.raises(UserError, match="model.max_positions 8"):
+        make(replace(shape, positions="learned")).encode(long)
+
+
+def test_rotary_positions_are_products_of_complex_numbers() -> None:
+    rotary = Positions(ModelConfig(d_model=16, n_heads=2, positions="rotary"))
+    torch.manual_seed(0)
+    x, positions = torch.randn(3, 2, 8), torch.tensor([0, 7, 300])
+    angles = positions[:, None] / 10_000 ** (torch.arange(4) / 4)
+    expected = torch.complex(x[..., :4], x[..., 4:]) * torch.exp(1j * angles)[:, None]
+    rotated = rotate(x, rotary.find_rotation(positions, 301))
+    expected = torch.cat((expected.real, expected.imag), -1)
+    torch.testing.assert_close(rotated, expected, atol=1e-5, rtol=1e-5)
+    embeddings = torch.randn(3, 16)
+    assert torch.equal(rotary(embeddings, positions, 301), embeddings)

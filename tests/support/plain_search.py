@@ -153,6 +153,13 @@ def divisor(n: int, config: DecodingConfig) -> float:
     return float({"gnmt": ((5 + n) / 6) ** alpha, "length": n**alpha, "none": 1.0}[config.penalty])
 
 
+def score_of(oracle: Oracle, src: Ids, said: Sequence[int], config: DecodingConfig) -> float:
+    """The score of a hypothesis that ends after these pieces."""
+    pieces = (*said, EOS)
+    total = sum(oracle.after(src, pieces[:n])[piece] for n, piece in enumerate(pieces))
+    return total / divisor(len(pieces), config)
+
+
 def limit(src: Ids, config: DecodingConfig, model: ModelConfig, prefix: Ids) -> int:
     """The most pieces before eos."""
     ratio = Fraction(str(config.max_ratio))  # as it is written

@@ -7,24 +7,22 @@ punish.
         ...
     device.waits, device.operations
 
-Mixing host and device tensors raises. Each wait for the device is counted with its place in nmt/.
-Operations are counted as the dispatcher sees them, each of which would be about one launch. CUDA
-graphs are recorded and replayed for real: what is recorded does not happen, and a replay repeats
-the operations on the very tensors of the recording, so that whatever Python decides anew in a step
-goes wrong here as it would there. A wait while recording raises. Events complete late, after
-`event_lag` later events have been recorded, so that code which does not wait is seen to go on.
+Mixing host and device tensors raises. Each wait for the device is counted, by what waits. Operations
+are counted as the dispatcher sees them, each of which would be about one launch. CUDA graphs are
+recorded and replayed for real: what is recorded does not happen, and a replay repeats the operations
+on the very tensors of the recording, so that whatever Python decides anew in a step goes wrong here as
+it would there. A wait while recording raises. An event completes late, when the next is recorded, so
+that code which does not wait is seen to go on.
 
 With a `budget` of bytes its memory is counted too: what tensors hold at a time, without what a
 recorded graph keeps. An operation whose result does not fit fails as torch's allocator does.
 """
 
-import traceback
 import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -38,47 +36,22 @@ from nmt.model.backend import use_backend
 
 Module = TypeVar("Module", bound=nn.Module)
 GPU = torch.device("cuda", 0)
-NMT = str(Path(__file__).parents[2] / "nmt") + "/"
 WAITING = {
-    "aten::_local_scalar_dense",
-    "aten::nonzero",
-    "aten::is_nonzero",
-    "aten::equal",
-    "aten::masked_select",
-    "aten::_unique2",
-    "aten::unique_dim",
-    "aten::item",
-    "aten::repeat_interleave",
+    "aten::" + name
+    for name in (
+        "_local_scalar_dense nonzero is_nonzero equal masked_select _unique2 unique_dim item repeat_interleave"
+    ).split()
 }
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 COPYING = {"aten::_to_copy", "aten::copy_"}
-NO_WORK = {
-    "aten::view",
-    "aten::_unsafe_view",
-    "aten::expand",
-    "aten::slice",
-    "aten::select",
-    "aten::transpose",
-    "aten::unsqueeze",
-    "aten::squeeze",
-    "aten::permute",
-    "aten::detach",
-    "aten::alias",
-    "aten::as_strided",
-    "aten::t",
-    "aten::split",
-    "aten::split_with_sizes",
-    "aten::unbind",
-    "aten::diagonal",
-    "aten::unfold",
-    "aten::lift_fresh",
-    "aten::empty",
-    "aten::empty_strided",
-    "aten::new_empty",
-    "aten::new_empty_strided",
-    "aten::empty_like",
-    "aten::_reshape_alias",
-}  # only the shape of a tensor, or memory for it
+NO_WORK = {  # only the shape of a tensor, or memory for it
+    "aten::" + name
+    for name in (
+        "view _unsafe_view expand slice select transpose unsqueeze squeeze permute detach alias as_strided t split"
+        " split_with_sizes unbind diagonal unfold lift_fresh empty empty_strided new_empty new_empty_strided"
+        " empty_like _reshape_alias"
+    ).split()
+}
 
 
 class DeviceTensor(Tensor):
@@ -170,8 +143,7 @@ class Recording:
 
 @dataclass
 class PretendDevice:
-    event_lag: int = 0
-    waits: Counter[tuple[str, str]] = field(default_factory=Counter)  # by what waits and where
+    waits: Counter[str] = field(default_factory=Counter)  # by what waits
     operations: Counter[str] = field(default_factory=Counter)  # by name, launched one by one
     replays: int = 0  # launches of graphs
     n_events: int = 0
@@ -237,11 +209,7 @@ class PretendDevice:
     def wait(self, what: str) -> None:
         if self.recording is not None:
             raise RuntimeError(f"pretend device: {what} waits while a graph is being recorded")
-        inside = [frame for frame in traceback.extract_stack() if frame.filename.startswith(NMT)]
-        place = (
-            f"{inside[-1].filename.removeprefix(NMT)}:{inside[-1].lineno}" if inside else "outside"
-        )
-        self.waits[what, place] += 1
+        self.waits[what] += 1
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
         name = function._schema.name
@@ -336,11 +304,8 @@ class _Event:
         _present().n_events += 1
         self.number = _present().n_events
 
-    def query(self) -> bool:
-        return _present().n_events - self.number >= _present().event_lag
-
     def synchronize(self) -> None:
-        if not self.query():
+        if self.number == _present().n_events:
             _present().wait("an event")
 
 
@@ -392,9 +357,9 @@ def _no_grad(_: bool) -> torch.no_grad:
 
 
 @contextmanager
-def pretend_device(event_lag: int = 0, budget: int | None = None) -> Iterator[PretendDevice]:
+def pretend_device(budget: int | None = None) -> Iterator[PretendDevice]:
     """A fresh device. Meanwhile `torch.inference_mode` is `torch.no_grad`."""
-    device = PretendDevice(event_lag, budget=budget)
+    device = PretendDevice(budget=budget)
     replaced: dict[str, Any] = {
         "Event": _Event,
         "Stream": _Stream,

@@ -1,8 +1,9 @@
 """The path that trains - grouped attention, fused loss, constant shapes, compiled code - against
 one sentence at a time in float64, with the loss written out.
 
-A sentence alone is held to torch's own modules in tests/model/test_retellings.py, and its windows and
-sizes of heads to their formulas in tests/model/test_packed_attention.py. What is compiled is traced
+A sentence alone is held to torch's own modules in tests/model/test_retellings.py, its windows and
+sizes of heads to their formulas in tests/model/test_packed_attention.py, and sentences together to
+each alone, for every option of a model, in tests/model/test_transformer.py. What is compiled is traced
 here without a GPU: the grids of the CPU with breaks, the GPU's path as one graph with its kernels
 interpreted, in a process of its own since Triton decides that at its import (interpreted.py).
 """
@@ -21,6 +22,7 @@ from nmt.config import ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape, pack
 from nmt.data.loader import make_batch
 from nmt.data.store import Side, TokenStore
+from nmt.data.vocab import BOS, EOS
 from nmt.engines.cpu.backend import CpuBackend
 from nmt.engines.cuda import recorded_replica
 from nmt.engines.cuda.backend import CudaBackend
@@ -34,48 +36,9 @@ from nmt.train.replica import forward_backward
 
 V, EPS, SCALE = 61, 0.1, 0.01
 POST = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.0)
-CONFIGS = {
-    "post": POST,
-    "pre": replace(POST, norm="pre"),
-    "window": replace(POST, window=3),
-    "sizes": replace(POST, d_k=5, d_v=12),
-    "untied": replace(POST, tied=False, norm="pre", window=1, d_k=3),
-}
-LENGTHS = [1, 1, 2, 7, 15, 16, 17, 31, 33, 48, 65, 70]
+UNLIKE = replace(POST, tied=False, norm="pre", window=3, d_k=5, d_v=12)
+LENGTHS = [0, 0, 1, 6, 14, 15, 16, 30, 32, 47, 64, 69]
 Pairs = list[tuple[list[int], list[int]]]
-
-
-def expected(model: Transformer, pairs: Pairs) -> dict[str, Tensor]:
-    """The sums of loss and NLL, and the gradient of SCALE times the first."""
-    model, sums = deepcopy(model).double(), torch.zeros(2)
-    for src, tgt in pairs:
-        log_p = F.log_softmax(model.projection(model(pack([src]), pack([tgt]))), 1)
-        gold = log_p.gather(1, torch.tensor([*tgt[1:], 3])[:, None]).sum()
-        sums = sums + torch.stack(((EPS - 1) * gold - EPS / (V - 1) * (log_p.sum() - gold), -gold))
-    (SCALE * sums[0]).backward()
-    return {"sums": sums.detach()} | gradients(model)
-
-
-def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
-    names = (
-        (name.removeprefix("objective.").removeprefix("model."), p)
-        for name, p in module.named_parameters()
-    )
-    return {name: p.grad.clone() for name, p in names if p.grad is not None}
-
-
-def found(objective: torch.nn.Module, batch: Batch, is_fast: bool = False) -> dict[str, Tensor]:
-    objective.zero_grad()
-    sums = forward_backward(objective, batch, SCALE, is_fast)
-    return {"sums": sums} | gradients(objective)
-
-
-def errors(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
-    assert ours.keys() == exact.keys()
-    return {
-        name: float((ours[name].double() - x.double()).norm() / x.double().norm())
-        for name, x in exact.items()
-    }
 
 
 def make(config: ModelConfig, seed: int = 0) -> Transformer:
@@ -87,45 +50,62 @@ def make(config: ModelConfig, seed: int = 0) -> Transformer:
 
 
 def draw(seed: int, n: int = 7) -> Pairs:
-    """The longest first, one of a single token a side, the others at random."""
+    """The longest first, one without a piece, the others at random; without marks, as a store holds them."""
     rng = np.random.default_rng(seed)
-    sizes = [(70, 66), (1, 1), *rng.choice(LENGTHS, (n - 2, 2)).tolist()]
-    return [
-        (rng.integers(4, V, a - 1).tolist() + [3], [2] + rng.integers(4, V, b - 1).tolist())
-        for a, b in sizes
-    ]
+    sizes = [(69, 65), (0, 0), *rng.choice(LENGTHS, (n - 2, 2))]
+    return [(rng.integers(4, V, a).tolist(), rng.integers(4, V, b).tolist()) for a, b in sizes]
 
 
 def batch_of(pairs: Pairs, room: int = 0) -> Batch:
     """With room: dead tails of any pieces, and empty sentences."""
-
-    def side(rows: list[list[int]]) -> Side:  # as a store holds it: without marks
-        return Side(
-            np.array([t for row in rows for t in row], np.uint16), np.cumsum([0, *map(len, rows)])
-        )
-
-    store = TokenStore(side([s[:-1] for s, _ in pairs]), side([t[1:] for _, t in pairs]))
-    batch = make_batch(
-        store, np.arange(len(pairs)), BatchShape(room, room, 16, min(room, 128)) if room else None
+    src, tgt = (
+        Side(np.array(sum(rows, []), np.uint16), np.cumsum([0, *map(len, rows)]))
+        for rows in zip(*pairs, strict=True)
     )
+    shape = BatchShape(room, room, 16, min(room, 128)) if room else None
+    batch = make_batch(TokenStore(src, tgt), np.arange(len(pairs)), shape)
     for packed in (batch.src, batch.tgt):
         assert packed.tokens.numel() == (room or -(-packed.n_live // 64) * 64)
-        packed.tokens[packed.n_live :] = torch.randint(
-            4, V, (packed.tokens.numel() - packed.n_live,)
-        )
+        packed.tokens[packed.n_live :].random_(4, V)
     return batch
 
 
-def whole(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
-    """The error of all gradients taken as one."""
-    a, b = (
-        torch.cat([x.double().flatten() for name, x in found.items() if name != "sums"])
-        for found in (ours, exact)
-    )
-    return float((a - b).norm() / b.norm())
+def expected(model: Transformer, pairs: Pairs) -> dict[str, Tensor]:
+    """The sums of loss and NLL, and the gradient of SCALE times the first."""
+    model, sums = deepcopy(model).double(), torch.zeros(2)
+    for src, tgt in pairs:
+        hidden = model(pack([[*src, EOS]]), pack([[BOS, *tgt]]))
+        log_p = F.log_softmax(model.projection(hidden), 1)
+        gold = log_p.gather(1, torch.tensor([*tgt, EOS])[:, None]).sum()
+        sums = sums + torch.stack(((EPS - 1) * gold - EPS / (V - 1) * (log_p.sum() - gold), -gold))
+    (SCALE * sums[0]).backward()
+    return {"sums": sums.detach()} | gradients(model)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {
+        name.removeprefix("objective.").removeprefix("model."): p.grad.clone()
+        for name, p in module.named_parameters()
+        if p.grad is not None
+    }
+
+
+def found(objective: torch.nn.Module, batch: Batch, is_fast: bool = False) -> dict[str, Tensor]:
+    objective.zero_grad()
+    sums = forward_backward(objective, batch, SCALE, is_fast)
+    return {"sums": sums} | gradients(objective)
+
+
+def errors(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """Of each gradient, and of all taken as one."""
+    assert ours.keys() == exact.keys()
+    both = {name: (ours[name].double(), x.double()) for name, x in exact.items()}
+    flat = [[pair[i].flatten() for name, pair in both.items() if name != "sums"] for i in (0, 1)]
+    both["all"] = torch.cat(flat[0]), torch.cat(flat[1])
+    return {name: float((a - b).norm() / b.norm()) for name, (a, b) in both.items()}
+
+
+@pytest.mark.parametrize("config", [POST, UNLIKE])
 def test_a_training_step_equals_its_sentences_alone(config: ModelConfig) -> None:
     coarse = []
     for seed in range(2):
@@ -135,30 +115,10 @@ def test_a_training_step_equals_its_sentences_alone(config: ModelConfig) -> None
         assert max(errors(ours, exact).values()) < 1e-6
         assert max(errors(found(objective, roomy), ours).values()) < 1e-6
         for batch in (plain, roomy):
-            fast = found(objective, batch, is_fast=True)
-            assert errors(fast, exact)["sums"] < 1e-3
-            coarse.append(whole(fast, exact))
+            fast = errors(found(objective, batch, is_fast=True), exact)
+            assert fast["sums"] < 1e-3
+            coarse.append(fast["all"])
     assert max(coarse) < 6e-2 and np.mean(coarse) < 4.2e-2  # as coarse as bf16 is, and no coarser
-
-
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_batch_in_one_group_gives_the_same(config: ModelConfig) -> None:
-    model, pairs = make(config).double(), draw(5)
-    batch = batch_of(pairs, 512)
-    seen: list[Tensor] = []
-    memory = model.encode(batch.src, seen)
-    assert (memory - model.encode(batch.src)).abs().max() < 1e-12
-    again = model.decode(batch.tgt, memory, batch.src, seen)
-    assert (again - model(batch.src, batch.tgt)).abs().max() < 1e-12 and len(
-        seen
-    ) == 2 * config.n_layers
-    apart = found(Objective(model, EPS), batch)
-    use_backend(model, InOneGroup())
-    assert max(errors(found(Objective(model, EPS), batch), apart).values()) < 1e-12
-
-
-class InOneGroup(Backend):
-    make_mask = CudaBackend.make_mask
 
 
 class CompiledAlone(CompiledObjective):
@@ -168,12 +128,14 @@ class CompiledAlone(CompiledObjective):
         return super().forward(batch, {})
 
 
+def draw_short(n: int) -> Pairs:
+    return [(s[-19:], t[:17]) for s, t in draw(7, n)]
+
+
 def check_compiled(is_whole: bool, backend: Backend, room: int = 64) -> None:
     torch._dynamo.utils.counters.clear()
-    pairs, objective = (
-        [(s[-20:], t[:18]) for s, t in draw(7, n=2 if IS_INTERPRETED else 4)],
-        Objective(make(replace(POST, n_layers=1, n_heads=2)), EPS),
-    )
+    pairs = draw_short(2 if IS_INTERPRETED else 4)
+    objective = Objective(make(replace(POST, n_layers=1, n_heads=2)), EPS)
     use_backend(objective, backend)
     compiled = CompiledAlone(objective, BatchShape(room, room, 16, 64), is_whole)
     exact, ours = found(objective, batch_of(pairs)), found(compiled, batch_of(pairs, room))
@@ -212,25 +174,27 @@ class OnPretendedGpu(CudaBackend):
     drop = CpuBackend.drop
 
 
-@pytest.mark.interpreted
-def test_what_a_gpu_runs_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
     # Asked of an environment that is not traced
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: True)
+
+
+@pytest.mark.interpreted
+@pytest.mark.usefixtures("with_kernels")
+def test_what_a_gpu_runs_is_one_graph() -> None:
     check_compiled(True, OnPretendedGpu())
 
 
 @pytest.mark.interpreted
-def test_a_graph_drops_other_attention_weights_at_each_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
-    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: True)
+@pytest.mark.usefixtures("with_kernels")
+def test_a_graph_drops_other_attention_weights_at_each_call() -> None:
     model = make(replace(POST, n_layers=1, n_heads=2, attention_dropout=0.3))
     objective = Objective(model, EPS)
     use_backend(objective, OnPretendedGpu())
     compiled = CompiledAlone(objective, BatchShape(64, 64, 16, 64), is_one_graph=True)
-    batch = batch_of([(s[-20:], t[:18]) for s, t in draw(7, n=2)], 64)
+    batch = batch_of(draw_short(2), 64)
     torch.manual_seed(1)
     ours, others = found(compiled, batch), found(compiled, batch)
     torch.manual_seed(1)
@@ -239,60 +203,42 @@ def test_a_graph_drops_other_attention_weights_at_each_call(
     assert min(errors(others, exact).values()) > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("processor", "before"),
-    [
-        ("vendor_id : AuthenticAMD", "highest"),
-        ("vendor_id : GenuineIntel", "highest"),
-        ("", "highest"),
-        ("vendor_id : AuthenticAMD", "high"),
-    ],
-)
+@pytest.mark.parametrize("maker", ["AuthenticAMD", "GenuineIntel"])
+@pytest.mark.parametrize("before", ["highest", "high"])
 def test_quickened_products_stay_fp32(
-    processor: str, before: str, monkeypatch: pytest.MonkeyPatch
+    maker: str, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "read_cpu_info", lambda: processor)
+    monkeypatch.setattr(process, "read_cpu_info", lambda: f"vendor_id : {maker}")
     torch.manual_seed(0)
-    try:
-        torch.set_float32_matmul_precision(before)
-        process.choose_matmul_library()
-        if "AMD" not in processor or before != "highest":
-            assert torch.get_float32_matmul_precision() == before
-        for rows, inner, columns in ((1, 512, 40), (513, 64, 257)):
-            a, b = torch.randn(rows, inner), torch.randn(inner, columns)
-            exact = a.double() @ b.double()
-            for ours in (a @ b, (b.T @ a.T).T, torch.bmm(a[None], b[None])[0]):
-                assert before == "high" or (ours - exact).norm() / exact.norm() < 1e-6
-    finally:
-        torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(before)
+    process.choose_matmul_library()
+    if (maker, before) != ("AuthenticAMD", "highest"):
+        assert torch.get_float32_matmul_precision() == before
+    for rows, inner, columns in ((1, 512, 40), (513, 64, 257)):
+        a, b = torch.randn(rows, inner), torch.randn(inner, columns)
+        exact = a.double() @ b.double()
+        for ours in (a @ b, (b.T @ a.T).T, torch.bmm(a[None], b[None])[0]):
+            assert before == "high" or (ours - exact).norm() / exact.norm() < 1e-6
 
 
-def test_attention_dropout_is_compiled_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_able", [True, False])
+def test_a_gpu_runs_compiled_code_where_its_kernels_can(
+    is_able: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(recorded_replica, "triton", object())
-    for trial in ("can_attend", "can_compute_loss"):
-        monkeypatch.setattr(recorded_replica, trial, lambda *_: True)
-    gpu, training = World(0, 1, torch.device("cuda")), TrainingConfig()
-    for dropout in (0.0, 0.1):
-        model = replace(POST, attention_dropout=dropout)
-        assert recorded_replica.has_fixed_shape(model, training, gpu)
-    assert capsys.readouterr().err == ""
-    assert not recorded_replica.has_fixed_shape(replace(POST, d_k=129), training, gpu)
-    assert "at most 128" in capsys.readouterr().err
-
-
-def test_without_kernels_nothing_is_compiled_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_replica, "triton", object())
-    gpu, training = World(0, 1, torch.device("cuda")), TrainingConfig(precision="fp32")
+    """Both of them: without attention's the loss's need not be tried."""
     tried: list[tuple[object, ...]] = []
 
-    def fail(*given: object) -> bool:
+    def can(*given: object) -> bool:
         tried.append(given)
-        return len(tried) == 1  # the loss fails, not attention
+        return is_able or len(tried) == 1  # the loss fails, not attention
 
-    monkeypatch.setattr(recorded_replica, "can_attend", fail)
-    monkeypatch.setattr(recorded_replica, "can_compute_loss", fail)
-    assert not recorded_replica.has_fixed_shape(replace(POST, d_k=24), training, gpu)
+    for name, value in (("triton", object()), ("can_attend", can), ("can_compute_loss", can)):
+        monkeypatch.setattr(recorded_replica, name, value)
+    gpu, training = World(0, 1, torch.device("cuda")), TrainingConfig(precision="fp32")
+    model = replace(POST, d_k=24, attention_dropout=0.1)
+    assert recorded_replica.has_fixed_shape(model, training, gpu) == is_able
     exact = gpu.device, torch.float32
     assert tried == [(*exact, 24, POST.value_size), exact]
+    assert capsys.readouterr().err == ""
+    assert not recorded_replica.has_fixed_shape(replace(POST, d_k=129), training, gpu)
+    assert "at most 128" in capsys.readouterr().err and len(tried) == 2

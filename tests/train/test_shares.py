@@ -1,5 +1,6 @@
 """Ranks that sum gradients and share moments and weights, against one process: the same run, the same
-folder. On CPUs the core's replica does it, on GPUs the engine's, which runs here uncompiled over gloo.
+folder. This is the replica of GPUs, which runs here uncompiled over gloo; the core's is compared in
+tests/promises/test_many_ranks.py.
 """
 
 import gc
@@ -11,10 +12,12 @@ import torch
 from support.finished_run import read_tensors
 from support.pretend_device import GPU, DeviceTensor, pretend_device
 from support.soaking import Ground, Order, Start, check_same, lines, make_ground
+from test_fast_paths import POST, batch_of, draw, draw_short, make
 from torch import Tensor
 
 from nmt.checkpoint.run_checkpoints import list_steps
-from nmt.data.batch import BatchShape
+from nmt.config import ModelConfig
+from nmt.data.batch import Batch, BatchShape
 from nmt.engines.cuda import recorded_replica as replica_module
 from nmt.engines.cuda.cuda_graph import capture, warm_up
 from nmt.engines.cuda.recorded_replica import RecordedReplica
@@ -62,11 +65,10 @@ class EngineGround(Ground):
         return super().start(name, *settings, size=size, order=order, at=at)
 
 
-@pytest.fixture(scope="module", params=[Ground, EngineGround])
-def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ground:
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     made = make_ground(tmp_path_factory.mktemp("shares"))
-    ground: Ground = request.param(made.folder, made.config)
-    return ground
+    return EngineGround(made.folder, made.config)
 
 
 @pytest.fixture(scope="module")
@@ -75,25 +77,21 @@ def whole(ground: Ground) -> RunFolder:
     return Ground(ground.folder, ground.config).finish("whole", *CALM)
 
 
-def tensors(run: RunFolder) -> dict[str, Tensor]:
-    return read_tensors(run.path, max(list_steps(run)))
-
-
 def check_close(run: RunFolder, whole: RunFolder, bound: float = 1e-5) -> None:
-    ours, theirs = tensors(run), tensors(whole)
+    step = max(list_steps(whole))
+    ours, theirs = read_tensors(run.path, step), read_tensors(whole.path, step)
     assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert value.shape == theirs[name].shape
-        assert (value - theirs[name]).norm() <= bound * theirs[name].norm(), name
+    for name, value in theirs.items():
+        assert ours[name].shape == value.shape
+        assert (ours[name] - value).norm() <= bound * value.norm(), name
     for line, other in zip(lines(run), lines(whole), strict=True):
-        assert line["step"] == other["step"] and line["kind"] == other["kind"]
-        for key, value in line.items():
-            if key in ("loss", "nll"):
-                # The log has five decimals, so rounding alone may part equal numbers by one.
-                assert value == pytest.approx(other[key], abs=bound + 1e-5)
-            elif key == "grad_norm":
-                assert value == pytest.approx(other[key], rel=2e-3, abs=1e-12), key
-        assert line.get("bleu") == other.get("bleu")
+        for key in ("step", "kind", "bleu"):
+            assert line.get(key) == other.get(key)
+        # The log has five decimals, so rounding alone may part equal numbers by one.
+        for key in {"loss", "nll"} & line.keys():
+            assert line[key] == pytest.approx(other[key], abs=bound + 1e-5)
+        if "grad_norm" in line:
+            assert line["grad_norm"] == pytest.approx(other["grad_norm"], rel=2e-3, abs=1e-12)
 
 
 def test_two_and_four_ranks_train_like_one(ground: Ground, whole: RunFolder) -> None:
@@ -109,26 +107,24 @@ def test_other_numbers_of_ranks_continue(ground: Ground, whole: RunFolder) -> No
     check_close(ground.finish("mixed", *CALM, size=2), whole)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_kill_costs_no_bits(precision: str, ground: Ground) -> None:
+def test_a_kill_costs_no_bits(ground: Ground) -> None:
     """In bf16 a rank computes with rounded weights of others; a checkpoint must hold exact ones."""
-    settings = (*CALM, *EXTRAS, f"training.precision={precision}", "training.steps=8")
-    straight = ground.finish(f"straight-{precision}", *settings, size=2)
-    name = f"killed-{precision}"
+    settings = (*CALM, *EXTRAS, "training.precision=bf16", "training.steps=8")
+    straight = ground.finish("straight", *settings, size=2)
     order = Order([], "", slow={"update": 0.05}, is_recorded=True)
-    start = ground.start(name, *settings, size=2, order=order)
-    run = ground.run(name)
+    start = ground.start("killed", *settings, size=2, order=order)
+    run = ground.run("killed")
     start.until(lambda: run.checkpoints.is_dir() and list_steps(run) == [3])
     start.signal(signal.SIGKILL)
     start.wait()
     assert max(list_steps(run)) < 8
-    check_same(ground.finish(name, *settings, size=2), straight)
+    check_same(ground.finish("killed", *settings, size=2), straight)
 
 
 def test_bf16_weights_are_those_of_one_rank(ground: Ground) -> None:
-    """What ranks collect in bf16 is what a product would make of the exact weights."""
+    """What ranks collect in bf16 is what a product would make of the exact weights, as the core's does."""
     settings = (*CALM, "training.precision=bf16", "training.steps=2")
-    one = ground.finish("bf16-one", *settings)
+    one = Ground(ground.folder, ground.config).finish("bf16-one", *settings)
     check_close(ground.finish("bf16-two", *settings, size=2), one, 1e-4)
 
 
@@ -141,6 +137,10 @@ def test_a_stop_and_a_validation_of_shares(ground: Ground) -> None:
 
 
 # ---- within an update --------------------------------------------------------------------------------------------
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, CPU)
+SHAPE = BatchShape(192, 192, 16, 128)
 
 
 class Twins(World):
@@ -156,24 +156,28 @@ class Twins(World):
         self.log.append(f"gather {tensor.numel()}")
 
 
-def make_objective(n_layers: int = 2) -> Objective:
-    from test_fast_paths import POST, make
+def make_objective(config: ModelConfig = POST) -> Objective:
+    return Objective(make(config), 0.1)
 
-    return Objective(make(replace(POST, n_layers=n_layers)), 0.1)
+
+def draw_batch(seed: int) -> Batch:
+    return batch_of(draw(seed, n=3), SHAPE.src_tokens)
+
+
+def check_near(there: Tensor, here: Tensor) -> None:
+    assert isinstance(there, DeviceTensor)
+    assert here.any() and (there.on_host - here).norm() <= 1e-5 * here.norm()
 
 
 @pytest.mark.parametrize("is_bf16", [False, True])
 def test_gradients_are_those_of_the_core(is_bf16: bool) -> None:
     """Of updates of two micro-batches; the second update replaces the gradients of the first."""
-    from test_fast_paths import batch_of, draw
-
     ours, theirs = make_objective(), make_objective()
-    replica = RecordedReplica(ours, World(0, 1, torch.device("cpu")), is_bf16)
-    plain = Replica(theirs, World(0, 1, torch.device("cpu")), is_bf16)
+    replica = RecordedReplica(ours, ALONE, is_bf16)
+    plain = Replica(theirs, ALONE, is_bf16)
     for seed in range(4):
-        batch = batch_of(draw(seed, n=3))
-        expected = plain.run(batch, 0.1, seed)
-        assert torch.equal(replica.run(batch, 0.1, seed), expected)
+        batch = draw_batch(seed)
+        assert torch.equal(replica.run(batch, 0.1, seed), plain.run(batch, 0.1, seed))
         if seed % 2:
             for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
                 assert p.grad is not None and q.grad is not None
@@ -193,19 +197,16 @@ def uncompiled_twins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("uncompiled_twins")
 def test_what_ranks_exchange_is_not_recorded() -> None:
     """Weights are collected before the first micro-batch of an update, and gradients summed after the
-    last; the one graph of all micro-batches has neither.
+    last; the one graph of all micro-batches has neither, and nothing that waits.
     """
-    from test_fast_paths import batch_of, draw
-
-    shape = BatchShape(192, 192, 16, 128)
-    batches = [batch_of(draw(seed, n=3), 192) for seed in range(6)]
-    plain = RecordedReplica(make_objective(), Twins(1, 2, torch.device("cpu")), False)
+    plain = RecordedReplica(make_objective(), Twins(1, 2, CPU), False)
     with pretend_device() as device:
         objective = device.to_device(make_objective())
-        replica = RecordedReplica(objective, Twins(1, 2, GPU), False, shape)
+        replica = RecordedReplica(objective, Twins(1, 2, GPU), False, SHAPE)
         collected = [f"gather {bucket.size}" for bucket in replica.shares.buckets]
         summed = [f"sum {bucket.size}" for bucket in replica.shares.buckets]
-        for number, batch in enumerate(batches):
+        for number in range(6):
+            batch = draw_batch(number)
             there = batch.to(GPU)
             Twins.log = []
             device.forget()
@@ -214,8 +215,7 @@ def test_what_ranks_exchange_is_not_recorded() -> None:
                 assert (device.replays, device.n_waits) == (1, 0) and device.n_launches < 20
             is_last = number % 2 == 1
             assert Twins.log == ([] if is_last else 2 * collected)
-            assert isinstance(found, DeviceTensor)
-            assert torch.allclose(found.on_host, expected, rtol=1e-5)
+            check_near(found, expected)
             if not is_last:
                 continue
             Twins.log = []
@@ -224,24 +224,19 @@ def test_what_ranks_exchange_is_not_recorded() -> None:
                 one.clear_gradients()
             assert Twins.log == 2 * summed
             for ours, theirs in zip(replica.shares.buckets, plain.shares.buckets, strict=True):
-                gradients = ours.gradients
-                assert isinstance(gradients, DeviceTensor)
-                gap = (gradients.on_host - theirs.gradients).norm()
-                assert gap <= 1e-5 * theirs.gradients.norm()
+                check_near(ours.gradients, theirs.gradients)
 
 
 # Without the compiler, test_what_ranks_exchange_is_not_recorded computes the same.
 @pytest.mark.gpu_dry
 @pytest.mark.soak  # compiles for 20 seconds
 def test_compiled_code_gives_the_gradients_of_eager_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from test_fast_paths import batch_of, draw
-
     monkeypatch.setattr(replica_module, "BACKEND", "aot_eager")
-    batch = batch_of([(s[-20:], t[:18]) for s, t in draw(7, n=4)], 64)
     found = []
     for shape in (None, BatchShape(64, 64, 16, 64)):
-        replica = RecordedReplica(make_objective(1), World(0, 1, torch.device("cpu")), True, shape)
-        replica.run(batch, 0.1, 0)
+        objective = make_objective(replace(POST, n_layers=1))
+        replica = RecordedReplica(objective, ALONE, True, shape)
+        replica.run(batch_of(draw_short(4), 64), 0.1, 0)
         assert (replica.recording is None) == (shape is None)
         found.append([bucket.gradients for bucket in replica.shares.buckets])
     for ours, theirs in zip(*found, strict=True):
@@ -253,54 +248,51 @@ def test_a_graph_takes_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that warm up and one that is recorded, however many micro-batches an update has. What warms up
     has been freed when the graph takes its own memory.
     """
-    from test_fast_paths import batch_of, draw
-
-    n_passes, held = 0, []
+    held = []
     compute = RecordedReplica.compute
 
     def count(*given: object) -> object:
-        nonlocal n_passes
-        n_passes += 1
         held.append(device.n_bytes)
         return compute(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RecordedReplica, "compute", count)
     with pretend_device(budget=1 << 30) as device:
         objective = device.to_device(make_objective())
-        replica = RecordedReplica(objective, World(0, 1, GPU), False, BatchShape(192, 192, 16, 128))
+        replica = RecordedReplica(objective, World(0, 1, GPU), False, SHAPE)
         for number in range(6):
-            replica.run(batch_of(draw(number, n=3), 192).to(GPU), 0.1, number)
+            replica.run(draw_batch(number).to(GPU), 0.1, number)
             if number % 2:
                 replica.clear_gradients()
-    assert n_passes == 3 and len(set(held)) == 1
+    assert len(held) == 3 and len(set(held)) == 1
 
 
-@pytest.mark.parametrize("n_refused", [1, 2])
+@pytest.mark.usefixtures("uncompiled_twins")
+@pytest.mark.parametrize(
+    ("votes", "told"),
+    [
+        ([1.0], "the model cannot be compiled"),
+        ([0.0, 1.0], "the CUDA graph cannot be recorded"),
+    ],
+)
 def test_what_another_rank_cannot_do_no_rank_does(
-    n_refused: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    votes: list[float],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The other rank cannot compile, or it cannot record."""
-    from test_fast_paths import batch_of, draw
-
-    votes = iter([0.0, 1.0][2 - n_refused :])
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(World, "sum", lambda world, tensor: tensor + next(votes))  # of the other
-    monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
-    batch, shape = batch_of(draw(1, n=3), 192), BatchShape(192, 192, 16, 128)
-    plain = RecordedReplica(make_objective(), Twins(1, 2, torch.device("cpu")), is_bf16=False)
-    expected = plain.run(batch, 0.1, 0)
+    batch, left = draw_batch(1), iter(votes)
+    expected = RecordedReplica(make_objective(), Twins(1, 2, CPU), False).run(batch, 0.1, 0)
+    monkeypatch.setattr(World, "sum", lambda world, tensor: tensor + next(left))  # of the other
     with pretend_device() as device:
         objective = device.to_device(make_objective())
-        replica = RecordedReplica(objective, Twins(1, 2, GPU), False, shape)
-        replica.run(batch.to(GPU), 0.1, 0)
-        found = replica.run(batch.to(GPU), 0.1, 0)
+        replica = RecordedReplica(objective, Twins(1, 2, GPU), False, SHAPE)
+        for _ in range(2):
+            found = replica.run(batch.to(GPU), 0.1, 0)
         assert device.replays == 0
-        assert isinstance(found, DeviceTensor)
-        assert torch.allclose(found.on_host, expected, rtol=1e-5)
-    assert (replica.compiled is None) == (replica.recording is None) == (n_refused == 1)
-    what = {1: "the model cannot be compiled", 2: "the CUDA graph cannot be recorded"}[n_refused]
-    (told,) = capsys.readouterr().err.splitlines()
-    assert what in told and "it fails on another rank" in told
+        check_near(found, expected)
+    assert (replica.compiled is None) == (replica.recording is None) == (len(votes) == 1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line and "it fails on another rank" in line
 
 
 def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
@@ -314,29 +306,23 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
     with pretend_device():
         warm_up(work, GPU)
         capture(work, GPU)
-        assert seen == [True, True, False] and gc.isenabled()
         with pytest.raises(ValueError):
             capture(work, GPU)
-        assert seen == [True, True, False, False] and gc.isenabled()
+    assert seen == [True, True, False, False] and gc.isenabled()
 
 
-def test_shares_are_even_and_whole_again() -> None:
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_shares_are_even_and_whole_again(size: int) -> None:
     """What is gathered of all ranks' shares is what was divided, whatever their number."""
-    for size in (2, 3, 5):
-        whole: dict[str, Tensor] = {}
-        sizes = []
-        for rank in range(size):
-            objective = make_objective()
-            shares = Shares(objective.model, World(rank, size, torch.device("cpu")), False)
-            sizes.append(sum(share.weight.numel() for share in shares.own.values()))
-            model = dict(objective.model.named_parameters())
-            for name, share in shares.own.items():
-                if name not in whole:
-                    whole[name] = torch.full_like(model[name], torch.nan)
-                part = share.cut_from(whole[name])
-                assert part.isnan().all()  # no other rank has it
-                part.copy_(share.weight.detach())
-        theirs = dict(make_objective().model.named_parameters())
-        assert whole.keys() == theirs.keys()
-        assert all(torch.equal(whole[name], theirs[name]) for name in theirs)
-        assert max(sizes) <= 1.2 * sum(sizes) / size
+    model = dict(make_objective().model.named_parameters())
+    whole = {name: torch.full_like(p, torch.nan) for name, p in model.items()}
+    sizes = []
+    for rank in range(size):
+        shares = Shares(make_objective().model, World(rank, size, CPU), False)
+        sizes.append(sum(share.weight.numel() for share in shares.own.values()))
+        for name, share in shares.own.items():
+            part = share.cut_from(whole[name])
+            assert part.isnan().all()  # no other rank has it
+            part.copy_(share.weight.detach())
+    assert all(torch.equal(whole[name], model[name]) for name in model)
+    assert max(sizes) <= 1.2 * sum(sizes) / size

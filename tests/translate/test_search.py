@@ -26,6 +26,7 @@ from support.plain_search import (
     everything,
     recursion,
     repeats,
+    score_of,
 )
 from support.searches import RULES, SMALL, make_sources
 from support.soaking import IS_SOAK, counted
@@ -226,11 +227,7 @@ def test_no_ngram_is_said_twice(sample: bool) -> None:
                     assert not repeats(tuple(one.ids[:n]), one.ids[n], size)
                 end = allowed(tuple(one.ids), 8, 31, replace(config, min_length=31), prefix)
                 assert len(one.ids) == 30 or end == [EOS]
-                total = sum(
-                    toy.after(src, tuple(one.ids[:n]))[piece]
-                    for n, piece in enumerate([*one.ids, EOS])
-                )
-                assert one.score == pytest.approx(total / ((6 + len(one.ids)) / 6) ** 0.6, abs=1e-4)
+                assert one.score == pytest.approx(score_of(toy, src, one.ids, config), abs=1e-4)
 
 
 @pytest.mark.parametrize("sample", [False, True])
@@ -246,10 +243,7 @@ def test_translations_begin_with_their_prefixes(sample: bool) -> None:
         if len(prefix) >= 4:
             assert all(tuple(one.ids) == prefix for one in some)
         for one in some:  # what must be said weighs as what is chosen
-            total = sum(
-                toy.after(src, tuple(one.ids[:n]))[piece] for n, piece in enumerate([*one.ids, EOS])
-            )
-            assert one.score == pytest.approx(total / ((6 + len(one.ids)) / 6) ** 0.6, abs=1e-5)
+            assert one.score == pytest.approx(score_of(toy, src, one.ids, config), abs=1e-5)
 
 
 @pytest.mark.parametrize("sample", [False, True])
