@@ -160,12 +160,10 @@ OBJECTS = split_rows("me 0 - mich mir, him 1 - ihn ihm, us 2 - uns uns, them 2 -
 NUMBERS = split_rows(
     "two zwei, three drei, four vier, five fünf, six sechs, seven sieben, eight acht, nine neun"
 )
-MODALS = {
-    "will": ("werde", "wird", "werden"),
-    "can": ("kann", "kann", "können"),  # "could": konnte, könnte
-    "must": ("muss", "muss", "müssen"),
-    "should": ("sollte", "sollte", "sollten"),
-}
+MODAL_ROWS = split_rows(  # "could": konnte, könnte
+    "will werde wird werden, can kann kann können, must muss muss müssen, should sollte sollte sollten"
+)
+MODALS = {row[0]: row[1:] for row in MODAL_ROWS}
 TIMES = {
     "present": "today heute, every_day jeden_Tag, every_Monday jeden_Montag, every_Friday jeden_Freitag",
     "past": "yesterday gestern, last_week letzte_Woche, last_summer letzten_Sommer",
@@ -176,23 +174,19 @@ MODIFIERS = {"": "", "not": "nicht", "never": "nie", "already": "schon"}
 
 # ---- endings by gender (p: plural): nominative, accusative, dative
 
-STRONG = {
-    "m": ("er", "en", "em"),
-    "f": ("e", "e", "er"),
-    "n": ("es", "es", "em"),
-    "p": ("e", "e", "en"),
-}
-WEAK = {
-    "m": ("e", "en", "en"),
-    "f": ("e", "e", "en"),
-    "n": ("e", "e", "en"),
-    "p": ("en", "en", "en"),
-}
+
+def read_endings(table: str) -> dict[str, tuple[str, ...]]:
+    rows = split_rows(table)
+    return {gender: tuple(ending.strip("-") for ending in endings) for gender, *endings in rows}
+
+
+STRONG = read_endings("m er en em, f e e er, n es es em, p e e en")
+WEAK = read_endings("m e en en, f e e en, n e e en, p en en en")
 # Of adjectives after ein, kein, mein; and of these themselves.
-MIXED = WEAK | {"m": ("er", "en", "en"), "n": ("es", "es", "en")}
-EIN = STRONG | {"m": ("", "en", "em"), "n": ("", "", "em")}
-DER = STRONG | {"f": ("ie", "ie", "er"), "n": ("as", "as", "em"), "p": ("ie", "ie", "en")}
-BARE = dict.fromkeys("mfnp", ("", "", ""))
+MIXED = WEAK | read_endings("m er en en, n es es en")
+EIN = STRONG | read_endings("m - en em, n - - em")
+DER = STRONG | read_endings("f ie ie er, n as as em, p ie ie en")
+BARE = read_endings("m - - -, f - - -, n - - -, p - - -")
 DETERMINERS = {  # English: the German stem, its endings, those of an adjective after it
     "the": ("d", DER, WEAK),
     "this": ("dies", STRONG, WEAK),
@@ -472,9 +466,8 @@ SUBJECTS = {
 
 
 class Pattern(NamedTuple):
-    """A sentence of a clause a and perhaps a clause b."""
+    """A sentence of a clause a and perhaps a clause b. In the table below its weight comes first."""
 
-    weight: int
     tenses: str  # of a
     inner: str  # tenses of b
     fixed: str  # the subject or the verbs of a, or that it is dated
@@ -482,53 +475,36 @@ class Pattern(NamedTuple):
     de: str
 
 
-ANY = "past present perfect will can must should"
-DATED = "past past present will can must should"
-ASKED = "present perfect will can must should"  # not past, where hat er gekauft vies with kaufte er
-PATTERNS = (
-    Pattern(8, ANY, "", "", "{a.en}.", "{a.second}."),
-    Pattern(6, DATED, "", "dated", "{a.en}.", "{a.second}."),
-    Pattern(6, DATED, "", "", "{time[0]} {a.en}.", "{time[1]} {a.first}."),
-    Pattern(2, ASKED, "", "", "{a.asked}?", "{a.first}?"),
-    Pattern(2, ASKED, "", "you", "{a.asked}?", "{a.first}?"),
-    Pattern(1, ASKED, "", "", "why {a.asked}?", "warum {a.first}?"),
-    Pattern(2, ASKED, "", "who", "{a.en}?", "{a.second}?"),
-    Pattern(3, "present", "", "please", "please {a.en}.", "bitte {a.first}."),
-    Pattern(
-        4,
-        "past present will",
-        "past present",
-        "",
-        "{a.en} because {b.en}.",
-        "{a.second}, weil {b.last}.",
-    ),
-    Pattern(2, "past", "past", "", "when {b.en}, {a.en}.", "als {b.last}, {a.first}."),
-    Pattern(1, "past", "past", "", "{a.en} when {b.en}.", "{a.second}, als {b.last}."),
-    Pattern(2, "will can must", "present", "", "if {b.en}, {a.en}.", "wenn {b.last}, {a.first}."),
-    Pattern(1, "will can", "present", "", "{a.en} if {b.en}.", "{a.second}, wenn {b.last}."),
-    Pattern(1, "past", "past", "", "although {b.en}, {a.en}.", "obwohl {b.last}, {a.first}."),
-    Pattern(2, "past", "past perfect", "", "{a.en}, but {b.en}.", "{a.second}, aber {b.second}."),
-    Pattern(
-        3,
-        "present",
-        "past perfect will",
-        "say know",
-        "{a.en} that {b.en}.",
-        "{a.second}, dass {b.last}.",
-    ),
-    Pattern(
-        2,
-        "present",
-        "past present will",
-        "ask",
-        "{a.en} whether {b.en}.",
-        "{a.second}, ob {b.last}.",
-    ),
-    Pattern(
-        3, "present past perfect", "to", "start forget", "{a.en} {b.en}.", "{a.second}, {b.last}."
-    ),
-)
-WEIGHTED_PATTERNS = [pattern for pattern in PATTERNS for _ in range(pattern.weight)]
+# Of a question the tense is not past, where hat er gekauft vies with kaufte er.
+PATTERNS = """
+8 | past present perfect will can must should |  |  | {a.en}. | {a.second}.
+6 | past past present will can must should |  | dated | {a.en}. | {a.second}.
+6 | past past present will can must should |  |  | {time[0]} {a.en}. | {time[1]} {a.first}.
+2 | present perfect will can must should |  |  | {a.asked}? | {a.first}?
+2 | present perfect will can must should |  | you | {a.asked}? | {a.first}?
+1 | present perfect will can must should |  |  | why {a.asked}? | warum {a.first}?
+2 | present perfect will can must should |  | who | {a.en}? | {a.second}?
+3 | present |  | please | please {a.en}. | bitte {a.first}.
+4 | past present will | past present |  | {a.en} because {b.en}. | {a.second}, weil {b.last}.
+2 | past | past |  | when {b.en}, {a.en}. | als {b.last}, {a.first}.
+1 | past | past |  | {a.en} when {b.en}. | {a.second}, als {b.last}.
+2 | will can must | present |  | if {b.en}, {a.en}. | wenn {b.last}, {a.first}.
+1 | will can | present |  | {a.en} if {b.en}. | {a.second}, wenn {b.last}.
+1 | past | past |  | although {b.en}, {a.en}. | obwohl {b.last}, {a.first}.
+2 | past | past perfect |  | {a.en}, but {b.en}. | {a.second}, aber {b.second}.
+3 | present | past perfect will | say know | {a.en} that {b.en}. | {a.second}, dass {b.last}.
+2 | present | past present will | ask | {a.en} whether {b.en}. | {a.second}, ob {b.last}.
+3 | present past perfect | to | start forget | {a.en} {b.en}. | {a.second}, {b.last}.
+"""
+
+
+def read_patterns() -> Iterator[Pattern]:
+    for row in PATTERNS.strip().splitlines():
+        weight, *cells = row.split(" | ")
+        yield from [Pattern(*cells)] * int(weight)
+
+
+WEIGHTED_PATTERNS = list(read_patterns())
 
 
 def draw_sentence(rng: Random) -> EnDe:

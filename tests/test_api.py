@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.untrained import make_checkpoint, make_vocab
+from support.untrained import make_checkpoint
 
 import nmt.api
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate
+from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
 from nmt.system.files import seal
 from nmt.translate.translator import TextToText
@@ -71,9 +72,8 @@ def test_a_missing_checkpoint_is_the_users_mistake(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    return make_checkpoint(folder / "average", make_vocab(folder))
+def model(vocab: Vocab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "average", vocab)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_settings_are_texts_or_a_dictionary(toy: Path, corpus: Path) -> None:
 
 
 def test_own_files_are_scored_and_runs_are_judged_by_their_mean(
-    model: Path, translator: TextToText, tmp_path: Path
+    model: Path, translator: TextToText, vocab: Vocab, tmp_path: Path
 ) -> None:
     src, ref = tmp_path / "src", tmp_path / "ref"
     src.write_text("red dog\nthe house\n")
@@ -236,7 +236,7 @@ def test_own_files_are_scored_and_runs_are_judged_by_their_mean(
     (alone,) = evaluate(model).systems
     assert alone.texts == [one.text for one in translator.translate(["red dog", "the house"])]
 
-    other = make_checkpoint(tmp_path / "other", make_vocab(tmp_path), seed=3)
+    other = make_checkpoint(tmp_path / "other", vocab, seed=3)
     config = (other / "config.yaml").read_text()
     (other / "config.yaml").write_text(config.replace("\nseed: 1", "\nseed: 2"))
     seal(other)

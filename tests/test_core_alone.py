@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.toy_corpus import write_toy_config, write_toy_corpus
-from support.two_ranks import run_on_ranks, run_on_two_ranks
+from support.forks import run_on_ranks
 
 ROOT = Path(__file__).parent.parent
 N_UPDATES = 40
@@ -103,12 +102,6 @@ def copy_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-@pytest.fixture(scope="module", name="toy")
-def write_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    return write_toy_config(write_toy_corpus(folder), folder)
-
-
 def run_program(program: str, tree: Path | str, place: Path, *words: str) -> tuple[str, str]:
     """Run a program with the code of `tree` in the folder `place`; return what it printed."""
     done = run_on_ranks(
@@ -118,8 +111,8 @@ def run_program(program: str, tree: Path | str, place: Path, *words: str) -> tup
         str(tree),
         *words,
     )
-    assert done.codes == [0], done.stderr
-    return done.stdout, done.stderr
+    assert done.codes == [0], done.told()
+    return done.told("stdout"), done.told()
 
 
 def run_commands(tree: Path | str, toy: Path, place: Path) -> str:
@@ -177,8 +170,8 @@ def test_two_ranks_train_with_the_core_alone(tree: Path, toy: Path, tmp_path: Pa
     for name, where in (("with", "checkout"), ("without", str(tree))):
         out = tmp_path / name
         script = tmp_path / f"{name}.py"
-        done = run_on_two_ranks(ON_TWO_RANKS, script, where, str(toy), str(out))
-        assert done.codes == [0, 0], done.stderr
+        done = run_on_ranks(2, ON_TWO_RANKS, script, where, str(toy), str(out))
+        assert done.codes == [0, 0], done.told()
         weights.append((out / "checkpoints" / "step-0000006" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.golden import check_golden
+from support.recipes import FLIPS, list_recipes
 from torch import nn
 
 from nmt import paper
@@ -87,51 +89,17 @@ def test_the_papers_configs_do_not_deviate(
     config = load_config(f"{name}.yaml")
     found = check_conformance(config)
     assert found.deviations == []
-    assert (found.model, found.pair) == (model, pair)
-    assert (found.bleu, found.n_averaged) == (bleu, n_averaged)
-    text = explain(config)
-    assert f"\n0 deviations from the paper's {model} model, {pair.title()}\n" in text
-    assert not any(line.startswith("*") for line in text.splitlines())
-    assert ("41.0" in text) == (name == "big-enfr")
+    assert (found.model, found.pair, found.bleu, found.n_averaged) == (
+        model,
+        pair,
+        bleu,
+        n_averaged,
+    )
 
 
-@pytest.mark.parametrize("name", ["base", "big"])
-def test_the_released_configs_deviate_in_what_they_are_made_for(name: str) -> None:
-    config = load_config(f"{name}-released.yaml")
-    found = check_conformance(config)
-    assert (found.model, found.pair) == (name, "en-de")
-    data = ["data.train", "data.valid", "data.test"]
-    model = ["model.attention_bias", "model.vocab_rows"]
-    assert sorted(map(str, keys_of(found.deviations))) == sorted([*data, "vocab.size", *model])
-    base = load_config("base-released.yaml")
-    assert (config.data, config.vocab) == (base.data, base.vocab)  # one store serves both
-
-
-SMALL = [
-    f"{section}.{key}"
-    for section, keys in {
-        "data": "train clean.max_words clean.max_pieces valid test",
-        "model": "n_layers d_model d_ff n_heads",
-        "training": "src_tokens tgt_tokens steps grouping checkpoint_every",
-        "vocab": "size",
-        "optimizer": "warmup_steps",
-    }.items()
-    for key in keys.split()
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("demo", []),
-        ("multi30k", ["model.dropout", "model.norm", "model.positions", "optimizer.scale"]),
-    ],
-)
-def test_the_small_configs_deviate_in_what_they_are_small_in(name: str, more: list[str]) -> None:
-    found = check_conformance(load_config(f"{name}.yaml"))
-    assert (found.model, found.pair) == ("base", "en-de")
-    assert set(keys_of(found.deviations)) == {*SMALL, *more}
-    assert len(found.deviations) == len(SMALL) + len(more)
+def test_one_store_serves_both_released_configs() -> None:
+    base, big = (load_config(f"{name}-released.yaml") for name in ("base", "big"))
+    assert (big.data, big.vocab) == (base.data, base.vocab)
 
 
 @pytest.mark.parametrize(("block", "parent"), [(0, "base"), (1, "base-enfr")])
@@ -147,117 +115,19 @@ def test_wmts_own_archives_are_the_papers_corpora(block: int, parent: str, tmp_p
 
 # ---- one flip, one deviation --------------------------------------------------------------------------------------
 
-# A config, what is changed of it, and the row that sees it
-FLIPS = """
-base | model.norm=pre | norm position
-base | model.positions=learned | positions
-base | model.window=8 | attention window
-base | model.tied=false | embeddings and projection
-base | model.tied=decoder | embeddings and projection
-base | model.attention_bias=true | biases in attention
-base | model.projection_bias=true | bias of the projection
-base | model.vocab_rows=40960 | embedding rows
-base | model.n_layers=4 | layers N
-base | model.encoder_layers=12 | layers N
-base | model.decoder_layers=2 | layers N
-base | model.attention_dropout=0.1 | dropout in attention
-base | model.ffn_dropout=0.1 | dropout after ReLU
-base | model.activation=gelu | feed-forward
-base | model.scale_embeddings=projection | embeddings multiplied by
-base | model.embedding_norm=before_dropout | LayerNorm of embeddings
-base | model.d_model=1024 | d_model
-base | model.d_ff=1024 | d_ff
-base | model.n_heads=16 | heads h
-base | model.d_k=16 | d_k
-base | model.d_v=32 | d_v
-base | model.dropout=0.3 | dropout of sub-layers
-base | optimizer.beta1=0.95 | beta1
-base | optimizer.beta2=0.997 | beta2
-base | optimizer.eps=1e-8 | epsilon
-base | optimizer.warmup_steps=8000 | warm-up steps w
-base | optimizer.scale=2 | learning rate times
-base | optimizer.schedule=constant; optimizer.peak_lr=5e-4 | learning rate
-base | optimizer.weight_decay=0.01 | weight decay
-base | optimizer.schedule=cosine; optimizer.peak_lr=5e-4; optimizer.final_lr=1e-5 | learning rate
-base | training.label_smoothing=0 | label smoothing
-base | training.src_tokens=4096 | source tokens per update
-base | training.tgt_tokens=32768 | target tokens per update
-base | training.steps=300000 | updates
-base | training.grouping=random | batches by length
-base | training.keep_checkpoints=4 | checkpoints kept
-base | training.checkpoint_every=1000 | checkpoint every
-base | training.checkpoint_every=600 | checkpoint every
-base | training.checkpoint_every=null | checkpoint every
-base | training.init_from=runs/other | weights at the start
-base | training.clip_norm=1 | gradient clipping
-base | training.ema=0.999 | moving average
-base | training.patience=5 | training ends earlier
-base | training.max_epochs=3 | training ends earlier
-base | training.max_hours=8 | training ends earlier
-base | training.freeze=[encoder] | weights that are trained
-base | vocab.size=32000 | vocabulary
-base | vocab.model=mine.model | vocabulary
-base | vocab.joint=false; model.tied=decoder | vocabulary shared
-base | vocab.tgt_size=9999; vocab.joint=false; model.tied=decoder | vocabulary shared
-base | vocab.bpe_dropout=0.1 | BPE-dropout
-base | vocab.character_coverage=0.9995 | pieces
-base | vocab.byte_fallback=true | pieces
-base | vocab.user_symbols=[<url>] | pieces
-base | vocab.sample_sentences=100000 | vocabulary learned from
-base | data.src=nl | languages
-base | data.tgt=cs | languages
-base | data.clean.max_words=100 | words per sentence
-base | data.clean.max_ratio=9 | length ratio
-base | data.clean.max_pieces=100 | pieces per sentence
-base | data.clean.max_pieces=null | pieces per sentence
-base | data.clean.identical=true | pairs of equal sides
-base | data.clean.duplicates=true | equal pairs
-base | data.clean.held_out=drop-pairs | test text in training
-base | data.test={sacrebleu: wmt14} | test set
-base | data.valid={sacrebleu: wmt12} | dev set
-base | data.train=[{src: mine.en, tgt: mine.de}] | training corpora
-base | data.temperature=5 | corpora evened out
-base | decoding.beam=5 | beam
-base | decoding.lower_capitals=true | lines in capitals
-base | decoding.penalty=length | length penalty
-base | decoding.length_penalty=1 | length penalty alpha
-base | decoding.max_extra=100 | longest output
-base | decoding.max_ratio=2 | longest output
-base | decoding.min_length=1 | shortest output
-base | decoding.no_repeat_ngram=3 | repeated n-grams
-base | decoding.finishing=top | ended hypotheses count
-base | decoding.stopping=full | early termination
-base | decoding.sample=true | search
-base | decoding.max_source=100 | longest input
-big | model.dropout=0.1 | dropout of sub-layers
-big | model.d_ff=8192 | d_ff
-big | model.tied=false | embeddings and projection
-big | training.keep_checkpoints=5 | checkpoints kept
-big | training.checkpoint_every=1500 | checkpoint every
-big | training.grouping=random | batches by length
-big | training.steps=100000 | updates
-base-enfr | vocab.size=37000 | vocabulary
-base-enfr | data.clean.max_words=null | words per sentence
-base-enfr | data.clean.max_ratio=null | length ratio
-base-enfr | data.train=[{src: mine.en, tgt: mine.fr}] | training corpora
-base-enfr | data.test={sacrebleu: wmt14} | test set
-big-enfr | model.dropout=0.3 | dropout of sub-layers
-big-enfr | model.d_ff=8192 | d_ff
-big-enfr | training.checkpoint_every=1500 | checkpoint every
-"""
 
-
-@pytest.mark.parametrize("line", FLIPS.strip().splitlines())
-def test_a_flipped_setting_is_one_deviation(line: str) -> None:
-    name, flip, row = line.split(" | ")
-    found = check_conformance(override_config(load_config(f"{name}.yaml"), flip.split("; ")))
-    key = flip.partition("=")[0]
-    assert [(entry.name, entry.key) for entry in found.deviations] == [(row, key)]
-    assert found.model == name.partition("-")[0]
+def test_a_flipped_setting_is_one_deviation() -> None:
+    for name, flips in FLIPS.items():
+        for flip in flips:
+            found = check_conformance(list_recipes()[f"{name}: {flip}"])
+            key = flip.partition("=")[0]
+            assert keys_of(found.deviations) == [key], flip
+            assert found.model == name.partition("-")[0]
 
 
 def test_every_setting_that_has_a_row_is_flipped() -> None:
-    flipped = set(re.findall(r"(?<=[|;] )[\w.]+(?==)", FLIPS))
+    settings = "; ".join(flip for flips in FLIPS.values() for flip in flips).split("; ")
+    flipped = {setting.partition("=")[0] for setting in settings}
     assert flipped == set(list_setting_keys()) - ROWLESS
 
 
@@ -268,19 +138,6 @@ def test_what_follows_from_others_does_not_deviate_beside_them() -> None:
     for spelled_out in ("model.d_k=128", "model.d_k=64"):  # as it follows, and as in the paper
         both = check_conformance(load_config("base.yaml", ["model.n_heads=4", spelled_out]))
         assert keys_of(both.deviations) == ["model.n_heads"]
-
-
-def test_the_depths_count_as_they_act() -> None:
-    as_in_the_paper = ["model.n_layers=4", "model.encoder_layers=6", "model.decoder_layers=6"]
-    assert check_conformance(load_config("base.yaml", as_in_the_paper)).deviations == []
-    (row,) = check_conformance(load_config("base.yaml", ["model.encoder_layers=12"])).deviations
-    assert (row.key, row.ours) == ("model.encoder_layers", "12 and 6")
-
-
-def test_a_preset_is_what_it_sets() -> None:
-    found = check_conformance(load_config("base.yaml", ["decoding.preset=fairseq"]))
-    keys = "beam penalty length_penalty max_ratio min_length finishing stopping".split()
-    assert keys_of(found.deviations) == [f"decoding.{key}" for key in keys]
 
 
 def test_the_nearer_model_is_the_measure_and_base_in_a_tie() -> None:
@@ -295,80 +152,6 @@ def test_the_nearer_model_is_the_measure_and_base_in_a_tie() -> None:
     tie = check_conformance(load_config("big.yaml", between.split()))
     # from base h, dropout, updates and checkpoints; from big d_model, d_ff, h and checkpoints
     assert (tie.model, len(tie.deviations)) == ("base", 4)
-
-
-def test_other_languages_are_measured_against_en_de() -> None:
-    for flip, key in (("data.tgt=cs", "data.tgt"), ("data.src=nl", "data.src")):
-        found = check_conformance(load_config("base.yaml", [flip]))
-        assert (found.pair, keys_of(found.deviations)) == ("en-de", [key])
-    assert check_conformance(load_config("base.yaml", ["data.tgt=fr"])).pair == "en-fr"
-
-
-# ---- corpora ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("flip", "is_known", "why"),
-    [
-        ("data.test={sacrebleu: wmt14}", False, "2,737 lines of 3,003"),
-        ("data.test={sacrebleu: wmt14/full}", True, ""),
-        ("data.test={dataset: wmt/wmt14, subset: de-en, split: test}", True, ""),
-        ("data.test={dataset: wmt14, subset: de-en, split: test}", True, ""),
-        ("data.test={dataset: wmt/wmt14, subset: de-en, split: validation}", False, ""),
-        ("data.test={dataset: wmt/wmt14, subset: de-en}", False, ""),  # the training text, then
-        (
-            "data.test={src: sets/newstest2014.en.gz, tgt: sets/newstest2014.de.gz}",
-            True,
-            "3,003 lines",
-        ),
-        ("data.test={src: newstest2014.de, tgt: newstest2014.en}", False, ""),
-        ("data.test=null", False, ""),
-        (
-            "data.valid={archive: dev.tgz, src: dev/newstest2013.en, tgt: dev/newstest2013.de}",
-            True,
-            "",
-        ),
-        ("data.valid={sacrebleu: wmt13}", True, ""),
-        ("data.valid={src: newstest2012.en, tgt: newstest2012.de}", False, ""),
-        ("data.valid=null", False, ""),
-        ("data.train=[]", False, ""),
-        ("data.train=[{dataset: wmt14, subset: de-en}]", True, ""),
-        (
-            "data.train=[{dataset: wmt14, subset: de-en}, {dataset: wmt14, subset: de-en}]",
-            False,
-            "not each of them once",
-        ),
-        ("data.train=[{dataset: wmt/wmt14, subset: fr-en, split: train}]", False, ""),
-        ("data.train=[{dataset: someone/wmt14, subset: de-en}]", False, ""),
-        (
-            "data.train=[{dataset: wmt/wmt14, subset: de-en}, {file: more.tsv}]",
-            False,
-            "with more.tsv",
-        ),
-        (
-            "data.train=[{dataset: wmt/wmt14, subset: de-en}, {dataset: wmt/wmt14, subset: de-en}]",
-            False,
-            "once",
-        ),
-        (
-            "data.train=[{src: commoncrawl.de-en.en.xz, tgt: commoncrawl.de-en.de.xz}, {src: p/europarl-v7.de-en.en, "
-            "tgt: p/europarl-v7.de-en.de}, {src: news-commentary-v9.de-en.en, tgt: news-commentary-v9.de-en.de}]",
-            True,
-            "",
-        ),
-        (
-            "data.train=[{src: commoncrawl.de-en.en, tgt: commoncrawl.de-en.de}, {src: p/europarl-v7.de-en.en, "
-            "tgt: p/europarl-v7.de-en.de}, {src: news-commentary-v13.de-en.en, tgt: news-commentary-v13.de-en.de}]",
-            False,
-            "without news-commentary-v9.de-en; with news-commentary-v13.de-en",
-        ),  # what tensor2tensor trains on
-    ],
-)
-def test_corpora_are_known_by_their_names(flip: str, is_known: bool, why: str) -> None:
-    found = check_conformance(load_config("base.yaml", [flip]))
-    key = flip.partition("=")[0]
-    assert keys_of(found.deviations) == ([] if is_known else [key])
-    assert why in next(row for row in found.rows if row.key == key).why
 
 
 # ---- no hole ------------------------------------------------------------------------------------------------------
@@ -416,40 +199,17 @@ def test_every_rule_has_a_row_and_every_row_says_what_each_code_does(name: str) 
 
 
 def test_the_paper_is_silent_about_what_it_does_not_say() -> None:
-    rows = {row.name: row for row in check_conformance(BASE).rows}
-    for name in (
-        "gradient clipping",
-        "weight decay",
-        "BPE-dropout",
-        "LayerNorm epsilon",
-        "matrices at the start",
-        "score",
-    ):
-        assert rows[name].paper == "silent"
-    # A silent paper is never the measure, and what it says always is.
-    for row in rows.values():
+    """A silent paper is never the measure, and what it says always is."""
+    for row in check_conformance(BASE).rows:
         source, value = row.measure
         assert (source == "the paper") == (not row.paper.startswith("silent")) and value
-    assert rows["length ratio"].measure == ("the usual reading", "any")
-    assert rows["shortest output"].measure == ("the code of June 2017", "0")
 
 
 # ---- the report ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_the_table_and_what_deviates(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", "base.yaml", "--explain", "model.norm=pre", "optimizer.eps=1e-8"]) == 0
-    out, err = capsys.readouterr()
-    lines = out.splitlines()
-    marked = [line for line in lines if line.startswith("*")]
-    assert [line.split("  ")[0] for line in marked[:2]] == ["* norm position", "* epsilon"]
-    assert marked[2:] == [
-        "* model.norm: x + Sublayer(LayerNorm(x)); the paper: LayerNorm(x + Sublayer(x))",
-        "* optimizer.eps: 1e-8; the paper: 1e-9",
-    ]
-    assert "2 deviations from the paper's base model, En-De" in lines
-    assert "3d9c62f2" in lines[1] and "bafdc1b6" in lines[1]
-    assert err == "" and max(map(len, lines)) <= 150
+def test_golden_explanations() -> None:
+    check_golden("explain.txt", {name: explain(config) for name, config in list_recipes().items()})
 
 
 def test_explain_tells_of_a_corpus_that_is_not_here(
@@ -469,17 +229,6 @@ def test_explain_tells_of_a_corpus_that_is_not_here(
     (tmp_path / "store").mkdir()
     assert main([*explain_pair, "data.tgt=fi"]) == 0
     assert capsys.readouterr().err == ""  # what is prepared needs no other file
-
-
-def test_the_papers_figure_is_not_for_other_test_sets() -> None:
-    assert "BLEU (Table 2)." in explain(load_config("base.yaml"))
-    assert "newstest2014: not to be compared" in explain(load_config("multi30k.yaml"))
-
-
-def test_where_the_paper_is_silent_the_measure_is_named() -> None:
-    text = explain(load_config("base.yaml", ["decoding.min_length=1", "data.clean.max_ratio=9"]))
-    assert "\n* decoding.min_length: 1; the code of June 2017: 0\n" in text
-    assert "\n* data.clean.max_ratio: at most 9 in words; the usual reading: any\n" in text
 
 
 @pytest.mark.parametrize(
@@ -530,17 +279,6 @@ print(json.dumps([code, seen, [m for m in {SLOW} if m in sys.modules]]))
     assert (code, sockets, slow) == (0, [], [])
     assert "\n* decoding.beam: 5; the paper: 4\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_document_shows_what_the_command_prints() -> None:
-    text = (ROOT / "docs" / "recipe.md").read_text()
-    command = "nmt-train --config base.yaml --explain model.norm=pre"
-    assert f"    $ {command}\n" in text
-    shown = "".join(
-        f"    {line}\n" if line else "\n"
-        for line in explain(load_config("base.yaml", ["model.norm=pre"])).splitlines()
-    )
-    assert shown in text
 
 
 # The rows of Table 3 that print a number of parameters, as they are named in docs/recipe.md

@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ class _CountedError(Exception):
     """Ends a compilation where code would be written."""
 
 
-def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ()) -> Counts:
+def count_kernels(config_name: str, n_ranks: int) -> Counts:
     """Trace and lower one micro-batch of a shipped config for this number of ranks."""
     import torch
 
@@ -77,7 +76,7 @@ def count_kernels(config_name: str, n_ranks: int, overrides: Sequence[str] = ())
     from nmt.system.ranks import World
     from nmt.train.loss import Objective
 
-    config = load_config(config_name, overrides)
+    config = load_config(config_name)
     share = divide_tokens(config.training.tgt_tokens, n_ranks)
     tokens = -(-share // ROW_MULTIPLE) * ROW_MULTIPLE
     sentences = int(1.5 * tokens / MEAN_LENGTH) + ROW_MULTIPLE
@@ -286,17 +285,10 @@ def main() -> int:
     parser.add_argument(
         "--ranks", nargs="+", type=int, default=[1], metavar="N", help="numbers of GPUs"
     )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="key=value",
-        help="settings, such as model.n_layers=1",
-    )
     parser.add_argument("--json", metavar="FILE", help="also write the counts to a file")
     args = parser.parse_args()
     all_counts = [
-        count_kernels(config, n_ranks, args.set) for config in args.config for n_ranks in args.ranks
+        count_kernels(config, n_ranks) for config in args.config for n_ranks in args.ranks
     ]
     if args.json:
         rows = [json.dumps(asdict(counts)) for counts in all_counts]

@@ -260,7 +260,7 @@ def measure(work: Path, corpus: Path, n_pairs: int) -> list[tuple[str, ...]]:
 def work(args: argparse.Namespace) -> int:
     if args.pairs < 1:
         raise UserError(f"--pairs {args.pairs}: give at least 1")
-    folder = Path(args.work).resolve()
+    folder = Path("build/bench-data").resolve()  # the corpus is kept and used again
     corpus = folder / f"corpus-{args.pairs}"
     made = make_corpus(corpus, Path(args.data), args.pairs)
     print(
@@ -286,12 +286,6 @@ if __name__ == "__main__":
         metavar="DIR",
         help="real text (corpora): folders "
         "with train.en and train.de, plain or .xz, and news-en-de/newstest2013.{en,de}",
-    )
-    parser.add_argument(
-        "--work",
-        default="build/bench-data",
-        metavar="DIR",
-        help="for corpus and store; the corpus is kept and used again (build/bench-data)",
     )
     arguments = parser.parse_args()
     sys.exit(run_command(lambda: work(arguments), "bench_data"))

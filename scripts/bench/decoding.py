@@ -35,6 +35,7 @@ SETTINGS = {
     "one by one, beam 4 forced": (4, True),
 }
 ONE_BY_ONE = 50  # sentences
+THREADS = 2
 SYSTEMS = (
     "ours fp32",
     "ours bf16",
@@ -251,14 +252,11 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="instead of random weights")
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS)
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(folder, args.data, args.checkpoint, args.lines, args.systems)
-        found = compare_systems(folder, args.systems, args.settings, args.rounds, args.threads)
+        prepare(folder, args.data, args.checkpoint, args.lines, SYSTEMS)
+        found = compare_systems(folder, SYSTEMS, list(SETTINGS), args.rounds, THREADS)
     for (system, setting), answers in found.items():
         print(json.dumps(summarise(system, setting, answers)))
 

@@ -2,7 +2,7 @@
 
     python scripts/bench/first_gpu.py                  (or: make gpu; ten minutes, no data)
     python scripts/bench/first_gpu.py --list
-    python scripts/bench/first_gpu.py --only kernels dtypes
+    python scripts/bench/first_gpu.py --only kernels graph
     python scripts/bench/first_gpu.py --dry            on any CPU, tiny: proves this script, not a GPU
 
 Four things are asked of the next GPU, in this order, each in at most ten minutes. A wrong gradient must not cost a
@@ -47,12 +47,18 @@ class Check(NamedTuple):
     name: str
     title: str
     budget_s: float  # after which its process is killed
-    file: str = "gpu_checks"  # it imports torch
+    file: str  # it imports torch
+
+    @property
+    def is_on_all(self) -> bool:
+        """Whether it is carried out by a rank on each GPU."""
+        return self.name.endswith("-ranks")
 
     @property
     def function(self) -> str:
         """The name of what carries it out, of a bench and a sheet."""
-        return f"{self.file}.check_{self.name.replace('-', '_')}"
+        name = self.name.removesuffix("-ranks").replace("-", "_")
+        return f"{self.file}.check_{name}"
 
     @property
     def is_speed(self) -> bool:
@@ -61,30 +67,33 @@ class Check(NamedTuple):
     @property
     def is_whole_run(self) -> bool:
         """Carried out only where it is named: it needs data, other trainers, or all ten minutes."""
-        return self.file == "gpu_runs"
+        return self.file == "gpu_runs" and self.name != "ranks"
+
+
+def read_checks(table: str) -> list[Check]:
+    rows = [line.split(" | ") for line in table.strip().splitlines()]
+    return [Check(name, title, float(seconds), file) for name, title, seconds, file in rows]
 
 
 # Correctness comes first: the speed of a wrong result is of no interest. The most important speeds come first too.
-CHECKS = (
-    Check("environment", "What there is", 60),
-    Check("kernels", "Kernels of attention and loss against float64 written out", 240),
-    Check("micro-batch", "Loss and gradients of one micro-batch against the CPU", 180),
-    Check("dtypes", "What is bf16 under bf16", 60),
-    Check("updates", "Some updates against the CPU", 240),
-    Check("graph", "CUDA graph against the same code without one, and dropout", 180),
-    Check("compilations", "Compilations over micro-batches of all lengths", 120),
-    Check("ranks", "Many ranks against one process, and a rank that fails", 240),
-    Check("continuation", "Ten updates, a stop and ten more against twenty", 240),
-    Check("base", "Training speed, base", 240, "gpu_speed"),
-    Check("big", "Training speed, big", 240, "gpu_speed"),
-    Check("decoding", "Decoding 3,003 sentences and one alone, base, beam 4", 180, "gpu_speed"),
-    Check("base-ranks", "Training speed, base, all GPUs", 240, "gpu_speed"),
-    Check("big-ranks", "Training speed, big, all GPUs", 240, "gpu_speed"),
-    Check("europarl-text", "Europarl English-French, prepared", 180, "gpu_runs"),
-    Check("europarl", "Base on Europarl, to a BLEU", 400, "gpu_runs"),
-    Check("peers", "Other trainers on the same card", 400, "gpu_runs"),
-    Check("shared-gpu", "Two ranks on one GPU, killed and continued", 400, "gpu_runs"),
-)
+CHECKS = read_checks("""
+kernels | Kernels of attention and loss against float64 written out | 240 | gpu_checks
+micro-batch | Loss and gradients of one micro-batch against the CPU | 180 | gpu_checks
+updates | Some updates against the CPU | 240 | gpu_checks
+graph | CUDA graph against the same code without one, and dropout | 180 | gpu_checks
+compilations | Compilations over micro-batches of all lengths | 120 | gpu_checks
+ranks | Two ranks on two GPUs, killed and continued | 400 | gpu_runs
+continuation | Ten updates, a stop and ten more against twenty | 240 | gpu_checks
+base | Training speed, base | 240 | gpu_speed
+big | Training speed, big | 240 | gpu_speed
+decoding | Decoding 3,003 sentences and one alone, base, beam 4 | 180 | gpu_speed
+base-ranks | Training speed, base, all GPUs | 240 | gpu_speed
+big-ranks | Training speed, big, all GPUs | 240 | gpu_speed
+europarl-text | Europarl English-French, prepared | 180 | gpu_runs
+europarl | Base on Europarl, to a BLEU | 400 | gpu_runs
+peers | Other trainers on the same card | 400 | gpu_runs
+shared-gpu | Two ranks on one GPU, killed and continued | 400 | gpu_runs
+""")
 BY_NAME = {check.name: check for check in CHECKS}
 
 
@@ -120,7 +129,12 @@ def ask_worker(name: str, seconds: float, args: argparse.Namespace) -> dict[str,
     """Have a process of this script answer for a check, or for "machine"."""
     environment = dict(os.environ)
     environment.pop("TRITON_INTERPRET", None)  # a whole model in the interpreter would take hours
-    command = [sys.executable, __file__, "--worker", name]
+    command = [sys.executable]
+    if name in BY_NAME and BY_NAME[name].is_on_all:
+        n_ranks = "2" if args.dry else "gpu"
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    command += [__file__, "--worker", name]
     if args.data is not None:
         command += ["--data", str(args.data)]
     if args.dry:
@@ -149,11 +163,14 @@ def answer_as_worker(args: argparse.Namespace) -> None:
 
     bench = gpu_checks.make_bench(args.dry, args.data)
     if args.worker == "machine":
-        answer = gpu_checks.describe_machine(bench)
+        answer = gpu_checks.describe_gpu(bench)
     else:
         function = pkgutil.resolve_name(BY_NAME[args.worker].function)
         answer = gpu_checks.perform(function, bench)
-    print(json.dumps(answer), file=answers, flush=True)
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(answer), file=answers, flush=True)
+    elif answer["verdict"] == CRASHED:
+        sys.exit(1)  # for which torchrun ends the others
 
 
 # ---- one check after the other -----------------------------------------------------------------------------------
@@ -247,7 +264,6 @@ def parse() -> argparse.Namespace:
         help="the same on a CPU with tiny sizes, which proves this script and nothing about a GPU",
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -260,12 +276,6 @@ def main() -> int:
     if args.worker is not None:
         answer_as_worker(args)
         return 0
-    if args.rank is not None:
-        from gpu_speed import work_as_rank
-
-        work_as_rank(args.rank, args.dry)
-        return 0
-
     # is there a GPU?
     try:
         machine = ask_worker("machine", 0.0, args)

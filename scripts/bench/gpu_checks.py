@@ -6,54 +6,50 @@ out, the CPU's path with the same weights, or the same work done another way. Da
 ids, of which low ones are frequent, in sentences as long as those of news.
 """
 
-import hashlib
 import inspect
 import json
 import math
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from machine import describe_machine
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from nmt.commands import train as train_command
-from nmt.config import Grouping, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
+from nmt.config import Grouping, ModelConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape
-from nmt.data.loader import Loader, make_batch, make_micro_batches, make_updates
-from nmt.data.plan import Cursor, choose_shape, plan_epoch
+from nmt.data.loader import make_batch
+from nmt.data.plan import choose_shape, plan_epoch
 from nmt.data.store import Side, TokenStore
 from nmt.engines.choice import choose_backend
 from nmt.engines.cuda import recorded_replica
-from nmt.engines.cuda.kernels import triton
 from nmt.engines.cuda.recorded_replica import RecordedReplica
 from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
+from nmt.system.device import choose_device, name_machine, read_driver_version
 from nmt.system.ranks import World
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, RunFolder
+from nmt.train.events import TrainEvent, read_events
 from nmt.train.loss import Objective
-from nmt.train.optimizer import make_optimizer, set_learning_rate
-from nmt.train.replica import Replica, forward_backward
-from nmt.train.update import dropout_seed, run_update
+from nmt.train.replica import Replica
 
 Precision = Literal["fp32", "bf16"]
 ROOT = Path(__file__).resolve().parents[2]
 NAN = float("nan")
 CPU = torch.device("cpu")
 MOST_NAMED = 3  # faults in a verdict
-ROOM_S = 100.0  # for two ranks to start, compile and compute
-FAILURE_S = 60.0  # within which a failing rank must have ended all others
+LEARNED = 0.98  # of the first loss
 
 # Bounds. A relative error is that of the 2-norm. fp32 without TF32 stays below 1e-5 by far, TF32
 # would give 1e-3; bf16 keeps 8 bits, so one rounding is up to 4e-3. The gradients of whole models
@@ -114,7 +110,6 @@ class Bench:
     """On what, and how large."""
 
     device: torch.device
-    n_ranks: int
     is_rehearsal: bool
     model: ModelConfig  # of the correctness checks
     n_vocab: int
@@ -137,16 +132,12 @@ def make_bench(is_rehearsal: bool, data: Path | None = None) -> Bench:
     if is_rehearsal:
         model = ModelConfig(d_model=32, d_ff=64, n_heads=2, n_layers=1)
         return Bench(
-            CPU, 2, True, model, n_vocab=200, n_pairs=80, longest=40, micro_tokens=256, n_updates=5
+            CPU, True, model, n_vocab=200, n_pairs=80, longest=40, micro_tokens=256, n_updates=20
         )
-    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    device = torch.device("cuda", 0) if n_gpus else CPU
-    model = ModelConfig(d_model=256, d_ff=1024, n_heads=4, n_layers=2)
     return Bench(
-        device,
-        n_gpus,
+        choose_device("auto"),
         False,
-        model,
+        ModelConfig(d_model=256, d_ff=1024, n_heads=4, n_layers=2),
         n_vocab=2_000,
         n_pairs=600,
         longest=200,
@@ -156,17 +147,14 @@ def make_bench(is_rehearsal: bool, data: Path | None = None) -> Bench:
     )
 
 
-def describe_machine(bench: Bench) -> dict[str, Any]:
+def describe_gpu(bench: Bench) -> dict[str, Any]:
     """What must be known of a machine before anything is checked."""
-    versions = f"torch {torch.__version__}"
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    name = "a CPU"
-    if bench.is_cuda:
-        gpu = torch.cuda.get_device_name(bench.device)
-        name = f"{n_gpus} x {gpu}" if n_gpus > 1 else gpu
-        versions += f", CUDA {torch.version.cuda}"
-    if triton is not None:
-        versions += f", triton {triton.__version__}"
+    name = name_machine(bench.device, max(1, n_gpus))
+    packages = [name for name in ("torch", "triton") if find_spec(name)]
+    versions = describe_machine(*packages)
+    if n_gpus:
+        versions += f"; CUDA {torch.version.cuda}, {read_driver_version()}"
     return {
         "name": f"Rehearsal on {name}" if bench.is_rehearsal else name,
         "n_gpus": n_gpus,
@@ -263,11 +251,6 @@ def bench_store(bench: Bench) -> TokenStore:
     return make_store(bench.n_pairs, bench.n_vocab, bench.longest)
 
 
-def training_config(bench: Bench, n_micros: int = 1) -> TrainingConfig:
-    tokens = n_micros * bench.micro_tokens
-    return TrainingConfig(src_tokens=tokens, tgt_tokens=tokens)
-
-
 def shape_for(store: TokenStore, micro_tokens: int, grouping: Grouping = "random") -> BatchShape:
     """The shape that nmt-train chooses. The grouping must be that of the updates: those of short
     sentences alone need room for more of them, and would be cut in two without it.
@@ -284,7 +267,7 @@ def one_batch(bench: Bench) -> tuple[Batch, BatchShape]:
         store.tgt.lengths,
         1,
         0,
-        training_config(bench),
+        TrainingConfig(src_tokens=bench.micro_tokens, tgt_tokens=bench.micro_tokens),
         bench.micro_tokens,
         shape,
     )
@@ -314,15 +297,16 @@ def make_replica(
     objective = make_objective(replace(bench.model, dropout=dropout), bench.n_vocab).to(
         bench.device
     )
-    use_backend(objective, choose_backend(bench.device.type))
+    if bench.is_cuda:  # what computes on a CPU cannot be compiled in one piece
+        use_backend(objective, choose_backend("cuda"))
     return RecordedReplica(objective, bench.world, precision == "bf16", shape)
 
 
-def has_graph(replica: RecordedReplica) -> bool:
+def has_graph(replica: Replica) -> bool:
     """Whether a CUDA graph was recorded. Where that fails, training goes on without and only says
     so.
     """
-    recording = replica.recording
+    recording = replica.recording if isinstance(replica, RecordedReplica) else None
     return recording is not None and recording.launch.__module__ == "nmt.engines.cuda.cuda_graph"
 
 
@@ -376,47 +360,7 @@ def worst_gradient(ours: Pass, exact: Pass) -> tuple[str, float]:
     return worst_name, worst
 
 
-# ---- 1: the environment ------------------------------------------------------------------------------------------
-
-
-def check_environment(bench: Bench, sheet: Sheet) -> None:
-    figures: dict[str, Any] = {
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "CUDA of torch": torch.version.cuda,
-        "triton": None if triton is None else triton.__version__,
-        "CPU cores": os.cpu_count(),
-        "GPUs": 0,
-    }
-    if bench.is_cuda:
-        of_gpu = torch.cuda.get_device_properties(bench.device)
-        figures |= {
-            "GPUs": torch.cuda.device_count(),
-            "GPU": of_gpu.name,
-            "memory of each, GiB": round(of_gpu.total_memory / 2**30, 1),
-            "multiprocessors": of_gpu.multi_processor_count,
-            "compute capability": f"{of_gpu.major}.{of_gpu.minor}",
-            "driver": driver_version(),
-            "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
-            "bf16 in hardware": torch.cuda.is_bf16_supported(including_emulation=False),
-        }
-        sheet.require(
-            "triton is installed, which comes with torch for CUDA", triton is not None, True
-        )
-        sheet.require("bf16 in hardware, the default precision", figures["bf16 in hardware"], True)
-    sheet.table(["", ""], [[name, str(value)] for name, value in figures.items()])
-
-
-def driver_version() -> str:
-    try:
-        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
-        return answer.stdout.splitlines()[0].strip()
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return "unknown: nvidia-smi does not answer"
-
-
-# ---- 2: kernels --------------------------------------------------------------------------------------------------
+# ---- kernels -----------------------------------------------------------------------------------------------------
 
 KERNEL_TESTS = ("tests/kernels/test_attention_triton.py", "tests/kernels/test_loss_triton.py")
 
@@ -433,7 +377,7 @@ def check_kernels(bench: Bench, sheet: Sheet) -> None:
     sheet.note(f"{' '.join(KERNEL_TESTS)}: {lines[-1]}")
 
 
-# ---- 3: one micro-batch ------------------------------------------------------------------------------------------
+# ---- one micro-batch ---------------------------------------------------------------------------------------------
 
 
 def check_micro_batch(bench: Bench, sheet: Sheet) -> None:
@@ -482,129 +426,7 @@ def compare_passes(sheet: Sheet, name: str, ours: Pass, exact: Pass, precision: 
     sheet.bound(f"{name}: worst, {worst_name}", worst, WORST_GRADIENT_BOUNDS[precision])
 
 
-# ---- 4: dtypes ---------------------------------------------------------------------------------------------------
-
-
-def check_dtypes(bench: Bench, sheet: Sheet) -> None:
-    """Under bf16 autocast torch makes fp32 of a norm, which would double what each layer reads and
-    writes.
-    """
-    batch, _ = one_batch(bench)
-    objective = make_objective(bench.model, bench.n_vocab).to(bench.device)
-    seen: dict[str, set[torch.dtype]] = {"norm": set(), "product": set()}
-    n_norms = 0
-
-    def note(kind: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(module: nn.Module, given: Any, result: Tensor) -> None:
-            seen[kind].add(result.dtype)
-
-        return hook
-
-    for module in objective.model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.register_forward_hook(note("norm"))
-            n_norms += 1
-        elif isinstance(module, nn.Linear):
-            module.register_forward_hook(note("product"))
-    forward_backward(objective, batch.to(bench.device), 1.0, is_bf16=True)
-    gradients = {p.grad.dtype for p in objective.parameters() if p.grad is not None}
-    sheet.require("norms of the model", n_norms, 5 * bench.model.n_layers)
-    sheet.require("what norms return", named(seen["norm"]), "bfloat16")
-    sheet.require("what products return", named(seen["product"]), "bfloat16")
-    sheet.require("weights", named({p.dtype for p in objective.parameters()}), "float32")
-    sheet.require("gradients", named(gradients), "float32")
-
-
-def named(dtypes: set[torch.dtype]) -> str:
-    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-
-
-# ---- 5: some updates ---------------------------------------------------------------------------------------------
-
-# How far the loss of a token may be from the CPU's: rounding grows with each update.
-LOSS_BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
-LEARNED = 0.98  # of the first loss; masks alone move it by less than a hundredth
-
-
-def check_updates(bench: Bench, sheet: Sheet) -> None:
-    """The losses that training logs. Dropout draws other masks on a GPU, so with it only learning
-    is asked for: the same pairs in each update must cost less and less."""
-    store = bench_store(bench)
-    shape = shape_for(store, bench.micro_tokens)
-    plain = Replica(
-        make_objective(replace(bench.model, dropout=0.0), bench.n_vocab), World(0, 1, CPU), False
-    )
-    expected = train_losses(bench, plain, store, shape, CPU)
-    rows = [["CPU, fp32", *ends(expected)]]
-    precisions: list[Precision] = ["fp32", "bf16"]
-    for precision in precisions:
-        replica = make_replica(bench, precision, 0.0, shape)
-        found = train_losses(bench, replica, store, shape, bench.device)
-        rows.append([precision, *ends(found)])
-        gap = (torch.tensor(found) - torch.tensor(expected)).abs().max().item()
-        sheet.bound(
-            f"{precision}: largest difference of a token's loss", gap, LOSS_BOUNDS[precision]
-        )
-    same_pairs = one_update_of(store, bench.micro_tokens)
-    dropped = train_losses(
-        bench, make_replica(bench, "bf16", 0.1, shape), same_pairs, shape, bench.device
-    )
-    rows.append(["bf16, dropout 0.1, the same pairs", *ends(dropped)])
-    sheet.bound(
-        "bf16, dropout 0.1: last loss over first, the same pairs", dropped[-1] / dropped[0], LEARNED
-    )
-    sheet.table(["loss of a token", "first update", f"update {bench.n_updates}"], rows)
-
-
-def train_losses(
-    bench: Bench,
-    replica: Replica,
-    store: TokenStore,
-    shape: BatchShape,
-    device: torch.device,
-) -> list[float]:
-    """NLL a token of each update."""
-    rates = OptimizerConfig(warmup_steps=4 * bench.n_updates)
-    config = RunConfig(model=bench.model, optimizer=rates, training=training_config(bench))
-    optimizer = make_optimizer(replica.objective.model, config.optimizer)
-    world = World(0, 1, device)
-    losses = []
-    with Loader(
-        make_updates(
-            lambda _: store,
-            config.training,
-            bench.micro_tokens,
-            config.seed,
-            Cursor(),
-            world,
-            shape,
-        )
-    ) as updates:
-        for step in range(1, bench.n_updates + 1):
-            update = next(updates)
-            sent = run_update(replica, optimizer, update, step, config, world)
-            losses.append(sent.stats[1].item() / update.n_tgt)
-    return losses
-
-
-def ends(losses: list[float]) -> list[str]:
-    return [f"{losses[0]:.4f}", f"{losses[-1]:.4f}"]
-
-
-def one_update_of(store: TokenStore, n_tokens: int) -> TokenStore:
-    """The first pairs, as many as make one update, which then is a whole epoch."""
-    ends_of_sides = [np.cumsum(side.lengths) for side in (store.src, store.tgt)]
-    n_pairs = min(
-        int(ends_of_side.searchsorted(n_tokens, "right")) for ends_of_side in ends_of_sides
-    )
-    sides = []
-    for side in (store.src, store.tgt):
-        offsets = side.offsets[: n_pairs + 1]
-        sides.append(Side(side.ids[: offsets[-1]], offsets))
-    return TokenStore(sides[0], sides[1])
-
-
-# ---- 6: graph and dropout ----------------------------------------------------------------------------------------
+# ---- graph and dropout -------------------------------------------------------------------------------------------
 
 
 def check_graph(bench: Bench, sheet: Sheet) -> None:
@@ -637,29 +459,15 @@ def check_graph(bench: Bench, sheet: Sheet) -> None:
     sheet.require(
         "dropout, another seed: the same sums", torch.equal(first.sums, other.sums), False
     )
-    called = called_pass(replica, batch, 1)
-    is_equal = torch.equal(first.sums, called.sums)
-    sheet.note(
-        f"With dropout a replay gives {'the same' if is_equal else 'other'} sums as a call of the same code "
-        "with the same seed (not asked: a run only ever replays)."
-    )
     anew = run_pass(make_replica(bench, "bf16", 0.1, shape), batch, 1)
     compare_runs(sheet, "dropout, a graph recorded anew", anew, first)
 
 
 def compare_runs(sheet: Sheet, name: str, ours: Pass, other: Pass) -> None:
     """Sums must have the same bits. Gradients need not here: whether training repeats to the bit is
-    asked of a whole run, and the tensors that are in its way are named."""
+    asked of a whole run."""
     sheet.require(f"{name}: the same sums", torch.equal(ours.sums, other.sums), True)
     sheet.bound(f"{name}: error of gradients", gradient_error(ours, other), EXACT)
-    unequal = []
-    for gradient_name, gradient in other.gradients.items():
-        if not torch.equal(ours.gradients[gradient_name], gradient):
-            unequal.append(gradient_name)
-    if unequal:
-        sheet.note(
-            f"{name}: {len(unequal)} of {len(other.gradients)} gradients have other bits: {shortened(unequal)}."
-        )
 
 
 def called_pass(replica: RecordedReplica, batch: Batch, seed: int) -> Pass:
@@ -673,7 +481,7 @@ def called_pass(replica: RecordedReplica, batch: Batch, seed: int) -> Pass:
     return Pass(sums.double().cpu(), gradients_of(replica))
 
 
-# ---- 7: compilations ---------------------------------------------------------------------------------------------
+# ---- compilations ------------------------------------------------------------------------------------------------
 
 N_LENGTHS = 20
 
@@ -721,173 +529,47 @@ def n_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-# ---- 8: ranks ----------------------------------------------------------------------------------------------------
+# ---- whole runs of nmt-train -------------------------------------------------------------------------------------
+
+# How far the loss of a token may be from the CPU's: rounding grows with each update.
+LOSS_BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 
 
-def check_ranks(bench: Bench, sheet: Sheet) -> None:
-    """One update by all GPUs against the same by one process; then one rank fails, and all must
-    end.
-    """
-    if bench.n_ranks < 2:
-        raise Skip("this machine has one GPU")
-    alone = run_one_update(bench, bench.world)
+def check_updates(bench: Bench, sheet: Sheet) -> None:
+    """The losses that nmt-train logs on the embedded corpus, without dropout, whose masks differ on a GPU."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "order.json").write_text(json.dumps({"what": "update", "n_ranks": bench.n_ranks}))
-        code = run_ranks(bench, folder, ROOM_S + FAILURE_S)
-        ended = time.time()
-        if not (folder / "failed").exists():
-            raise RuntimeError(
-                f"the ranks did not finish an update (exit code {code}); they say why above"
-            )
-        sums: dict[str, list[float]] = {}
-        for rank in range(bench.n_ranks):
-            sums |= json.loads((folder / f"sums-{rank}.json").read_text())
-        together = load_file(folder / "found.safetensors")
-        n_models = len({path.read_text() for path in folder.glob("weights-*")})
-        facts = [json.loads(path.read_text()) for path in folder.glob("facts-*.json")]
-        failed_at = float((folder / "failed").read_text())
-        n_survived = len(list(folder.glob("survived-*")))
-    sheet.require("micro-batches", ", ".join(sorted(sums)), ", ".join(sorted(alone.sums)))
-    shared = sorted(sums.keys() & alone.sums.keys())
-    ours = torch.tensor([sums[number] for number in shared], dtype=torch.float64)
-    theirs = torch.tensor([alone.sums[number] for number in shared], dtype=torch.float64)
-    sheet.bound("losses of each, with dropout", relative_error(ours, theirs), 1e-6)
-    sheet.bound(
-        "gradients summed over ranks",
-        relative_error(together["gradients"], alone.gradients),
-        EXACT,
-    )
-    sheet.require("they repeat bit by bit", all(fact["repeats"] for fact in facts), True)
-    sheet.bound(
-        "weights after a step of Adam on shares",
-        relative_error(together["weights"], alone.weights),
-        EXACT,
-    )
-    sheet.require("models that the ranks then have", n_models, 1)
-    if bench.is_cuda:
-        recorded = all(fact["is_recorded"] for fact in facts)
-        sheet.require("micro-batches are one CUDA graph", recorded, True)
-    sheet.note(
-        f"{bench.n_ranks} ranks; the losses of micro-batches have "
-        f"{'the same bits' if torch.equal(ours, theirs) else 'other bits'} as in one process."
-    )
-    sheet.require("a rank fails: the exit code tells", code != 0, True)
-    sheet.require("a rank fails: ranks that went on", n_survived, 0)
-    sheet.bound("a rank fails: seconds until all have ended", ended - failed_at, FAILURE_S)
+        expected = train_losses(bench, Path(name), "cpu", "fp32")
+        rows = [["CPU, fp32", *ends(expected)]]
+        for precision, most in LOSS_BOUNDS.items():
+            found = train_losses(bench, Path(name), "auto", precision)
+            rows.append([precision, *ends(found)])
+            gap = (torch.tensor(found) - torch.tensor(expected)).abs().max().item()
+            sheet.bound(f"{precision}: largest difference of a token's loss", gap, most)
+    sheet.bound("the CPU's last loss over its first", expected[-1] / expected[0], LEARNED)
+    sheet.table(["loss of a token", "first update", f"update {bench.n_updates}"], rows)
 
 
-@dataclass
-class OneUpdate:
-    sums: dict[str, list[float]]  # of each micro-batch by its number; blank ones are left out
-    gradients: Tensor  # on the main rank
-    weights: Tensor  # after a step along them
-    repeats: bool  # whether gradients have the same bits when all is done again
-    is_recorded: bool
+def train_losses(bench: Bench, folder: Path, device: str, precision: Precision) -> list[float]:
+    """NLL a token of each update."""
+    name = f"{device}-{precision}"
+    more = {"device": device, "training.precision": precision, "model.dropout": 0}
+    more |= {"optimizer.warmup_steps": 4 * bench.n_updates}
+    train_demo(bench, folder, name, bench.n_updates, more)
+    events, _ = read_events(RunFolder(folder / name).metrics)
+    return [event.nll for event in events if isinstance(event, TrainEvent)]
 
 
-def run_one_update(bench: Bench, world: World) -> OneUpdate:
-    """This rank's share of an update whose micro-batches do not divide evenly, with dropout."""
-    store = bench_store(bench)
-    shape = shape_for(store, bench.micro_tokens)
-    training = training_config(bench, n_micros=bench.n_ranks + 1)
-    plan = plan_epoch(
-        store.src.lengths, store.tgt.lengths, 1, 0, training, bench.micro_tokens, shape
-    )
-    torch.compiler.reset()
-    objective = make_objective(bench.model, bench.n_vocab).to(world.device)
-    use_backend(objective, choose_backend(world.device.type))
-    is_compiled = world.device.type == "cuda"
-    replica = RecordedReplica(objective, world, is_compiled, shape if is_compiled else None)
-    sums = {}
-    found_gradients = []
-    micros = make_micro_batches(store, plan.micros(0), world, shape)
-    for _ in range(2):
-        replica.clear_gradients()
-        for micro in micros:
-            scale = 1.0 / plan.n_tokens(0)[1]
-            found = replica.run(micro.batch, scale, dropout_seed(1, 1, micro.number))
-            if micro.batch.n_tokens:
-                sums[str(micro.number)] = found.tolist()
-        replica.sum_gradients()
-        found_gradients.append(collect_gradients(replica))
-    first, gradients = found_gradients
-    model = objective.model
-    optimizer = make_optimizer(model, OptimizerConfig(), shares=replica.own)
-    set_learning_rate(optimizer, 1e-3)
-    optimizer.step()
-    replica.gather_weights()
-    weights = torch.cat([p.detach().double().cpu().flatten() for p in model.parameters()])
-    return OneUpdate(sums, gradients, weights, torch.equal(first, gradients), has_graph(replica))
-
-
-def collect_gradients(replica: RecordedReplica) -> Tensor:
-    """All gradients, of which each rank may have summed a share; empty except on the main rank."""
-    parts = {name: share.weight.grad for name, share in replica.own.items()}
-    whole = replica.gather({n: grad for n, grad in parts.items() if grad is not None})
-    names = [name for name, _ in replica.objective.model.named_parameters() if name in whole]
-    found = [whole[name].double().cpu().flatten() for name in names]
-    return torch.cat([torch.empty(0, dtype=torch.float64), *found])
-
-
-def run_ranks(bench: Bench, folder: Path, seconds: float) -> int:
-    """Start as many ranks as there are GPUs, to do what `folder`/order.json says; returns
-    torchrun's exit code.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={bench.n_ranks}",
-        str(Path(__file__).with_name("first_gpu.py")),
-        "--rank",
-        str(folder),
-    ]
-    if bench.is_rehearsal:
-        command.append("--dry")
-    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    try:
-        return subprocess.run(command, env=environment, stdout=2, timeout=seconds).returncode
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"the ranks had not ended after {seconds:.0f} s") from None
-
-
-def update_and_fail(bench: Bench, world: World, folder: Path) -> None:
-    from safetensors.torch import save_file
-
-    found = run_one_update(bench, world)
-    (folder / f"sums-{world.rank}.json").write_text(json.dumps(found.sums))
-    (folder / f"weights-{world.rank}").write_text(
-        hashlib.sha256(found.weights.numpy().tobytes()).hexdigest()
-    )
-    (folder / f"facts-{world.rank}.json").write_text(
-        json.dumps({"repeats": found.repeats, "is_recorded": found.is_recorded})
-    )
-    if world.is_main:
-        tensors = {"gradients": found.gradients, "weights": found.weights}
-        save_file(tensors, folder / "found.safetensors")
-    world.sum(torch.zeros(1)).item()  # all have written
-    if world.rank == world.size - 1:
-        (folder / "failed").write_text(str(time.time()))
-        raise RuntimeError("this rank fails, as it was asked to")
-    world.sum(torch.zeros(1)).item()  # never: the others wait for one that is gone
-    (folder / f"survived-{world.rank}").touch()
-
-
-# ---- 9: continuation ---------------------------------------------------------------------------------------------
+def ends(losses: list[float]) -> list[str]:
+    return [f"{losses[0]:.4f}", f"{losses[-1]:.4f}"]
 
 
 def check_continuation(bench: Bench, sheet: Sheet) -> None:
     """Through nmt-train, on the embedded corpus: every tensor of the two checkpoints must have the
     same bits.
     """
-    folder = Path(tempfile.mkdtemp())
-    try:
-        parts, whole = (
-            RunFolder(folder / name).checkpoints / "last" for name in ("parts", "whole")
-        )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parts, whole = (RunFolder(folder / run).checkpoints / "last" for run in ("parts", "whole"))
         train_demo(bench, folder, "parts", 10)
         before = load_file(parts / MODEL_FILE)
         train_demo(bench, folder, "parts", 20)
@@ -901,8 +583,6 @@ def check_continuation(bench: Bench, sheet: Sheet) -> None:
         states = [json.loads((run / STATE_FILE).read_text()) for run in (parts, whole)]
         for key in ("step", "tokens_seen", "cursor"):
             sheet.require(f"state: {key}", states[0][key], states[1][key])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def compare_files(ours: Path, theirs: Path) -> float:
@@ -939,14 +619,16 @@ def list_demo_settings(bench: Bench, folder: Path, name: str, steps: int) -> dic
         "training.micro_tokens": tokens // 2,
         "training.precision": precision,
         "training.checkpoint_every": "null",
-        "training.log_every": 10,
+        "training.log_every": 1,
     }
     return settings | {f"model.{key}": value for key, value in size.items()}
 
 
-def train_demo(bench: Bench, folder: Path, name: str, steps: int) -> None:
+def train_demo(
+    bench: Bench, folder: Path, name: str, steps: int, more: dict[str, object] | None = None
+) -> None:
     torch.compiler.reset()
-    settings = list_demo_settings(bench, folder, name, steps)
+    settings = list_demo_settings(bench, folder, name, steps) | (more or {})
     arguments = [f"{key}={value}" for key, value in settings.items()]
     code = train_command.main(["--config", "demo.yaml", *arguments])
     if code != 0:

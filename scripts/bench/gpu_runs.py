@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 from gpu_checks import ROOT, Bench, Sheet, Skip, compare_files, list_demo_settings, make_store
-from gpu_speed import make_recipe, time_training
+from gpu_speed import make_recipe, open_made_run, time_training
 from peers import SYSTEMS
 from train import PEERS_SCRIPT, write_text
 
@@ -214,7 +214,8 @@ def check_peers(bench: Bench, sheet: Sheet) -> None:
     n_vocab, model = recipe.n_vocab, recipe.config.model
     write_text(make_store(recipe.n_pairs, n_vocab, recipe.longest), n_vocab, runs.folder)
     began = clock()
-    ours = time_training(bench, "base", bench.world).tgt_tokens_per_s
+    _, timing = time_training(recipe, open_made_run(recipe, bench.world))
+    ours = timing.n_tgt / sum(timing.seconds)
     ended = Ended(WELL, clock() - began, f"{ours:,.0f} target tokens/s")
     runs.report("ours", ended, "820,000 to 1,000,000")
     gc.collect()
@@ -251,7 +252,7 @@ def check_peers(bench: Bench, sheet: Sheet) -> None:
         runs.report(system, ended, predicted)
 
 
-# ---- two ranks on one GPU ----------------------------------------------------------------------------------------
+# ---- two ranks ---------------------------------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
@@ -273,7 +274,14 @@ PARTS = (
     Part("expandable segments, continued", "segments", has_segments=True),
 )
 # Two runs, and by how much a tensor may differ: sums in another order round otherwise.
-ALIKE = (("two", "killed", 0.0), ("two", "segments", 0.0), ("one", "two", 1e-5))
+ALIKE = (("one", "two", 1e-5), ("two", "killed", 0.0), ("two", "segments", 0.0))
+
+
+def check_ranks(bench: Bench, sheet: Sheet) -> None:
+    """The embedded corpus in fp32, by two ranks of nmt-train, each with a GPU of its own."""
+    if torch.cuda.device_count() == 1:
+        raise Skip("this machine has one GPU")
+    compare_ranks(bench, Runs(bench, sheet, "ranks"), PARTS[:-2], is_shared=False)
 
 
 def check_shared_gpu(bench: Bench, sheet: Sheet) -> None:
@@ -282,8 +290,11 @@ def check_shared_gpu(bench: Bench, sheet: Sheet) -> None:
     ends, also with segments that expand, where others have seen NCCL hang; and the same bits after SIGKILL. It
     decides whether sums over ranks are right with NCCL.
     """
-    runs = Runs(bench, sheet, "shared-gpu")
-    for part in PARTS:
+    compare_ranks(bench, Runs(bench, sheet, "shared-gpu"), PARTS, is_shared=True)
+
+
+def compare_ranks(bench: Bench, runs: Runs, parts: Sequence[Part], is_shared: bool) -> None:
+    for part in parts:
         command = ["-m", "nmt.commands.train", "--config", "demo.yaml"]
         steps = 30 if bench.is_rehearsal else 60
         settings = list_demo_settings(bench, runs.folder, part.run, steps)
@@ -291,17 +302,17 @@ def check_shared_gpu(bench: Bench, sheet: Sheet) -> None:
         settings["device"] = "cpu" if bench.is_rehearsal else "auto"
         command += [f"{key}={value}" for key, value in settings.items()]
         killed_at = RunFolder(runs.folder / part.run) if part.is_killed else None
-        environments = list_environments(part)
+        environments = list_environments(part, is_shared)
         ended = runs.run(part.what, command, 90, environments=environments, killed_at=killed_at)
         runs.report(part.what, ended, asked="killed" if part.is_killed else WELL)
-    for one, other, most in ALIKE:
+    for one, other, most in ALIKE[: len(parts) // 2]:
         checkpoints = [RunFolder(runs.folder / run).checkpoints for run in (one, other)]
         error = compare_files(*(path / "last" / MODEL_FILE for path in checkpoints))
-        sheet.bound(f"{one} and {other}: error of the worst tensor", error, most)
+        runs.sheet.bound(f"{one} and {other}: error of the worst tensor", error, most)
 
 
-def list_environments(part: Part) -> list[dict[str, str]]:
-    """What torchrun would set on as many hosts, each with the same GPU."""
+def list_environments(part: Part, is_shared: bool) -> list[dict[str, str]]:
+    """What torchrun would set; for a GPU that ranks share, on as many hosts."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -309,16 +320,20 @@ def list_environments(part: Part) -> list[dict[str, str]]:
         "OMP_NUM_THREADS": "1",
         "WORLD_SIZE": str(part.n_ranks),
         "LOCAL_WORLD_SIZE": str(part.n_ranks),
-        "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "NCCL_SOCKET_IFNAME": "lo",
         "GLOO_SOCKET_IFNAME": "lo",
+    }
+    ranks = [str(rank) for rank in range(part.n_ranks)]
+    if not is_shared:
+        return [{**common, "RANK": rank, "LOCAL_RANK": rank} for rank in ranks]
+    common |= {
+        "LOCAL_RANK": "0",
+        "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_IB_DISABLE": "1",
         "NCCL_P2P_DISABLE": "1",
         "NCCL_SHM_DISABLE": "1",
     }
     if part.has_segments:
         common["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    ranks = map(str, range(part.n_ranks))
     return [{**common, "RANK": rank, "NCCL_HOSTID": f"rank{rank}"} for rank in ranks]

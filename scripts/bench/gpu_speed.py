@@ -1,57 +1,42 @@
 """How fast is a GPU? The checks of first_gpu.py that measure: training and decoding.
 
-Training runs the loader and `run_update` of nmt-train on made data, base and big as in the paper,
+Training is timed as `nmt-train --profile` times it, but on made data: base and big as in the paper,
 25,000 tokens a side in each update. Speeds are compared with the ceiling of this GPU's own matrix
 products, measured in the same minute, and with what a roofline predicts. Whatever is measured
 must also be right: losses finite, translations complete.
 """
 
-import gc
-import json
+import os
 import statistics
-import tempfile
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
-from gpu_checks import (
-    Bench,
-    Sheet,
-    Skip,
-    has_graph,
-    make_bench,
-    make_store,
-    run_ranks,
-    shape_for,
-    update_and_fail,
-)
+from gpu_checks import Bench, Sheet, Skip, has_graph, make_store, shape_for
 from roofline import predict
 
 from nmt.config import DecodingConfig, RunConfig
 from nmt.config_files import load_config
-from nmt.data.batch import BatchShape
-from nmt.data.loader import Loader, make_updates
-from nmt.data.plan import Cursor, divide_tokens, fit_rows, plan_epoch
+from nmt.data.plan import fit_rows, plan_epoch
 from nmt.data.store import TokenStore
 from nmt.data.vocab import EOS
 from nmt.engines.choice import choose_backend
-from nmt.engines.cuda.recorded_replica import RecordedReplica
-from nmt.extras.profile.cost import DeviceTimer, count_flop, measure_ceiling, reset_peak_memory
+from nmt.extras.profile.cost import count_flop, measure_ceiling
+from nmt.extras.profile.dry_run import DryRun, Timing, format_bytes
 from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
-from nmt.system.memory import is_out_of_memory
+from nmt.system.device import name_machine
 from nmt.system.progress import clock
 from nmt.system.ranks import World, join_world
+from nmt.train.engine import choose_training_engine
 from nmt.train.loss import Objective
-from nmt.train.optimizer import Adam, make_optimizer
-from nmt.train.update import run_update
+from nmt.train.memory_probe import try_update
+from nmt.train.optimizer import make_optimizer
+from nmt.train.setup import Setup
 from nmt.translate.batching import Requests
 from nmt.translate.engine import SearchEngine
 
-N_VOCAB, UPDATE_TOKENS, N_PAIRS, LONGEST = 37_000, 25_000, 20_000, 255
+N_VOCAB, N_PAIRS, LONGEST = 37_000, 20_000, 255
 WARM_UPS, TIMED = 3, 20  # updates
-MOST_ROUNDS = 16  # micro-batches of an update on one GPU
-RANKS_S = 230.0
 BATCH_TOKENS = 65_536, 131_072  # of decoding
 
 
@@ -82,242 +67,99 @@ def make_recipe(bench: Bench, size: str) -> Recipe:
     return Recipe(tiny, bench.n_vocab, bench.n_pairs, bench.longest, n_timed=3)
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Of one rank; tokens are those of all ranks."""
-
-    tgt_tokens_per_s: float
-    slowest: float  # of the timed updates
-    fastest: float
-    share_of_ceiling: float
-    ceiling: float  # operations a second of this GPU's products
-    first_update_s: float  # compiling and recording
-    micro_tokens: int
-    micros: int  # of an update on this rank
-    peak_tensors: int  # bytes
-    peak_reserved: int
-    is_finite: bool
-    has_graph: bool
-
-
-@dataclass
-class Trial:
-    """A model that is ready to be timed."""
-
-    config: RunConfig
-    micro_tokens: int
-    replica: RecordedReplica
-    optimizer: Adam
-    first_update_s: float
-
-
-def prepare_trial(recipe: Recipe, store: TokenStore, world: World) -> Trial:
-    """With micro-batches as large as fit: an equal share of an update for each rank, or half of it,
-    and so on.
-    """
-    update_tokens = max(recipe.config.training.src_tokens, recipe.config.training.tgt_tokens)
-    n_rounds = 1
-    while n_rounds <= MOST_ROUNDS:
-        micro_tokens = divide_tokens(update_tokens, world.size * n_rounds)
-        trial = try_out(recipe, micro_tokens, store, world)
-        # All ranks must take the same size
-        n_failed = world.sum(torch.tensor([float(trial is None)])).item()
-        if trial is not None and not n_failed:
-            return trial
-        del trial
-        gc.collect()
-        torch.cuda.empty_cache()
-        n_rounds *= 2
-    raise Skip(f"micro-batches of {micro_tokens} tokens do not fit into memory")
-
-
-def shape_of(
-    recipe: Recipe, micro_tokens: int, store: TokenStore, world: World
-) -> BatchShape | None:
-    """The shape of all micro-batches, as nmt-train chooses it; none on a CPU."""
-    training = recipe.config.training
-    if world.device.type == "cpu":
-        return None
-    lengths = store.src.lengths, store.tgt.lengths
-    shape = shape_for(store, micro_tokens, training.grouping)
-    plan = plan_epoch(*lengths, recipe.config.seed, 0, training, micro_tokens, shape)
-    return fit_rows(shape, plan)
-
-
-def try_out(recipe: Recipe, micro_tokens: int, store: TokenStore, world: World) -> Trial | None:
-    """Compile, record and run one micro-batch, and have the optimizer make its moments; None if
-    that does not fit.
-    """
-    config = recipe.config
-    try:
-        torch.compiler.reset()
-        torch.manual_seed(config.seed)
-        model = Transformer(config.model, recipe.n_vocab).to(world.device)
-        shape = shape_of(recipe, micro_tokens, store, world)
-        use_backend(model, choose_backend(world.device.type))
-        objective = Objective(model, config.training.label_smoothing)
-        is_bf16 = config.training.precision == "bf16"
-        replica = RecordedReplica(objective, world, is_bf16, shape)
-        optimizer = make_optimizer(model, config.optimizer, shares=replica.own)
-        began = clock()
-        with Loader(
-            make_updates(
-                lambda _: store,
-                config.training,
-                micro_tokens,
-                config.seed,
-                Cursor(),
-                World(0, 1, world.device),
-                shape,
-            )
-        ) as some:
-            batch = next(some).micros[0].batch
-        replica.run(batch, 0.0, 0).sum().item()
-        first_update_s = clock() - began
-        replica.clear_gradients()
-        optimizer.step()
-        return Trial(config, micro_tokens, replica, optimizer, first_update_s)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
-
-
-def time_training(bench: Bench, size: str, world: World) -> Speed:
-    """The median of some updates, through the very code that nmt-train runs."""
-    recipe = make_recipe(bench, size)
+def open_made_run(recipe: Recipe, world: World) -> DryRun:
+    """Open a training on made data, with micro-batches as large as nmt-train chooses."""
     store = make_store(recipe.n_pairs, recipe.n_vocab, recipe.longest)
-    if bench.is_cuda:
-        reset_peak_memory(world.device)
-    trial = prepare_trial(recipe, store, world)
-    config, replica = trial.config, trial.replica
-    ticks = DeviceTimer(world.device)
-    sent, n_src, n_tgt, n_micros = [], [], [], 0
-    with Loader(
-        make_updates(
-            lambda _: store,
-            config.training,
-            trial.micro_tokens,
-            config.seed,
-            Cursor(),
-            world,
-            replica.shape,
-        )
-    ) as updates:
-        for step in range(1, WARM_UPS + recipe.n_timed + 1):
-            update = next(updates)
-            outcome = run_update(replica, trial.optimizer, update, step, config, world)
-            if step == WARM_UPS:
-                ticks.mark()
-            if step > WARM_UPS:
-                ticks.mark()
-                sent.append(outcome.stats)
-                n_src.append(update.n_src)
-                n_tgt.append(update.n_tgt)
-                n_micros = max(n_micros, len(update.micros))
-        seconds = ticks.seconds()
-    is_finite = bool(torch.stack(sent)[:, :3].isfinite().all())
-    peaks = [0, 0]
-    if bench.is_cuda:
-        peaks = [
-            torch.cuda.max_memory_allocated(world.device),
-            torch.cuda.max_memory_reserved(world.device),
-        ]
+    engine = choose_training_engine(world.device)
+    least_memory = engine.find_least_memory(world)
+    training = recipe.config.training
 
-    # operations against the products of this GPU
-    means = [float(side.lengths.mean()) for side in (store.src, store.tgt)]
-    flop = count_flop(config.model, recipe.n_vocab, means[0], means[1])
-    dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
-    most = measure_ceiling(config.model, trial.micro_tokens, dtype, world.device)
-    rates, shares = [], []
-    for src, tgt, took in zip(n_src, n_tgt, seconds, strict=True):
-        rates.append(tgt / took)
-        shares.append((flop.src * src + flop.tgt * tgt) / took / (most * world.size))
-    return Speed(
-        statistics.median(rates),
-        min(rates),
-        max(rates),
-        statistics.median(shares),
-        most,
-        trial.first_update_s,
-        trial.micro_tokens,
-        n_micros,
-        peaks[0],
-        peaks[1],
-        is_finite,
-        has_graph(replica),
+    def try_size(micro_tokens: int, alone: World) -> None:
+        try_update(make_setup(recipe, store, micro_tokens, alone))
+
+    def choose() -> int:
+        return engine.choose_micro_tokens(training, world, least_memory, try_size)
+
+    return DryRun(make_setup(recipe, store, int(world.decide(choose)), world))
+
+
+def make_setup(recipe: Recipe, store: TokenStore, micro_tokens: int, world: World) -> Setup:
+    """What `open_setup` opens where data is prepared."""
+    training = replace(recipe.config.training, micro_tokens=micro_tokens)
+    config = replace(recipe.config, training=training)
+    engine = choose_training_engine(world.device)
+    shape = None
+    if engine.has_fixed_shape(config.model, training, world):
+        lengths = store.src.lengths, store.tgt.lengths
+        shape = shape_for(store, micro_tokens, training.grouping)
+        plan = plan_epoch(*lengths, config.seed, 0, training, micro_tokens, shape)
+        shape = fit_rows(shape, plan)
+    torch.manual_seed(config.seed)
+    model = Transformer(config.model, recipe.n_vocab).to(world.device)
+    use_backend(model, engine.backend)
+    objective = Objective(model, training.label_smoothing)
+    replica = engine.make_replica(objective, world, training, shape)
+    return Setup(
+        config,
+        micro_tokens,
+        world,
+        vocab=None,  # type: ignore[arg-type]  # which nothing asks for
+        store=store,
+        shape=shape,
+        mixture=None,
+        dev=None,
+        model=model,
+        replica=replica,
+        optimizer=make_optimizer(model, config.optimizer, shares=replica.own),
     )
 
 
-def write_speed(bench: Bench, sheet: Sheet, size: str, n_ranks: int, speed: Speed) -> None:
-    name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else "CPU"
-    roof = predict(size, name, n_ranks)
-    of_roof = "no prediction"
-    if roof:
-        of_roof = f"{speed.tgt_tokens_per_s / roof:.0%} of {roof:,.0f}"
-    sheet.table(
-        [
-            "size",
-            "GPUs",
-            "target tokens/s",
-            "range",
-            "of the products' ceiling",
-            "of the roofline",
-        ],
-        [
-            [
-                size,
-                str(n_ranks),
-                f"{speed.tgt_tokens_per_s:,.0f}",
-                f"{speed.slowest:,.0f} to {speed.fastest:,.0f}",
-                f"{speed.share_of_ceiling:.1%} of {speed.ceiling / 1e12:,.4g} TFLOP/s",
-                of_roof,
-            ]
-        ],
-    )
-    sheet.table(
-        [
-            "micro-batch",
-            "micro-batches an update",
-            "first one, with compiling",
-            "peak of tensors",
-            "peak reserved",
-        ],
-        [
-            [
-                f"{speed.micro_tokens:,} tokens a side",
-                str(speed.micros),
-                f"{speed.first_update_s:.1f} s",
-                gigabytes(speed.peak_tensors),
-                gigabytes(speed.peak_reserved),
-            ]
-        ],
-    )
-    sheet.require("all losses are finite", speed.is_finite, True)
-    if bench.is_cuda:
-        sheet.require("as one CUDA graph", speed.has_graph, True)
-
-
-def gigabytes(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.2f} GB" if n_bytes else "not measured"
+def time_training(recipe: Recipe, run: DryRun) -> tuple[Timing, Timing]:
+    """Time the first update, which is compiled, and some after others."""
+    with run.updates() as updates:
+        first = run.run(updates, 1, "compiling")
+        run.run(updates, WARM_UPS, "warming up")
+        return first, run.run(updates, recipe.n_timed, "timing")
 
 
 def check_training_speed(bench: Bench, sheet: Sheet, size: str) -> None:
-    write_speed(bench, sheet, size, 1, time_training(bench, size, bench.world))
-
-
-def check_speed_of_ranks(bench: Bench, sheet: Sheet, size: str) -> None:
-    if bench.n_ranks < 2:
+    """On one GPU, or as one of the ranks that torchrun has started."""
+    if os.environ.get("WORLD_SIZE") == "1":
         raise Skip("this machine has one GPU")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        order = {"what": "speed", "size": size, "n_ranks": bench.n_ranks}
-        (folder / "order.json").write_text(json.dumps(order))
-        code = run_ranks(bench, folder, RANKS_S)
-        if code != 0:
-            raise RuntimeError(f"torchrun left with exit code {code}; it says why above")
-        speed = Speed(**json.loads((folder / "speed.json").read_text()))
-    write_speed(bench, sheet, size, bench.n_ranks, speed)
+    with join_world("cpu" if bench.is_rehearsal else "auto") as world:
+        recipe = make_recipe(bench, size)
+        run = open_made_run(recipe, world)
+        first, timing = time_training(recipe, run)
+        setup, model = run.setup, recipe.config.model
+        with run.updates() as updates:
+            batch = next(updates).micros[0].batch.to(world.device)
+        sums = setup.replica.run(batch, 0.0, 0)
+
+        # operations against the products of this GPU
+        lengths = (float(side.lengths.mean()) for side in (setup.store.src, setup.store.tgt))
+        flop = count_flop(model, recipe.n_vocab, *lengths)
+        is_bf16 = recipe.config.training.precision == "bf16"
+        dtype = torch.bfloat16 if is_bf16 else torch.float32
+        ceiling = measure_ceiling(model, setup.micro_tokens, dtype, world.device)
+        reached = (flop.src * timing.n_src + flop.tgt * timing.n_tgt) / sum(timing.seconds)
+
+        rates = [timing.n_tgt / timing.n_updates / seconds for seconds in timing.seconds]
+        rate = statistics.median(rates)
+        name = name_machine(world.device, world.size)
+        roof = predict(size, name, world.size)
+        figures = {
+            "on": name,
+            "target tokens/s": f"{rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f})",
+            "of the products' ceiling": f"{reached / ceiling / world.size:.1%} of {ceiling / 1e12:,.4g} TFLOP/s",
+            "of the roofline": f"{rate / roof:.0%} of {roof:,.0f}" if roof else "no prediction",
+            "micro-batch": f"{setup.micro_tokens:,} tokens a side",
+            "first update, with compiling": f"{first.mean_s:.1f} s",
+            "peak memory": format_bytes(timing.peak),
+        }
+        sheet.table([size, ""], [list(row) for row in figures.items()])
+        sheet.require("the loss is finite", bool(sums.isfinite().all()), True)
+        if bench.is_cuda:
+            sheet.require("as one CUDA graph", has_graph(setup.replica), True)
 
 
 def check_base(bench: Bench, sheet: Sheet) -> None:
@@ -328,32 +170,7 @@ def check_big(bench: Bench, sheet: Sheet) -> None:
     check_training_speed(bench, sheet, "big")
 
 
-def check_base_ranks(bench: Bench, sheet: Sheet) -> None:
-    check_speed_of_ranks(bench, sheet, "base")
-
-
-def check_big_ranks(bench: Bench, sheet: Sheet) -> None:
-    check_speed_of_ranks(bench, sheet, "big")
-
-
-def time_as_rank(bench: Bench, world: World, folder: Path, size: str) -> None:
-    speed = time_training(bench, size, world)
-    if world.is_main:
-        (folder / "speed.json").write_text(json.dumps(asdict(speed)))
-
-
 # ---- decoding ----------------------------------------------------------------------------------------------------
-
-
-def work_as_rank(folder: Path, is_rehearsal: bool) -> None:
-    """What each process does that `run_ranks` starts."""
-    order = json.loads((folder / "order.json").read_text())
-    bench = replace(make_bench(is_rehearsal), n_ranks=order["n_ranks"])
-    with join_world() as world:
-        if order["what"] == "speed":
-            time_as_rank(bench, world, folder, order["size"])
-        else:
-            update_and_fail(bench, world, folder)
 
 
 def check_decoding(bench: Bench, sheet: Sheet) -> None:

@@ -40,6 +40,9 @@ from nmt.system.tables import Table
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
 START_S, ANSWER_S = 120, 60
+CLIENTS = (1, 8, 64)
+SECONDS, WARM_UP_S = 6.0, 1.5  # of each number of clients
+THREADS = os.cpu_count() or 1
 PACKAGES = ("torch", "ctranslate2", "uvicorn", "fastapi")
 SYSTEMS = {
     "nmt": "nmt-serve",
@@ -97,10 +100,10 @@ class ServingBench:
             export(self.checkpoint, "ctranslate2", self.export_folder, "float32", samples)
 
     def describe_server(self, name: str, port: int) -> Server:
-        config, threads = self.checkpoint.config, self.args.threads
+        config = self.checkpoint.config
         beam, alpha = config.decoding.beam, config.decoding.length_penalty
         if not name.startswith("nmt"):
-            inter, intra = (threads, 1) if name == "ct2-inter" else (1, threads)
+            inter, intra = (THREADS, 1) if name == "ct2-inter" else (1, THREADS)
             command = [sys.executable, str(Path(__file__).with_name("plain_server.py"))]
             command += [str(self.export_folder), *map(str, (port, inter, intra, beam, alpha))]
             return Server(name, command, {})
@@ -116,17 +119,16 @@ class ServingBench:
 
     def measure(self) -> dict[tuple[str, int], list[Measured]]:
         """Let each number of clients ask each server, round after round."""
-        args = self.args
         found: dict[tuple[str, int], list[Measured]] = {}
-        for number in range(args.rounds):
-            for name in args.systems:
+        for number in range(self.args.rounds):
+            for name in SYSTEMS:
                 port = find_free_port()
                 server = self.describe_server(name, port)
                 requests = [server.make_request(sentence) for sentence in self.sentences]
                 log = self.work / f"{name}.log"
-                with run_server_process(server, port, args.threads, log) as pid:
-                    for n_clients in args.clients:
-                        load = Load((HOST, port), requests, args.seconds, args.warm_up)
+                with run_server_process(server, port, THREADS, log) as pid:
+                    for n_clients in CLIENTS:
+                        load = Load((HOST, port), requests, SECONDS, WARM_UP_S)
                         before = read_core_seconds(pid)
                         asyncio.run(load.run(n_clients))
                         spent = read_core_seconds(pid) - before
@@ -239,11 +241,6 @@ class Load:
         self.end = self.begin + self.seconds
         await asyncio.gather(*(self._ask() for _ in range(n_clients)))
 
-    def stop(self) -> None:
-        """Let each client end after the answer that it waits for."""
-        self.end = time.perf_counter()
-        self.seconds = self.end - self.begin
-
     async def _ask(self) -> None:
         """Be one client, which connects anew when the server has closed its connection."""
         reader = writer = None
@@ -305,8 +302,8 @@ def print_table(bench: ServingBench, found: dict[tuple[str, int], list[Measured]
     print(
         f"{describe_machine(*PACKAGES)}\n\n    python {args.line}\n\n"
         f"d_model {shape.d_model}, {shape.encoder_depth} + {shape.decoder_depth} layers, beam "
-        f"{bench.checkpoint.config.decoding.beam}, fp32, {args.threads} threads; {args.rounds} rounds in turn of "
-        f"{args.seconds:g} s: medians, and the range of sentences/s.\n"
+        f"{bench.checkpoint.config.decoding.beam}, fp32, {THREADS} threads; {args.rounds} rounds in turn of "
+        f"{SECONDS:g} s: medians, and the range of sentences/s.\n"
         "core: the computing time of the server for a sentence. words: of an answer.\n"
     )
     rows = []
@@ -335,12 +332,7 @@ def parse_line(line: list[str]) -> argparse.Namespace:
     parser.add_argument("checkpoint")
     parser.add_argument("--text", required=True, help="source sentences, one a line")
     parser.add_argument("--work", required=True, help="a folder for the export and logs")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
-    parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--warm-up", type=float, default=1.5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
     args = parser.parse_args(line[1:])
     args.line = " ".join(line)
     return args

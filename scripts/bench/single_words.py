@@ -17,11 +17,13 @@ from pathlib import Path
 from statistics import fmean
 
 import nmt.api
-from nmt.commands.cli import parse_positive, run_command
+from nmt.commands.cli import run_command
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.system.errors import UserError
 
 LINES = 200_000  # of the training text
+WORDS = 200  # that are drawn
+LEAST_LINES = 20  # that have the word
 LEAST_LETTERS = 3  # of a word, because shorter ones are mostly articles and prepositions
 N_MEANINGS = 3
 
@@ -54,14 +56,16 @@ class Text:
             self.lines.append(words)
             self.counts.update(words)
 
-    def draw_words(self, n_words: int, least: int) -> list[str]:
+    def draw_words(self) -> list[str]:
         known = []
         for word, n_lines in sorted(self.counts.items()):
-            if n_lines >= least and len(word) >= LEAST_LETTERS and word.isalpha():
+            if n_lines >= LEAST_LINES and len(word) >= LEAST_LETTERS and word.isalpha():
                 known.append(word)
-        if len(known) < n_words:
-            raise UserError(f"--words {n_words}: only {len(known)} words stand in {least} lines")
-        return random.Random(1).sample(known, n_words)
+        if len(known) < WORDS:
+            raise UserError(
+                f"only {len(known)} words, and not {WORDS}, stand in {LEAST_LINES} lines"
+            )
+        return random.Random(1).sample(known, WORDS)
 
 
 def find_meanings(words: list[str], src: Text, tgt: Text) -> list[set[str]]:
@@ -87,7 +91,7 @@ def work(args: argparse.Namespace) -> int:
     src, tgt = Text(args.src), Text(args.tgt)
     if len(src.lines) != len(tgt.lines):
         raise UserError(f"{args.src} has {len(src.lines)} lines, {args.tgt} {len(tgt.lines)}")
-    words = src.draw_words(args.words, args.least)
+    words = src.draw_words()
     meanings = find_meanings(words, src, tgt)
 
     translator = nmt.api.load(args.model, settings=args.settings)
@@ -115,10 +119,6 @@ def main() -> int:
     parser.add_argument("settings", nargs="*", help="such as decoding.max_extra=2")
     parser.add_argument("--src", type=Path, required=True)
     parser.add_argument("--tgt", type=Path, required=True)
-    parser.add_argument("--words", type=parse_positive, default=200, metavar="N")
-    parser.add_argument(
-        "--least", type=parse_positive, default=20, metavar="N", help="lines with the word"
-    )
     args = parser.parse_intermixed_args()
     return run_command(lambda: work(args), "single_words")
 

@@ -29,29 +29,25 @@ def work(args: argparse.Namespace) -> int:
 
     from nmt.config_files import load_config
     from nmt.corpus.prepare import prepare
-    from nmt.system.progress import clock
+    from nmt.extras.profile.dry_run import DryRun
     from nmt.system.ranks import join_world
     from nmt.train.resolve import resolve
     from nmt.train.setup import open_setup
-    from nmt.train.update import run_update
 
     config = load_config(args.config, args.overrides)
     prepare(config.data, config.vocab, config.seed)
     with join_world() as world:
         config = resolve(config, config, world)
-        setup = open_setup(config, world)
+        run = DryRun(open_setup(config, world))
         tokens, seconds, products = [], [], []
-        with setup.make_loader(lambda _: setup.store) as updates:
-            for step in range(1, args.updates + WARM_UP + 1):
-                began = clock()
-                update = next(updates)
-                sent = run_update(setup.replica, setup.optimizer, update, step, config, world)
-                sent.stats.sum().item()
-                tokens.append(update.n_tgt)
-                seconds.append(clock() - began)
-                if args.products and step > WARM_UP:
+        with run.updates() as updates:
+            run.run(updates, WARM_UP, "warming up")
+            for _ in range(args.updates):
+                timing = run.run(updates, 1, "timing")
+                tokens.append(timing.n_tgt)
+                seconds += timing.seconds
+                if args.products:
                     products.append(measure_products(torch.get_num_threads(), n_times=2))
-        tokens, seconds = tokens[WARM_UP:], seconds[WARM_UP:]
         rates = [n / took for n, took in zip(tokens, seconds, strict=True)]
         if args.json:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -43,7 +43,6 @@ SIZES = {
     "base": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "n_layers": 6},
     "small": {"d_model": 256, "d_ff": 1024, "n_heads": 4, "n_layers": 3},
     "multi30k": {"d_model": 128, "d_ff": 256, "n_heads": 4, "n_layers": 4},
-    "tiny": {"d_model": 32, "d_ff": 64, "n_heads": 2, "n_layers": 1},
 }
 SYSTEMS = {
     "ours": "nmt, this checkout: labels of the update",
@@ -51,13 +50,10 @@ SYSTEMS = {
     "eole": "its command `train`: labels that its nn.CrossEntropyLoss counts",
 }
 NAMES = [f"{system}-{precision}" for precision in ("bf16", "fp32") for system in SYSTEMS]
-QUICK = {
-    "sizes": ["tiny"],
-    "config": "demo.yaml",
-    "tokens": 300,
-    "updates": 3,
-    "rounds": 1,
-}
+TOKENS = 4096  # in an update
+THREADS = 2
+CONFIG = "multi30k.yaml"
+WORK = Path("build/bench-train").resolve()
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(8 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
@@ -144,20 +140,19 @@ class Bench:
     """What all processes share: the store, the text made of it, the environment they start in."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.work = args, Path(args.work).resolve()
+        self.args = args
         # Before tune_process() adds to it
-        self.env = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
+        self.env = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
         tune_process()
-        store = str(self.work / f"store-{Path(args.config).stem}")
-        self.overrides = [f"data.store={json.dumps(store)}", *args.overrides]
-        if args.data_root:
-            self.overrides.insert(0, f"data.root={json.dumps(args.data_root)}")
-        config = load_config(args.config, self.overrides)
+        data = {"root": args.data_root, "store": str(WORK / "store-multi30k")}
+        given = [f"data.{key}={json.dumps(value)}" for key, value in data.items()]
+        self.overrides = [*given, *args.overrides]
+        config = load_config(CONFIG, self.overrides)
         prepare(config.data, config.vocab, config.seed)
         prepared = Path(config.data.store)
         self.pairs = open_store(prepared, "train")
         self.n_vocab = Vocab.load(prepared / "vocab.model").size
-        write_text(self.pairs, self.n_vocab, self.work / "text")
+        write_text(self.pairs, self.n_vocab, WORK / "text")
 
     def make_command(self, system: str, precision: str, size: str) -> list[str]:
         args = self.args
@@ -165,34 +160,34 @@ class Bench:
             return [
                 *make_step_command(size, precision, args.updates),
                 "--config",
-                args.config,
+                CONFIG,
                 "model.dropout=0.1",
                 "training.label_smoothing=0.1",
-                f"training.src_tokens={args.tokens}",
-                f"training.tgt_tokens={args.tokens}",
+                f"training.src_tokens={TOKENS}",
+                f"training.tgt_tokens={TOKENS}",
                 *self.overrides,
             ]
         job = {
             "system": system,
             "precision": precision,
-            "text": str(self.work / "text"),
-            "scratch": str(self.work),
+            "text": str(WORK / "text"),
+            "scratch": str(WORK),
             "n_vocab": self.n_vocab,
-            "tokens": args.tokens,
+            "tokens": TOKENS,
             "updates": args.updates,
             "seconds": args.seconds,
-            "threads": args.threads,
+            "threads": THREADS,
             "skip": SKIP,
             **SIZES[size],
         }
-        path = self.work / f"{system}-{precision}-{size}.json"
+        path = WORK / f"{system}-{precision}-{size}.json"
         path.write_text(json.dumps(job), encoding="utf-8")
         return [args.peer_python or sys.executable, str(PEERS_SCRIPT), str(path)]
 
     def run(self, size: str, name: str) -> str:
         """Run one process from start to end, and return what it printed; a log has its stderr."""
         system, precision = name.split("-")
-        log = self.work / f"{name}-{size}.log"
+        log = WORK / f"{name}-{size}.log"
         env = self.env if system == "ours" else self.env | MALLOC
         try:
             with open(log, "wb") as file:
@@ -213,11 +208,11 @@ class Bench:
     def measure(self) -> tuple[Results, Ceilings]:
         """Run each system at each size, round after round."""
         results: Results = {}
-        ceilings = [measure_products(self.args.threads)]
+        ceilings = [measure_products(THREADS)]
         for size, name in [*product(self.args.sizes, self.args.systems)] * self.args.rounds:
             precision = name.split("-")[1]
             answer = self.run(size, name)
-            ceilings.append(measure_products(self.args.threads))
+            ceilings.append(measure_products(THREADS))
             # The mean of the measurements before and after the process
             ceiling = fmean(find_ceiling(precision, rates) for rates in ceilings[-2:])
             result = parse_answer(answer, precision, ceiling)
@@ -260,7 +255,7 @@ def work(args: argparse.Namespace) -> int:
     results, ceilings = bench.measure()
     print(
         f"{describe_machine()}\n\n    python {args.line}\n\n"
-        f"{args.threads} threads, {args.rounds} rounds in turn: "
+        f"{THREADS} threads, {args.rounds} rounds in turn: "
         "the median (range) of their medians over updates.\n"
     )
     for size in args.sizes:
@@ -270,7 +265,7 @@ def work(args: argparse.Namespace) -> int:
     wait = bench.env.get("OMP_WAIT_POLICY", "unset (ours spins only briefly)")
     malloc = " ".join(f"{key}={value}" for key, value in MALLOC.items())
     print(
-        f"All have OMP_NUM_THREADS={args.threads}, OMP_WAIT_POLICY {wait}. "
+        f"All have OMP_NUM_THREADS={THREADS}, OMP_WAIT_POLICY {wait}. "
         f"Ours keeps freed memory by itself (nmt/system/runtime.py); the others have {malloc}"
     )
     return 0
@@ -346,28 +341,17 @@ def main(line: list[str]) -> int:
     numbers = (
         ("rounds", 3, ""),
         ("updates", 15, "to time in each process "),
-        ("threads", 2, ""),
         ("seconds", 30, "after which all but ours stop "),
-        ("tokens", 4096, "in an update "),
     )
     for key, default, what in numbers:
         parser.add_argument(
             f"--{key}", type=int, default=default, metavar="N", help=f"{what}({default})"
         )
     parser.add_argument(
-        "--config", default="multi30k.yaml", metavar="FILE", help="of the data (multi30k.yaml)"
-    )
-    parser.add_argument("--data-root", metavar="DIR", help="the config's data.root")
-    parser.add_argument(
-        "--work", default="build/bench-train", metavar="DIR", help="(build/bench-train)"
+        "--data-root", required=True, metavar="DIR", help="data.root of multi30k.yaml"
     )
     parser.add_argument("--peer-python", metavar="PATH", help="the Python that has the peers")
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny, on the embedded corpus: does it all run?"
-    )
     parser.set_defaults(line=f"scripts/bench/train.py {' '.join(line)}")
-    if "--quick" in line:  # other options given beside it take precedence
-        parser.set_defaults(**QUICK)
     args = parser.parse_intermixed_args(line)
     return run_command(lambda: work(args), "bench_train")
 

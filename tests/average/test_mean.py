@@ -4,13 +4,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.saved_run import compute_mean, copy_template, make_template, read_state, skip_fsync  # noqa: F401
+from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
+from support.untrained import change_config
 from test_checkpoint import CONFIG, make_letters, write
 from torch import Tensor
 
@@ -20,7 +20,6 @@ from nmt.checkpoint.checkpoint import COMMON_FILES, load_weights
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.average import main as nmt_average
 from nmt.config import DataConfig, DecodingConfig, EvaluationConfig
-from nmt.config_files import format_config, load_config
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, seal
@@ -130,20 +129,13 @@ def test_other_pieces_and_the_same_checkpoint_are_refused(tmp_path: Path) -> Non
         average_checkpoints([tmp_path / "c", tmp_path / "d" / ".." / "c"], tmp_path / MEAN)
 
 
-def configure(folder: Path, **changes: Any) -> None:
-    """Other settings in the same checkpoint, sealed."""
-    config = load_config(str(folder / "config.yaml"))
-    (folder / "config.yaml").write_text(format_config(replace(config, **changes)))
-    seal(folder)
-
-
 def test_two_runs_do_not_average(
     run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not even of equal shapes and pieces. What may change between two sittings makes no other run."""
     ours, other = run.checkpoint(40), tmp_path / "other"
     shutil.copytree(run.checkpoint(50), other)
-    configure(other, seed=2, evaluation=EvaluationConfig(bleu=False))
+    change_config(other, seed=2, evaluation=EvaluationConfig(bleu=False))
     assert nmt_average([str(ours), str(other), "-o", str(tmp_path / MEAN)]) == 2
     told = capsys.readouterr().err.splitlines()
     assert (
@@ -152,7 +144,7 @@ def test_two_runs_do_not_average(
         in told[0]
     )
     assert not (tmp_path / MEAN).exists()
-    configure(other, data=DataConfig(src="e\nn" + "x" * 1000))
+    change_config(other, data=DataConfig(src="e\nn" + "x" * 1000))
     with pytest.raises(UserError) as caught:
         average_checkpoints([ours, other], tmp_path / MEAN)
     assert (
@@ -162,7 +154,7 @@ def test_two_runs_do_not_average(
     )
     shutil.copy(ours / "config.yaml", other)
     longer = replace(CONFIG.training, steps=200_000)
-    configure(
+    change_config(
         other, name="renamed", out="elsewhere", training=longer, decoding=DecodingConfig(beam=1)
     )
     average_checkpoints([other, ours], tmp_path / MEAN)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.saved_run import copy_template, make_template, skip_fsync  # noqa: F401
+from support.saved_run import copy_template, make_template  # noqa: F401
 
 from nmt.average import select
 from nmt.average.select import choose_checkpoints, list_candidates, list_doubts, take_best

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from support.saved_run import compute_mean, copy_template, make_template, read_state, skip_fsync  # noqa: F401
+from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
 from test_checkpoint import CONFIG
 
 from nmt.commands.average import main as nmt_average

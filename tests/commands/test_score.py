@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
+from support.warm_process import CONTEXT
 
 import nmt.api
 from nmt.commands.score import main as nmt_score
@@ -88,6 +89,7 @@ def test_workers_write_the_same_scores(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("nmt.extras.pair_scores.score_stream.PAIRS_AT_ONCE", 7)
+    monkeypatch.setattr("nmt.system.pool.get_context", lambda _: CONTEXT)
     Path("src").write_text(Path("src").read_text().replace("\n", "\n\n", 5))
     Path("tgt").write_text(Path("tgt").read_text().replace("\n", "\nx\n", 5))
     whole = score(place, "--src", "src", "--tgt", "tgt")

@@ -8,9 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.rings import amount
 from support.serve_process import start_server
-from support.soaking import counted
 from support.untrained import make_checkpoint, make_vocab
+from support.warm_process import finish
 
 from nmt.commands.serve import main, parse_arguments
 from nmt.extras.serve.start import read_keys
@@ -30,7 +31,7 @@ def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # uvicorn heeds SIGTERM, nmt.extras.serve the two others, both alike
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, *counted([], [signal.SIGUSR1])])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, *amount([], [signal.SIGUSR1])])
 def test_a_process_answers_until_a_signal_ends_it(
     number: signal.Signals, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -39,8 +40,7 @@ def test_a_process_answers_until_a_signal_ends_it(
         body = json.dumps({"q": "red dog", "source": "en", "target": "de"})
         connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
         assert list(json.loads(connection.getresponse().read())) == ["translatedText"]
-        process.send_signal(number)
-        assert process.wait(100) == 0
+        assert finish(process, number) == 0
     assert "Traceback" not in (tmp_path / "stderr").read_text()
 
 

@@ -11,10 +11,7 @@ import pty
 import re
 import select
 import shutil
-import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -23,10 +20,12 @@ from pathlib import Path
 import pytest
 from support.finished_run import train_toy
 from support.once import make_once
-from support.soaking import IS_SOAK, counted
-from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
+from support.rings import amount
+from support.toy_corpus import write_splits, write_toy_config, write_toy_corpus
 from support.waiting import HANG_S
+from support.warm_process import start_command
 
+IS_SOAK = amount(False, True)
 COMMANDS = ("init prepare train sweep average eval report translate score serve export").split()
 WIDTHS = (40, 80, 200)
 # What a bar needs to be drawn anew; all else that a terminal would obey is a stray character.
@@ -78,32 +77,16 @@ class Screen:
         self.column += len(text)
 
 
-def take_terminal() -> None:
-    """Make standard input the terminal of a new session, so that Ctrl-C becomes a signal."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
 def run_at_terminal(
     argv: list[str], width: int, folder: Path, interrupt_at: str = "", before: str = ""
-) -> tuple[int, str]:
+) -> tuple[int | None, str]:
     """Run a command under a terminal, after the program `before`, and type Ctrl-C once it has written
     `interrupt_at`. Returns its exit code and all that it wrote.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    program = f"{before}\nimport sys; from nmt.commands.{argv[0]} import main; sys.exit(main())"
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *argv[1:]],
-        cwd=folder,
-        env={**environment, "TERM": "xterm"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        preexec_fn=take_terminal,
-    )
+    os.environ.pop("COLUMNS", None)
+    process = start_command(argv, [theirs] * 3, folder, {"TERM": "xterm"}, before)
     os.close(theirs)
     written = b""
     deadline = time.monotonic() + HANG_S
@@ -121,13 +104,12 @@ def run_at_terminal(
                 time.sleep(0.1)  # a person does not strike while a bar is being made
                 os.write(ours, b"\x03")
                 interrupt_at = ""
-        code = process.wait(HANG_S)
+        process.join(HANG_S)
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        process.kill()
+        process.join()
         os.close(ours)
-    return code, written.decode()
+    return process.exitcode, written.decode()
 
 
 def check_screen(written: str, width: int) -> list[str]:
@@ -176,7 +158,7 @@ def test_a_run_is_trained_interrupted_continued_and_scored(
         check_screen(written, width)
         assert code == 130
     commands = [["eval", str(run)], ["average", str(run), "--last", "1"], ["report", str(run)]]
-    for command in counted([], commands):
+    for command in amount([], commands):
         code, written = run_at_terminal(command, width, tmp_path)
         check_screen(written, width)
         assert code == 0, written
@@ -188,9 +170,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         toy = write_toy_config(write_toy_corpus(folder), folder)
-        pairs = sentences(1500, seed=9)  # nmt-init asks for a thousand
-        for side, language in enumerate(("en", "de")):
-            (folder / f"more.{language}").write_text("".join(pair[side] + "\n" for pair in pairs))
+        write_splits(folder, more=1500)  # nmt-init asks for a thousand
         if IS_SOAK:
             train_toy(toy, "training.checkpoint_every=10", "training.validate_every=10")
         settings = "{training.steps: 4, training.checkpoint_every: 2}"

@@ -16,16 +16,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.needs import needs_package
-from support.soaking import IS_SOAK, counted
+from support.rings import amount
 from support.toy_corpus import sentences
 from support.untrained import DECODING, make_checkpoint, make_vocab
-from support.warm_process import CONTEXT, TranslateProcess
+from support.waiting import until
+from support.warm_process import CONTEXT, finish, start_command
 
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.eval import main as nmt_eval
@@ -46,11 +48,6 @@ LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk h
 TEXT = "".join(line + "\n" for line in LINES)
 NEEDS_CT2 = needs_package("ctranslate2")
 BOUNDS = ("decoding.max_source=40", "--long-lines")
-
-
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("words"))
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +101,12 @@ def evaluate(folder: Path, lines: list[str], place: Path, *options: str) -> Any:
     return json.loads(scores.read_text())
 
 
-def start_from_shell(place: Path, **streams: Any) -> "subprocess.Popen[bytes]":
-    """nmt-translate as a shell starts it, for what depends on how the interpreter begins and ends."""
-    command = [sys.executable, "-m", "nmt.commands.translate", str(place)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, **streams)
+def start_translate(
+    place: Path, stdin: int, stdout: int, errors: Path, *options: str
+) -> BaseProcess:
+    with errors.open("w") as stderr:
+        streams = [stdin, stdout, stderr.fileno()]
+        return start_command(["translate", str(place), *options], streams)
 
 
 # ---- text ---------------------------------------------------------------------------------------------------------
@@ -153,8 +151,8 @@ ODD = {
     "not UTF-8": b"red \xff\xfe dog",
     "half a letter": b"red d\xc3",
     "UTF-16": "red dog".encode("utf-16"),
-    "many words": b"red " * counted(2_500, 25_000),
-    "many letters without a space": b"x" * counted(10_000, 100_000),
+    "many words": b"red " * amount(2_500, 25_000),
+    "many letters without a space": b"x" * amount(10_000, 100_000),
     "spaces": b" " * 100_000,
 }
 
@@ -545,11 +543,12 @@ def test_an_output_longer_than_the_input_cannot_be_resumed(
 
 def test_a_full_disk_is_a_failure_that_names_the_output(place: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("red dog\n")
+    errors = tmp_path / "errors"
     with open("/dev/full", "w") as full, open(tmp_path / "in") as source:
-        process = start_from_shell(place, stdin=source, stdout=full)
-        errors = process.communicate()[1].decode()
-    assert process.returncode == 1 and errors.count("\n") == 1
-    assert "failed: <stdout>: cannot be written (No space left" in errors
+        process = start_translate(place, source.fileno(), full.fileno(), errors)
+    assert finish(process) == 1
+    (told,) = errors.read_text().splitlines()
+    assert "failed: <stdout>: cannot be written (No space left" in told
 
 
 @pytest.mark.parametrize(("closed", "options"), [("stdin", []), ("stdout", ["-i", __file__])])
@@ -569,21 +568,22 @@ def test_a_closed_stream_is_an_error(
 STOPS = [(signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGTERM, -15)]
 
 
-@pytest.mark.parametrize(("number", "code"), STOPS if IS_SOAK else STOPS[:2])
+@pytest.mark.parametrize(("number", "code"), amount(STOPS[:2], STOPS))
 def test_a_stop_leaves_whole_lines(
     number: signal.Signals, code: int, place: Path, texts: list[str], tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    process = TranslateProcess([str(place), "-o", str(out)], tmp_path / "errors")
-    process.feed(TEXT * 2)
-    while not out.exists() or not out.stat().st_size:
-        assert process.is_alive()
-        time.sleep(0.01)
-    process.feed(TEXT * 10)
+    out, errors = tmp_path / "out", tmp_path / "errors"
+    source, sink = os.pipe()
+    process = start_translate(place, source, 1, errors, "-o", str(out))
+    os.close(source)
+    os.write(sink, TEXT.encode() * 2)
+    until(lambda: out.exists() and out.stat().st_size > 0)
+    os.write(sink, TEXT.encode() * 10)
     time.sleep(0.1)
-    exit_code, errors = process.stop(number)
-    assert exit_code == code
-    assert errors == ("nmt-translate: interrupted\n" if number is signal.SIGINT else "")
+    assert finish(process, number) == code
+    os.close(sink)
+    told = "nmt-translate: interrupted\n" if number is signal.SIGINT else ""
+    assert errors.read_text() == told
     lines = out.read_text().split("\n")
     assert lines.pop() == "" and lines == (texts * 12)[: len(lines)] and lines
     (tmp_path / "in").write_text(TEXT * 12)
@@ -595,7 +595,10 @@ def test_a_stop_leaves_whole_lines(
 def test_output_comes_before_the_input_ends_and_a_reader_may_leave(
     place: Path, translator: Translator
 ) -> None:
-    with start_from_shell(place, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    """As a shell starts it, from the first line of the interpreter to its last."""
+    command = [sys.executable, "-m", "nmt.commands.translate", str(place)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdin is not None
         assert process.stdout is not None and process.stderr is not None
         process.stdin.write(b"red dog\n")
@@ -614,15 +617,8 @@ def test_output_comes_before_the_input_ends_and_a_reader_may_leave(
 
 def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> None:
     main, side = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nmt.commands.translate", str(place)],
-        stdin=side,
-        stdout=side,
-        stderr=side,
-        start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
-        env=os.environ | {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"},
-    )
+    environment = {"XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
+    process = start_command(["translate", str(place)], [side] * 3, environment=environment)
     os.close(side)
     seen = b""
 
@@ -659,7 +655,7 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
     wait_for("no commands; Ctrl-C drops a line, Ctrl-D ends\r\n")
     wait_for("> ")
     os.write(main, b"\x04")  # Ctrl-D
-    assert process.wait(60) == 0
+    assert finish(process) == 0
     os.close(main)
     history = tmp_path / "nmt" / "translate_history"
     assert history.read_text().split("\n") == ["red dog", "blue cat", ":quit", ""]
@@ -849,13 +845,13 @@ def test_mistakes_are_reported_in_one_line(
     assert {path.name: path.read_bytes() for path in place.iterdir()} == kept
 
 
-def test_pipes_that_are_set_not_to_wait(place: Path, texts: list[str]) -> None:
+def test_pipes_that_are_set_not_to_wait(place: Path, texts: list[str], tmp_path: Path) -> None:
     """As ssh and Node.js set them, for all that share the pipe."""
     source, ours = os.pipe()
     theirs, sink = os.pipe()
     for end in (source, sink):
         os.set_blocking(end, False)
-    process = start_from_shell(place, stdin=source, stdout=sink)
+    process = start_translate(place, source, sink, tmp_path / "errors")
     os.close(source)
     os.close(sink)
     fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
@@ -872,7 +868,7 @@ def test_pipes_that_are_set_not_to_wait(place: Path, texts: list[str]) -> None:
     with open(theirs) as file:
         assert file.read().splitlines() == texts * n
     thread.join()
-    assert process.wait() == 0
+    assert finish(process) == 0
 
 
 def test_standard_output_must_not_be_the_input(

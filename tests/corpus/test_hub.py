@@ -4,12 +4,11 @@ one true line.
 
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +17,8 @@ from huggingface_hub import constants
 from pyarrow import parquet
 from support.fake_hub import COMMIT, FakeHub, run_hub, use_hub
 from support.toy_corpus import write_toy_corpus
+from support.waiting import HANG_S
+from support.warm_process import finish, start_command
 
 from nmt.config import CorpusConfig, DataConfig, VocabConfig
 from nmt.config_files import load_config
@@ -254,32 +255,27 @@ def test_a_store_from_the_hub_records_the_sha256_that_the_hub_names(
 ) -> None:
     """Also if the first command was killed in the middle of a file, of which nothing is taken for whole."""
     (tmp_path / "c.yaml").write_text(PREPARE.format(root=tmp_path, commit=COMMIT))
-    command = [sys.executable, "-m", "nmt.commands.prepare", "--config", str(tmp_path / "c.yaml")]
+    argv = ["prepare", "--config", str(tmp_path / "c.yaml")]
     with run_hub("wmt/wmt14", dataset) as server:
         hub = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-        environment = os.environ | hub
+        start = partial(start_command, argv, (0, 1, 2), environment=hub)
         server.stalling.add(SHARDS[1])
-        with subprocess.Popen(
-            command, env=environment, stderr=subprocess.PIPE, text=True
-        ) as killed:
-            has_stalled = server.has_stalled.wait(60)
-            killed.kill()
-            assert has_stalled, killed.communicate()[1]
+        killed = start()
+        assert server.has_stalled.wait(HANG_S)
+        finish(killed, signal.SIGKILL)
         assert server.digest(SHARDS[0]) in blobs(tmp_path)
         assert server.digest(SHARDS[1]) not in blobs(tmp_path)
         server.stalling.clear()
         server.served.clear()
 
-        first = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert first.returncode == 0, first.stderr
+        assert finish(start()) == 0
         assert server.served == {name: len(dataset[name]) for name in SHARDS[1:]}
         ledger = json.loads((tmp_path / "store" / "ledger.json").read_text())
         found = {file["name"]: file["sha256"] for file in ledger["corpora"][0]["files"]}
         address = f"hf://datasets/wmt/wmt14@{COMMIT}"
         assert found == {f"{address}/{name}": server.digest(name) for name in SHARDS}
         assert [file["lines"] for file in ledger["corpora"][0]["files"]] == [4000, 4000, 4000]
-    again = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr  # the store is there, so the hub need not be
+    assert finish(start()) == 0  # the store is there, so the hub need not be
 
 
 def test_the_shipped_config_of_a_dataset_makes_the_store_of_the_same_text(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.soaking import counted
+from support.rings import amount
 from support.stored_text import read_training_pairs
 from support.waiting import until
 
@@ -224,15 +224,18 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
 def test_equal_whatever_the_workers_the_place_and_the_clock(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    truth = contents(make(config(root)))
+    """Dev and test set have several shards too."""
+    pairs = [(line(i), line(i + 1)) for i in range(0, 600, 3)]
+    dev, test = write_pairs(root / "dev.tsv", pairs[:90]), write_pairs(root / "test.tsv", pairs)
+    truth = contents(make(config(root, valid=dev, test=test)))
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.stages.PAIRS_PER_SHARD", 64)
-        assert contents(make(config(root, "two", workers=3))) == truth
+        assert contents(make(config(root, "two", workers=3, valid=dev, test=test))) == truth
     elsewhere = tmp_path / "else" / "where"
     shutil.copytree(root, elsewhere)
     for file in elsewhere.iterdir():
         os.utime(file, (1e9, 1e9))
-    assert contents(make(config(elsewhere))) == truth
+    assert contents(make(config(elsewhere, valid=dev, test=test))) == truth
 
 
 def test_the_seed_draws_the_sample_and_nothing_else(root: Path) -> None:
@@ -291,7 +294,7 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(
         "vocab: {size: 60}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", KILLS, "c.yaml", str(counted(7, 1))],
+        [sys.executable, "-c", KILLS, "c.yaml", str(amount(7, 1))],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -300,7 +303,7 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(
     )
     assert done.returncode == 0, done.stderr
     stores = sorted(tmp_path.glob("store-*"))
-    assert len(stores) > counted(5, 40) and not list(tmp_path.glob("store-*/.*/*"))
+    assert len(stores) > amount(5, 40) and not list(tmp_path.glob("store-*/.*/*"))
     undisturbed = contents(stores[0])
     assert all(contents(store) == undisturbed for store in stores)
 

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from support.packing import tar, zstd
-from support.soaking import counted
+from support.rings import amount
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus import demo
@@ -361,7 +361,10 @@ def test_a_lost_line_is_found_by_the_lengths_of_the_lines(tmp_path: Path, seed: 
     assert found[5] == ("x.en", "x.de")[side] and (found[3] == "a line is") == (n == 1)
 
 
-def test_a_side_that_ends_too_early_is_called_so(tmp_path: Path) -> None:
+def test_a_side_that_ends_too_early_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.corpus.reader.PAIRS_AT_ONCE", 90)  # it is read in several blocks
     english, german = zip(*islice(demo.generate_pairs("train"), 300), strict=True)
     (tmp_path / "x.en").write_text("\n".join(english))
     (tmp_path / "x.de").write_text("\n".join(german[:250]))
@@ -397,7 +400,7 @@ def test_every_form_gives_the_same_pairs_in_blocks_of_one_size(
     st.lists(st.tuples(*[st.sampled_from(["a", "é\u2028", "", "\0", None])] * 2), min_size=1),
     st.integers(1, 5),
 )
-@settings(max_examples=counted(20, 100))
+@settings(max_examples=amount(20, 100))
 def test_what_is_left_out_never_shifts_the_rest(
     tmp_path_factory: pytest.TempPathFactory, cells: list[tuple[str | None, str | None]], size: int
 ) -> None:

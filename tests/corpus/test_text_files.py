@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.packing import pack, pack_archive, tar
 
-from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks
+from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks, read_lines
 from nmt.system.errors import UserError
 
 NOT_LINE_ENDS = ["\u2028", "\u2029", "\u0085", "\v", "\f", "\x1c", "\x1d", "\x1e", "\0", "\ufeff"]
@@ -241,3 +241,12 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
         complaint(TextFile(tmp_path / "x")) == "ROOT/x: cannot be read (No such file or directory)"
     )
     assert complaint(TextFile(tmp_path)).endswith("cannot be read (Is a directory)")
+
+
+def test_lines_are_counted_through_all_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.corpus.text_files.LINES_AT_ONCE", 2)
+    (tmp_path / "x").write_bytes(b"a\nb\nc\nd\n\xff\n")
+    with pytest.raises(UserError, match="x:5:1: byte 0xff"):
+        list(read_lines(TextFile(tmp_path / "x")))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support.block_faults import die, slow
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors, train_toy
+from support.forks import run_on_ranks
 from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
-from support.two_ranks import run_on_two_ranks
 
 from nmt.data import epoch_stores
 from nmt.data.epoch_stores import EpochStores
@@ -193,9 +193,9 @@ TWO_RANKS = """
 
 
 def test_two_ranks_draw_an_epoch_once(store: Path, tmp_path: Path) -> None:
-    done = run_on_two_ranks(TWO_RANKS, tmp_path / "ranks.py", str(store))
-    assert done.codes == [0, 0], done.stderr[-3000:]
-    assert done.stdout == "3\n"
+    done = run_on_ranks(2, TWO_RANKS, tmp_path / "ranks.py", str(store))
+    assert done.codes == [0, 0], done.told()[-3000:]
+    assert done.told("stdout") == "3\n"
     assert names_of_epochs(store) == ["epoch-000001", "epoch-000002"]
 
 

@@ -95,6 +95,17 @@ def test_queries_and_keys_are_rotated_as_by_torch(
         assert (x.double() - y).norm() < bound * y.norm()
 
 
+def test_scores_may_be_far_apart(counted_calls: list[int]) -> None:
+    """As a trained model's: the exponential of their differences, taken the wrong way, overflows."""
+    (q, k, v), mask = draw(lengths=LENGTHS[3:])
+    inputs = [(100 * q).detach().requires_grad_(), k, v]
+    found = compute_all(inputs, mask)
+    assert len(counted_calls) == 2
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    for x, y in zip(found, compute_all(wide, mask), strict=True):
+        assert (x.double() - y).norm() < 1e-4 * y.norm()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_company_and_threads_do_not_change_a_bit(dtype: torch.dtype) -> None:
     inputs, mask = draw(dtype)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.plain_search import Ids
 from support.pretend_device import GPU, DeviceTensor, pretend_device
+from support.rings import amount
 from support.searches import (
     PLAIN,
     WAYS,
@@ -24,7 +25,6 @@ from support.searches import (
     make_speaker,
     put_in_order,
 )
-from support.soaking import IS_SOAK, counted
 from support.untrained import TINY, list_shapes
 
 import nmt.translate.engine
@@ -43,7 +43,7 @@ V = 40
 SHORT = replace(TINY, n_layers=1)
 SHAPES = list_shapes(21, SHORT) | {"post": TINY}
 DEEP = replace(SHAPES["pre"], n_layers=2)
-ENSEMBLE = list(SHAPES.values()) if IS_SOAK else [DEEP, SHAPES["released"]]
+ENSEMBLE = amount([DEEP, SHAPES["released"]], [*SHAPES.values()])
 
 
 def model(shape: ModelConfig, seed: int = 1) -> Transformer:
@@ -66,7 +66,7 @@ CASES = [(way, "short") for way in WAYS] + [("beam", name) for name in (*SHAPES,
 
 @pytest.mark.parametrize(("way", "name"), CASES)
 def test_each_way_and_each_kind_of_model_find_the_same(way: str, name: str) -> None:
-    given, rules = sources(counted(5, 9), 5, 9), make_rules(WAYS[way], 1 if way == "greedy" else 2)
+    given, rules = sources(amount(5, 9), 5, 9), make_rules(WAYS[way], 1 if way == "greedy" else 2)
     shapes = ENSEMBLE if name == "ensemble" else [({"short": SHORT} | SHAPES)[name]]
     models = [model(shape, seed) for seed, shape in enumerate(shapes)]
     forced = prefixes_of(given)

@@ -87,13 +87,12 @@ def run(ground: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_and_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Few resamples, no network, no cache of sacreBLEU's, no waiting for the disk."""
+    """Few resamples, no network, no cache of sacreBLEU's."""
     monkeypatch.setattr(evaluation, "N_BOOTSTRAP", FEW)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("SACREBLEU_SEED", raising=False)
     for name in ("wmt14", "wmt14/full"):
         monkeypatch.setattr(DATASETS[name], "_outdir", str(tmp_path / "cache" / name))
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def list_checkpoints(run: Path) -> list[Path]:

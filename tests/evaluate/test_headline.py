@@ -3,7 +3,6 @@ went on since without a word.
 """
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,8 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def run(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path: Path, corpus: Path) -> Path:
     """Its average was made at update 20, and it went on to update 30."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     vocab = make_vocab(tmp_path)
     test = CorpusConfig(src="test.en", tgt="test.de")
     data = DataConfig(root=str(corpus), test=test)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.untrained import SHAPE, make_checkpoint, make_vocab
+from support.untrained import SHAPE, make_checkpoint
+
+from nmt.data.vocab import Vocab
 
 PAGE = Path(__file__).parents[2] / "docs" / "examples.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -15,12 +17,13 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_block_runs(
     block: str,
+    vocab: Vocab,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "runs" / "demo").mkdir(parents=True)
-    make_checkpoint(tmp_path / "runs" / "demo" / "average", make_vocab(tmp_path))
+    make_checkpoint(tmp_path / "runs" / "demo" / "average", vocab)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(block, names)

@@ -9,12 +9,13 @@ import pytest
 import sentencepiece
 from support.needs import needs_package
 from support.toy_corpus import sentences
-from support.untrained import make_checkpoint, make_vocab
+from support.untrained import make_checkpoint
 
 from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.export import main as nmt_export
 from nmt.commands.translate import main as nmt_translate
+from nmt.data.vocab import Vocab
 from nmt.extras.export.argos import check_packable
 from nmt.system.errors import UserError
 
@@ -23,9 +24,8 @@ LINES = [source for source, _ in sentences(16, seed=3)]
 
 
 @pytest.fixture(scope="module", name="checkpoint")
-def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("argos")
-    return make_checkpoint(folder / "average", make_vocab(folder), seed=3)
+def make_one(vocab: Vocab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("argos") / "average", vocab, seed=3)
 
 
 def translate_as_argos(package: Path, lines: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.needs import needs_package
-from support.soaking import IS_SOAK
+from support.rings import amount
 from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 
@@ -66,7 +66,7 @@ SHAPES = {
     for tied in (True, False)
     for positions in ("sinusoidal", "learned")
     # half of the eight has each pair of values
-    if IS_SOAK or (norm == "pre") == (tied == (positions == "learned"))
+    if amount((norm == "pre") == (tied == (positions == "learned")), True)
 }
 SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
 SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
@@ -85,11 +85,6 @@ SHAPES["unused-rows"] = replace(PLAIN, vocab_rows=99)
 SHAPES["biased-pre-small-heads"] = replace(
     SHAPES["pre-small-heads"], attention_bias=True, projection_bias=True
 )
-
-
-@pytest.fixture(scope="session")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("words"))
 
 
 def make_exportable(

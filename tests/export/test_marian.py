@@ -19,7 +19,7 @@ from support.finished_run import read_lines
 from support.needs import needs_package
 from support.once import make_once
 from support.toy_corpus import sentences
-from support.untrained import SHAPE, make_checkpoint, make_vocab
+from support.untrained import SHAPE, make_checkpoint
 
 from nmt.api import convert_published, open_model
 from nmt.checkpoint.checkpoint import Checkpoint
@@ -32,7 +32,7 @@ from nmt.commands.score import main as nmt_score
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.data.batch import pack
-from nmt.data.vocab import BOS, EOS, UNK
+from nmt.data.vocab import BOS, EOS, UNK, Vocab
 from nmt.system.errors import UserError
 from nmt.translate.translator import Translator
 
@@ -197,8 +197,7 @@ def test_a_piece_that_the_table_lacks_is_unknown_as_there(
     assert i != UNK and torch.equal(weights[i], weights[UNK])
 
 
-def test_a_model_that_nmt_exported_comes_back(tmp_path: Path) -> None:
-    vocab = make_vocab(tmp_path)
+def test_a_model_that_nmt_exported_comes_back(vocab: Vocab, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "average", vocab))
     out = tmp_path / "exported"
     assert nmt_export([str(checkpoint.path), "--to", "huggingface", "-o", str(out)]) == 0

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from support.finished_run import read_lines, train_toy
-from support.saved_run import skip_fsync  # noqa: F401
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval

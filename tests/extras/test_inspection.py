@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.hostile_text import OBEYED, PAYLOADS
-from support.soaking import counted
+from support.rings import amount
 from support.toy_corpus import sentences
 
 from nmt.commands.prepare import main
@@ -220,7 +220,7 @@ def test_an_id_beyond_the_vocabulary_is_refused(
 # ---- offline ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", counted(["prepare"], ["prepare", "train"]))
+@pytest.mark.parametrize("command", amount(["prepare"], ["prepare", "train"]))
 def test_offline_no_socket_is_opened(command: str, tmp_path: Path) -> None:
     program = f"""
 import os, socket, sys

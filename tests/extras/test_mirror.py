@@ -14,8 +14,9 @@ from uuid import uuid4
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from support.ground import Ground, check_done, check_same
 from support.prepared_toy import prepare_toy
-from support.soaking import Order, check_done, check_same, counted, make_ground
+from support.rings import amount
 
 import nmt.api
 from nmt.checkpoint.checkpoint import TrainState
@@ -290,14 +291,12 @@ def test_nothing_is_fetched_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(3600)
-def test_killed_machines_end_in_the_bits_of_a_whole_run(tmp_path: Path) -> None:
+def test_killed_machines_end_in_the_bits_of_a_whole_run(ground: Ground, tmp_path: Path) -> None:
     """Each start is on a new machine; it is killed when a checkpoint is half copied, or complete."""
-    ground = make_ground(tmp_path)
-    steps = counted(6, 16)
+    steps = amount(6, 16)
     whole = ground.finish("whole", f"training.steps={steps}")
     checkpoints = tmp_path / "mirror" / "checkpoints"
     settings = [f"training.mirror=file://{tmp_path}/mirror", f"training.steps={steps}"]
-    slow = Order([], "", slow={"update": 0.05})
 
     def is_copied(n: int) -> bool:
         return len(list(checkpoints.glob("step-*/manifest.json"))) >= n
@@ -307,16 +306,16 @@ def test_killed_machines_end_in_the_bits_of_a_whole_run(tmp_path: Path) -> None:
         return any(not (folder / "manifest.json").exists() for folder in folders)
 
     moments: list[Callable[[], bool]] = [is_half_copied, lambda: is_copied(1)]
-    moments += counted([], [lambda: is_copied(1), is_half_copied, lambda: is_copied(2)] * 10)
+    moments += amount([], [lambda: is_copied(1), is_half_copied, lambda: is_copied(2)] * 10)
     for moment in moments:
-        start = ground.start("killed", *settings, order=slow)
+        start = ground.start("killed", *settings, slow={"update": 0.05})
         while not moment() and start.codes == [None]:
             time.sleep(0.001)
         start.signal(signal.SIGKILL)
         assert start.wait() in ([-signal.SIGKILL], [0]), start.told()
         # A copy that the last kill cut short may be found before this start has made its folders.
-        shutil.rmtree(tmp_path / "killed", ignore_errors=True)
-        shutil.rmtree(tmp_path / "store", ignore_errors=True)
+        shutil.rmtree(ground.folder / "killed", ignore_errors=True)
+        shutil.rmtree(ground.folder / "store", ignore_errors=True)
     last = ground.start("killed", *settings)
     assert last.wait() == [0] and "continuing after update" in last.told()
     run = ground.run("killed")

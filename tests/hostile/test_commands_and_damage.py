@@ -27,9 +27,9 @@ from support.crafted_checkpoints import NEWEST as NEWEST_STEP
 from support.crafted_checkpoints import find_canary, write_run
 from support.crafted_checkpoints import list_cases as list_crafted
 from support.damages import DAMAGES, GARBAGE
+from support.ground import digest_checkpoint, make_ground, untime
 from support.once import make_once
-from support.saved_run import skip_fsync  # noqa: F401
-from support.soaking import counted, lines, make_ground, tensor_digests
+from support.rings import amount
 from support.untrained import make_checkpoint
 
 from nmt.checkpoint.run_checkpoints import find_newest, list_steps
@@ -214,10 +214,10 @@ WRITTEN = [
 def list_cases() -> Iterator[tuple[Place, str]]:
     for i, place in enumerate(list_places()):
         usual = [(*LINKS, "folder")[i // 2 % 4]] if i % 2 else []
-        for kind in counted(usual, [*LINKS, "folder"]):
+        for kind in amount(usual, [*LINKS, "folder"]):
             yield place, kind
     for place in WRITTEN:
-        for kind in counted(["nothing", "nested past Python", "NaN", "other types"], GARBAGE):
+        for kind in amount(["nothing", "nested past Python", "NaN", "other types"], GARBAGE):
             yield place, kind
     for kind in (SIZE, "nested", "400 digits", "other types"):
         yield Place("score the average", "run/results.json", WARNED), kind
@@ -591,7 +591,7 @@ def test_a_crafted_model_is_refused_in_one_line(
 def test_a_strange_model_translates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "text"
     source.write_text("ab c\n\u263a\n\na\n")
-    for name in counted(["escape sequences", "scores NaN", "words"], [*craft_readable()]):
+    for name in amount(["escape sequences", "scores NaN", "words"], [*craft_readable()]):
         checkpoint = make_checkpoint(tmp_path / name, Vocab(craft_readable()[name]), TINY)
         out = tmp_path / f"{name}.out"
         assert nmt_translate([str(checkpoint), "-i", str(source), "-o", str(out)]) == 0
@@ -606,7 +606,7 @@ def test_a_strange_model_translates(tmp_path: Path, capsys: pytest.CaptureFixtur
 # ---- damaged checkpoints ----------------------------------------------------------------------------------------
 
 FILES = (*CHECKPOINT_FILES, OPTIMIZER_FILE)
-SCALE = counted(1, 20)
+SCALE = amount(1, 20)
 
 
 @pytest.fixture
@@ -721,13 +721,13 @@ def test_a_checkpoint_of_another_run_is_passed_over(
 def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
     name: str, kind: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected = tensor_digests(run.checkpoint(20)), lines(run)
+    expected = digest_checkpoint(run.checkpoint(20)), untime(run)
     spoil(run.checkpoint(20) / name, kind, random.Random(1))
     capsys.readouterr()
     assert nmt_train(TRAIN) == 0
     said = capsys.readouterr().err
     assert name in said and "continuing after update 15" in said and "Traceback" not in said
-    assert (tensor_digests(run.checkpoint(20)), lines(run)) == expected
+    assert (digest_checkpoint(run.checkpoint(20)), untime(run)) == expected
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -783,5 +783,5 @@ def test_a_journal_that_has_lost_lines(
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(warnings) == 1 and str(run.metrics) in warnings[0]
     # Each line is whole
-    found = [line["step"] for line in lines(run) if line["kind"] == "train"]
+    found = [line["step"] for line in untime(run) if line["kind"] == "train"]
     assert found == [*kept, *range(11, 21)]

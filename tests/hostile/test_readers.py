@@ -2,7 +2,7 @@
 thousand: each reader returns a value or raises one UserError, a printable line that names the file.
 
 It raises nothing else, does not hang, swell or crash (support/hunting.py), and executes nothing. A
-corpus that is read nevertheless has pairs that belong together. Some hundred cases are drawn for each
+corpus that is read nevertheless has pairs that belong together. A hundred cases are drawn for each
 reader in `make test`, a million in all in `make soak`; they are the same on every machine.
 """
 
@@ -63,8 +63,7 @@ from support.numbered_pairs import FORMS, check_pairs, draw_files, read_corpus
 from support.once import make_once
 from support.packing import pack, zip_members
 from support.prepared_toy import prepare_toy
-from support.saved_run import skip_fsync  # noqa: F401
-from support.soaking import counted
+from support.rings import amount
 from support.untrained import make_checkpoint, make_vocab
 
 from nmt.average.select import read_validations
@@ -117,7 +116,7 @@ SOAK_CASES = {
     "checkpoint": 0,
 }
 SOAK_CASES |= dict.fromkeys(PAIRS, 4_000)
-QUICK_CASES, QUICK_PAIRS = 300, 30
+QUICK_CASES, QUICK_PAIRS = 100, 30
 # The offsets of the source side of the store that a target reads.
 OFFSETS = "store/train.src.offsets.npy"
 ENTRY = {"sha256": sha256(b"abc").hexdigest(), "size": 3}  # of a manifest
@@ -522,7 +521,7 @@ def test_a_reader_returns_or_refuses(name: str, targets: dict[str, Target], tmp_
     known = hunt_known(target, list_known(name), tmp_path / "known")
     assert not known.finds, "\n".join(known.finds)
     quick = QUICK_PAIRS if name in PAIRS else QUICK_CASES
-    n_cases = counted(min(quick, SOAK_CASES[name]), SOAK_CASES[name])
+    n_cases = amount(min(quick, SOAK_CASES[name]), SOAK_CASES[name])
     drawn = hunt_drawn(target, n_cases, tmp_path / "drawn")
     speed = drawn.n_cases / drawn.seconds
     print(f"\n{name}: {drawn.n_cases:,} cases, {speed:,.0f}/s, {drawn.n_read:,} were read")

@@ -11,7 +11,7 @@ from support.untrained import DECODING, SHAPE, make_model, make_vocab
 from torch import Tensor
 
 from nmt.data.batch import pack
-from nmt.data.vocab import BOS, EOS
+from nmt.data.vocab import BOS, EOS, Vocab
 from nmt.extras.maps.alignment import add_alignments, align
 from nmt.model.multi_head_attention import MemoryAttention, SelfAttention
 from nmt.model.transformer import Transformer
@@ -60,10 +60,9 @@ def memory_attention(model: Transformer, src: list[int], tgt: list[int]) -> list
 @pytest.mark.parametrize("n_layers", [1, 2, 3])
 @torch.no_grad()
 def test_alignments_are_the_places_of_most_attention(
-    n_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    n_layers: int, vocab: Vocab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmt.extras.maps.alignment.MAX_CELLS", 200)  # several groups
-    vocab = make_vocab(tmp_path)
     model = make_model(vocab, replace(SHAPE, n_layers=n_layers))
     rng = random.Random(1)
     src, tgt = (

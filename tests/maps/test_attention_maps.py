@@ -70,9 +70,8 @@ def record_inputs(model: Transformer, src: list[int], tgt: list[int]) -> dict[At
 
 
 @torch.no_grad()
-def test_weights_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_those_of_torch(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.extras.maps.attention_maps.MAX_WEIGHTS", 4_000)  # several batches
-    vocab = make_vocab(tmp_path)
     model = make_model(vocab, SHAPE)
     src, tgt = draw_pairs(vocab, 8)
     found = list(compute_attention_maps(model, vocab, src, tgt))
@@ -91,8 +90,7 @@ def test_weights_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("shape", list_shapes(20).values(), ids=list_shapes(20).keys())
-def test_shapes_sums_and_links(shape: ModelConfig, tmp_path: Path) -> None:
-    vocab = make_vocab(tmp_path)
+def test_shapes_sums_and_links(shape: ModelConfig, vocab: Vocab) -> None:
     model = make_model(vocab, shape).train()  # as in a validation; dropout must not show
     src, tgt = draw_pairs(vocab, 6)
     found = list(compute_attention_maps(model, vocab, src, tgt))
@@ -117,8 +115,7 @@ def decode(text: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), np.uint8).reshape(shape) / 255
 
 
-def test_json_round_trip(tmp_path: Path) -> None:
-    vocab = make_vocab(tmp_path)
+def test_json_round_trip(vocab: Vocab) -> None:
     src, tgt = draw_pairs(vocab, 1)
     (one,) = compute_attention_maps(make_model(vocab), vocab, src, tgt)
     fields = one.to_json()

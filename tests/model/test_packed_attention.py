@@ -58,6 +58,16 @@ def test_a_kernel_is_told_what_to_drop_and_not_asked_for_weights(
     assert len(weights) == 1
 
 
+def test_scores_may_be_far_apart() -> None:
+    """As a trained model's: their exponentials overflow in fp32, and not in fp64."""
+    torch.manual_seed(0)
+    side = pack([[5] * 7, [5] * 20])
+    q, k, v = 40 * torch.randn(27, 2, 6), torch.randn(27, 2, 6), torch.randn(27, 2, 6)
+    mask = AttentionMask(side, side)
+    exact = attend(q.double(), k.double(), v.double(), mask)
+    torch.testing.assert_close(attend(q, k, v, mask).double(), exact, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_dropout_drops_weights(causal: bool) -> None:
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ full forward passes.
 import math
 import random
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,6 @@ from nmt.translate.translator import Translator
 CPU = torch.device("cpu")
 SOURCES = [src for src, _ in sentences(12, seed=7)]
 SHAPES = list_shapes(max_positions=90)
-
-
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("words"))
 
 
 def make_scorer(vocab: Vocab, config: DecodingConfig, *names: str) -> PairScorer:
@@ -106,6 +102,20 @@ def test_lines_are_scored_as_they_are_translated(vocab: Vocab) -> None:
         ["Hund ein hund.", "HUND EIN HUND.", " Hund ein hund.\u2029"],
     )
     assert same == [plain, plain]
+
+
+def test_logits_may_be_large_and_come_in_several_blocks(
+    vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = make_scorer(vocab, DecodingConfig(), "released")
+    pairs = [[5, 6], [7, 8, 9]], [[9, 8, 7, 6, 5], [4]]
+    models = scorer.translator.prepared_models
+    expected = compute_log_probs(models, *pairs, CPU, 64)
+    for limit in ("MIN_SCORED_ROWS", "MAX_SCORED_LOGITS"):
+        monkeypatch.setattr(f"nmt.extras.pair_scores.pair_scores.{limit}", 3)
+    scorer.translator.model.projection.bias.add_(100)  # which changes no probability
+    found = compute_log_probs(models, *pairs, CPU, 64)
+    assert list(chain(*found)) == pytest.approx(list(chain(*expected)), abs=1e-4)
 
 
 def test_kinds_of_scores() -> None:

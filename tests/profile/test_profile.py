@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.prepared_toy import prepare_toy
 
 import nmt.extras.profile.profile
 from nmt.config import RunConfig
@@ -15,11 +14,6 @@ from nmt.extras.profile.profile import profile_training
 from nmt.system.ranks import World
 
 ALONE = World(0, 1, torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    return prepare_toy(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

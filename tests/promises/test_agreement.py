@@ -147,7 +147,6 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("agreement")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(folder)
-        monkeypatch.setattr("os.fsync", lambda _: None)
         write_toy_config(write_toy_corpus(folder), folder)
         shutil.copytree("corpus", "other")
         for side, language in enumerate(("en", "de")):

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from support.soaking import counted, digest, make_ground
+from support.ground import Ground, digest
+from support.rings import amount
 
 import nmt.train.loop
 from nmt.average.select import choose_checkpoints
@@ -67,10 +68,9 @@ def keep_busy(n_processes: int) -> Iterator[None]:
             loop.wait()
 
 
-def test_a_busy_machine_trains_the_same_model(tmp_path: Path) -> None:
-    ground = make_ground(tmp_path)
+def test_a_busy_machine_trains_the_same_model(ground: Ground) -> None:
     seen = set()
-    for i in range(counted(2, 20)):  # alone, and beside others
+    for i in range(amount(2, 20)):  # alone, and beside others
         with keep_busy(2 * (i % 2)):
             run = ground.finish(f"run-{i}", "training.precision=auto")
         seen.add((load_config(str(run.config)).training.precision, digest(run)))
@@ -89,7 +89,6 @@ def test_a_run_of_any_speed_averages_the_same_twenty(
 ) -> None:
     clock = Clock(seconds)
     monkeypatch.setattr(nmt.train.loop, "clock", clock)
-    monkeypatch.setattr("os.fsync", lambda _: None)
     training = BIG.training
     settings = [
         f"training.grouping={training.grouping}",

@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.ground import Ground
+from support.rings import amount
 from support.small_disk import mount_small_disk
-from support.soaking import IS_SOAK, Ground, make_ground
-from support.untrained import make_checkpoint, make_vocab
+from support.untrained import make_checkpoint
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
+from nmt.data.vocab import Vocab
 from nmt.system import files
 from nmt.system.files import read_json, read_manifest, verify
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+def ground(ground: Ground, vocab: Vocab) -> Ground:
     """Text to prepare, and two checkpoints."""
-    ground = make_ground(tmp_path_factory.mktemp("ground"))
-    vocab = make_vocab(ground.folder)
     for seed in (1, 2):
         make_checkpoint(ground.folder / f"model-{seed}", vocab, seed=seed)
     return ground
@@ -110,7 +110,7 @@ def test_a_kill_while_files_are_moved(
     whole = tmp_path / "whole"
     assert list_commands(ground, whole)["prepare"]() == 0
     n_files = 1 + len(read_manifest(whole))
-    for n_moved in range(n_files) if IS_SOAK else (1, n_files - 1):
+    for n_moved in amount([1, n_files - 1], range(n_files)):
         out = tmp_path / f"out-{n_moved}"
         run = list_commands(ground, out)["prepare"]
         with monkeypatch.context() as patch:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from support.plain_search import EOS, Ids
 from support.prepared_models import prepare_for_torch
+from support.rings import amount
 from support.searches import (
     CPU,
     SEARCHES,
@@ -30,7 +31,6 @@ from support.searches import (
     make_speaker,
     put_in_order,
 )
-from support.soaking import IS_SOAK, counted
 from support.untrained import TINY, list_shapes
 
 from nmt.config import ModelConfig
@@ -43,7 +43,7 @@ from nmt.translate.search_rules import make_rules
 from nmt.translate.search_state import Hypothesis
 
 V = 300  # of several groups of pieces
-SHAPES = list_shapes(64, replace(TINY, n_layers=counted(1, 2))) | {"post": TINY}
+SHAPES = list_shapes(64, replace(TINY, n_layers=amount(1, 2))) | {"post": TINY}
 EVERY_SEARCH: dict[str, MakeSearch] = {
     **SEARCHES,
     "compiled in bf16": partial(make_compiled_search, is_bf16=True),
@@ -56,7 +56,7 @@ def model(shape: ModelConfig, seed: int = 1) -> Transformer:
 
 
 def sources(n: int, seed: int) -> list[Ids]:
-    return make_sources(random.Random(seed), n, counted(24, 40), V)
+    return make_sources(random.Random(seed), n, amount(24, 40), V)
 
 
 def prefixes_of(given: list[Ids], seed: int = 0) -> list[Ids]:
@@ -78,14 +78,14 @@ def threads(n: int) -> Iterator[None]:
 CASES = [
     (shape, way, name)
     for shape, way, name in product(SHAPES, WAYS, EVERY_SEARCH)
-    if (IS_SOAK or shape == "post" or way == "beam")
+    if amount(shape == "post" or way == "beam", True)
     and (way not in ("full", "sample") or not name.startswith("compiled"))
 ]
 
 
 @pytest.mark.parametrize(("shape", "way", "name"), CASES)
 def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str, name: str) -> None:
-    config, n = WAYS[way], counted(16, 64)
+    config, n = WAYS[way], amount(16, 64)
     is_exact = name.startswith("compiled")
     rules = make_rules(config, 1 if way == "greedy" else 2)
     given, search = sources(n, 2), EVERY_SEARCH[name](model(SHAPES[shape]))
@@ -112,10 +112,10 @@ def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str, nam
     check([5, 6], beside[1::2])
 
 
-@pytest.mark.parametrize("n_threads", [1, 2] if IS_SOAK else [2])
+@pytest.mark.parametrize("n_threads", amount([2], [1, 2]))
 @pytest.mark.parametrize("way", ["greedy", "beam", "sample"])
 def test_batches_of_any_size_and_threads(way: str, n_threads: int) -> None:
-    config, n, n_best = WAYS[way], counted(16, 110), 1 if way == "greedy" else 3
+    config, n, n_best = WAYS[way], amount(16, 110), 1 if way == "greedy" else 3
     ours, given = prepare_for_torch(model(TINY, seed=2)), sources(n, 5)
     forced = prefixes_of(given, 1)
     expected = search(ours, pack(given), make_rules(config, n_best), forced)

@@ -14,8 +14,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
-from support.soaking import IS_SOAK, Ground, Order, Start, counted, make_ground
+from support.canary import digest_tensors
+from support.faults import Faults
+from support.forks import Start
+from support.ground import Ground
+from support.rings import amount
 
 # Files of results, and what differs in them between any two starts.
 TIMES = re.compile(
@@ -31,12 +34,10 @@ class Case:
     command: str
     argv: str  # WORK and GROUND stand for the two folders
     begins_with: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
     watched: str = ""  # what of WORK is watched; everything
 
 
 DROPOUT = "vocab.bpe_dropout=0.1"
-EXPORTED = ("nmt.extras.export.export",)
 PREPARE = "--config GROUND/toy.yaml data.store=WORK/store"
 CASES = {
     "prepare with BPE-dropout": Case("prepare", f"{PREPARE} {DROPOUT}"),
@@ -47,34 +48,22 @@ CASES = {
         watched="store.epochs",
     ),
     "average": Case("average", "WORK/run --last 2", ("run",)),
-    "export to safetensors": Case(
-        "export", "GROUND/run --to safetensors -o WORK/export", imports=EXPORTED
-    ),
-    "export to ctranslate2": Case(
-        "export",
-        "GROUND/run --to ctranslate2 -o WORK/export",
-        imports=(*EXPORTED, "nmt.extras.export.ctranslate2", "ctranslate2"),
-    ),
-    "export to huggingface": Case(
-        "export",
-        "GROUND/run --to huggingface -o WORK/export",
-        imports=(*EXPORTED, "nmt.extras.export.huggingface", "transformers"),
-    ),
+    "export to safetensors": Case("export", "GROUND/run --to safetensors -o WORK/export"),
+    "export to ctranslate2": Case("export", "GROUND/run --to ctranslate2 -o WORK/export"),
+    "export to huggingface": Case("export", "GROUND/run --to huggingface -o WORK/export"),
     "eval --ladder --json": Case(
         "eval",
         "WORK/run --src GROUND/valid.en --ref GROUND/valid.de --ladder --force "
         "--json WORK/scores.json --output WORK/out.txt",
         ("run",),
-        ("nmt.evaluate.evaluation",),
     ),
 }
 QUICK_CASES = ("average", "export to safetensors")
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+def ground(ground: Ground) -> Ground:
     """A corpus, its store and a run."""
-    ground = make_ground(tmp_path_factory.mktemp("kills"))
     ground.finish("run")
     return ground
 
@@ -98,15 +87,9 @@ class Scene:
         """Start the command, which dies before the change of that number."""
         argv = self.case.argv.replace("WORK", str(self.work))
         argv = argv.replace("GROUND", str(self.ground.folder))
-        order = Order(
-            [],
-            "",
-            watched=f"{self.work}/{self.case.watched}",
-            die_at=die_at,
-            command=self.case.command,
-            imports=list(self.case.imports),
-        )
-        start = Start(self.work.with_name("ranks"), argv.split(), order=order)
+        faults = Faults(watched=f"{self.work}/{self.case.watched}", die_at=die_at)
+        folder = self.work.with_name("ranks")
+        start = Start(folder, argv.split(), faults=faults, command=self.case.command)
         codes = start.wait()
         assert codes == [-signal.SIGKILL if die_at else 0] or codes == [0], start.told()
         self.changes = (start.folders[0] / "changes").read_text().splitlines()
@@ -114,13 +97,8 @@ class Scene:
 
     def list_results(self) -> dict[str, str]:
         """Every file and link of the folder, and what must be the same in any two starts."""
-        found = {}
-        for path in sorted(self.work.rglob("*")):
-            name = str(path.relative_to(self.work))
-            if path.is_dir() and not path.is_symlink():
-                continue
-            found[name] = digest(path)
-        return found
+        files = [path for path in self.work.rglob("*") if path.is_symlink() or not path.is_dir()]
+        return {str(path.relative_to(self.work)): digest(path) for path in files}
 
 
 def digest(path: Path) -> str:
@@ -129,19 +107,16 @@ def digest(path: Path) -> str:
     if path.name in ("manifest.json", ".sources.json", "status.json", "report.html", ".lock"):
         return ""  # it tells of the others, or of times
     if path.suffix == ".safetensors":
-        tensors = sorted(load_file(path).items())
-        data = b"".join(name.encode() + value.numpy().tobytes() for name, value in tensors)
-    else:
-        data = TIMES.sub(b"", path.read_bytes())
-    return sha256(data).hexdigest()
+        return digest_tensors(path)
+    return sha256(TIMES.sub(b"", path.read_bytes())).hexdigest()
 
 
 def list_moments() -> Iterator[int]:
-    yield from range(1, 10_000) if IS_SOAK else (9, 21)
+    yield from amount([9, 21], range(1, 10_000))
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", counted(QUICK_CASES, tuple(CASES)))
+@pytest.mark.parametrize("name", amount(QUICK_CASES, tuple(CASES)))
 def test_a_killed_command_starts_again(name: str, ground: Ground, tmp_path: Path) -> None:
     scene = Scene(CASES[name], ground, tmp_path / "work")
     scene.begin()
@@ -158,4 +133,4 @@ def test_a_killed_command_starts_again(name: str, ground: Ground, tmp_path: Path
         again = scene.start()
         assert scene.list_results() == whole, f"killed before {told}\n{again.told()}"
     print(f"\n{name}: {n_kills} kills, before each of {n_changes} changes of a file")
-    assert n_kills == counted(2, n_changes)
+    assert n_kills == amount(2, n_changes)

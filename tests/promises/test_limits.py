@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.soaking import make_ground
-from support.untrained import make_checkpoint, make_vocab
+from support.ground import Ground
+from support.untrained import make_checkpoint
 
 from nmt.commands.cli import run_command
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.translate import main as nmt_translate
 from nmt.data.store import open_store
+from nmt.data.vocab import Vocab
 from nmt.system.errors import Failure
 
 
@@ -33,9 +34,8 @@ def limit(kind: int, amount: int) -> Iterator[None]:
 
 
 def test_a_line_that_does_not_fit_into_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ground: Ground, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ground = make_ground(tmp_path)
     with gzip.open(tmp_path / "long.en.gz", "wb", 1) as file:
         file.write(b"red dog\n")
         for _ in range(300):
@@ -43,20 +43,22 @@ def test_a_line_that_does_not_fit_into_memory(
     train = f"data.train=[{{src: {tmp_path}/long.en.gz, tgt: train.de}}]"
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     with limit(resource.RLIMIT_AS, used + (150 << 20)):
-        assert nmt_prepare(["--config", str(ground.config), train]) == 2
+        assert (
+            nmt_prepare(["--config", str(ground.config), f"data.store={tmp_path}/store", train])
+            == 2
+        )
     line = capsys.readouterr().err.splitlines()[-1]
     assert f"{tmp_path}/long.en.gz: line 2 does not fit into memory" in line
     assert {path.name for path in (tmp_path / "store").glob("*")} <= {".nmt-prepare"}
 
 
-def test_a_store_is_not_damaged_where_files_cannot_be_opened(tmp_path: Path) -> None:
-    ground = make_ground(tmp_path)
+def test_a_store_is_not_damaged_where_files_cannot_be_opened(ground: Ground) -> None:
     assert nmt_prepare(["--config", str(ground.config)]) == 0
     highest = max(map(int, os.listdir("/proc/self/fd")))
     spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(highest)]  # no gaps below
     try:
         with limit(resource.RLIMIT_NOFILE, max(spare) + 1), pytest.raises(Failure) as caught:
-            open_store(tmp_path / "store", "train")
+            open_store(ground.folder / "store", "train")
     finally:
         for handle in spare:
             os.close(handle)
@@ -87,9 +89,12 @@ def test_an_error_that_nobody_foresaw_keeps_its_traceback() -> None:
 
 
 def test_a_prompt_needs_an_input_that_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    vocab: Vocab,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = make_checkpoint(tmp_path / "model", make_vocab(tmp_path))
+    model = make_checkpoint(tmp_path / "model", vocab)
     with open(os.open(os.devnull, os.O_WRONLY), "rb") as write_only:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(write_only))
         assert nmt_translate([str(model), "--interactive"]) == 2

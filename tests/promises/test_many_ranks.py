@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from support.finished_run import read_lines, read_tensors
-from support.soaking import Ground, Order, counted, make_ground
+from support.ground import Ground
+from support.rings import amount
 
 from nmt.checkpoint.checkpoint import TrainState
 from nmt.checkpoint.run_checkpoints import find_newest
@@ -20,7 +21,6 @@ from nmt.config import COURSE_KEYS, MACHINE_KEYS
 from nmt.config_files import list_setting_keys
 
 BOUND = 1e-5
-RECORDED = Order([], "", is_recorded=True)
 # The toy's own warm-up ends at a rate of 0.06, where the last bit of a sum becomes another model
 # within fifty updates; this one reaches 0.0016, twice the peak of the paper's base model.
 SETTINGS = (
@@ -65,11 +65,6 @@ RECIPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return make_ground(tmp_path_factory.mktemp("ranks"))
-
-
 def trained(
     ground: Ground, name: str, stages: list[tuple[int, int]], *settings: str
 ) -> dict[int, dict[str, Any]]:
@@ -80,7 +75,7 @@ def trained(
     for size, steps in stages:
         first = len(seen) + 1
         start = ground.start(
-            name, *SETTINGS, *settings, f"training.steps={steps}", size=size, order=RECORDED
+            name, *SETTINGS, *settings, f"training.steps={steps}", size=size, is_recorded=True
         )
         assert start.wait() == [0] * size, start.told()
         for folder in start.folders:
@@ -136,7 +131,7 @@ def list_pairs(update: dict[str, Any]) -> dict[str, str]:
 
 
 def test_one_two_four_and_one_again(ground: Ground) -> None:
-    n = counted(3, 12)  # updates between two changes
+    n = amount(3, 12)  # updates between two changes
     whole = trained(ground, "one", [(1, 4 * n)])
     assert {update["blanks"] for update in whole.values()} == {0}
     assert (

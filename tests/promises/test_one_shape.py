@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.soaking import counted
+from support.rings import amount
 
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import BatchShape
@@ -51,7 +51,7 @@ def test_ranks_are_nearly_full(grouping: Grouping, n_ranks: int, kind: str) -> N
     shape = choose_shape(src, tgt, micro_tokens, None, grouping)
     config = replace(CONFIG, grouping=grouping)
     useful = []
-    for epoch in range(counted(1, 8)):
+    for epoch in range(amount(1, 8)):
         plan = plan_epoch(src, tgt, 1, epoch, config, micro_tokens, shape)
         for number in range(len(plan)):
             n_rounds = -(-len(plan.micros(number)) // n_ranks)

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 from support.canary import record
+from support.ground import check_readable
+from support.rings import amount
 from support.small_disk import SmallDisk, mount_small_disk
-from support.soaking import IS_SOAK, check_readable
 from support.toy_commands import CASES, COMMANDS, MAINS, Bench, Outcome, make_bench, results
 
 from nmt.corpus.prepare import WORK_FOLDER
@@ -50,13 +51,11 @@ UNSET = "unset, of an unknown user"
 
 
 def list_homes() -> Iterator[tuple[str, str]]:
-    if not IS_SOAK:
-        yield "average", "impossible"
-        return
-    for case in CASES:
+    yield from amount([("average", "impossible")], [])
+    for case in amount([], CASES):
         yield case, "device"
         yield case, UNSET
-    for home in HOMES:
+    for home in amount([], [*HOMES]):
         if home not in ("device", UNSET):
             yield "translate", home
 
@@ -141,8 +140,8 @@ def check_complete_or_absent(work: Path, whole: Outcome, translated: bytes) -> N
             assert results(work)[path.name] == whole.results[path.name]
 
 
-@pytest.mark.timeout(1_000 if IS_SOAK else 60)
-@pytest.mark.parametrize("case", WRITING_CASES if IS_SOAK else USUAL_CASES)
+@pytest.mark.timeout(amount(60, 1_000))
+@pytest.mark.parametrize("case", amount(USUAL_CASES, WRITING_CASES))
 def test_a_full_disk(
     case: str,
     bench: Bench,
@@ -161,7 +160,7 @@ def test_a_full_disk(
     translated = text.read_bytes() if text.exists() else b""
     given = record(bench.folder)
     n_failures = 0
-    step = (12 if case == "train" else 2) if IS_SOAK else 24  # a training takes a second
+    step = amount(24, 12 if case == "train" else 2)  # a training takes a second
     # Twice as much is there while the old result is being replaced, or has been moved.
     for n_pages in range(0, N_PAGES, step):
         shutil.rmtree(work)
@@ -179,7 +178,7 @@ def test_a_full_disk(
         else:
             assert outcome.code in (1, 2) and f"nmt-{case.split()[0]}: " in lines[-1], lines
             assert "No space left" in lines[-1] or "disk" in lines[-1], lines
-        if IS_SOAK or n_failures == 1:
+        if n_failures <= amount(1, N_PAGES):
             assert run_here(bench, case, work, capsys) == whole, f"after {n_pages} pages"
     else:
         pytest.fail("the disk was never large enough")

@@ -3,17 +3,14 @@ all-reduce.
 
 torchrun ends a run when it sees a rank exit, so the exit must not wait for anybody. NCCL waits in
 destroy_process_group; gloo does not, so here that function is exchanged for one that never returns.
-The ranks are real, under a real torchrun, which turns every exit code into 1 and tells of the first
-one as root cause.
 """
 
 import json
-import re
 from pathlib import Path
 
 import pytest
-from support.soaking import Torchrun, counted
-from support.waiting import is_alive, until
+from support.forks import run_on_ranks
+from support.rings import amount
 
 from nmt.commands.cli import run_command
 from nmt.system.errors import Failure, UserError
@@ -30,9 +27,6 @@ run_update, failing, notes = trainer.run_update, sys.argv[1], sys.argv[2]
 def update_or_fail(objective, optimizer, update, step, *rest):
     if step == 3 and os.environ["RANK"] == "1":
         time.sleep(0.5)  # rank 0 is in the all-reduce by then
-        with open(f"{notes}/new", "w") as file:
-            file.write(str(os.getpid()))
-        os.rename(f"{notes}/new", f"{notes}/failing")
         raise eval(failing)
     return run_update(objective, optimizer, update, step, *rest)
 
@@ -57,26 +51,15 @@ ERRORS = [
 
 @pytest.mark.parametrize(
     ("error", "code", "told"),
-    counted(ERRORS[:1], ERRORS),
+    amount(ERRORS[:1], ERRORS),
     ids=lambda value: str(value).partition("(")[0],
 )
 def test_a_rank_that_fails_leaves_at_once(
     toy: Path, tmp_path: Path, error: str, code: int, told: str
 ) -> None:
-    program = tmp_path / "rank.py"
-    program.write_text(PROGRAM)
     argv = [error, str(tmp_path), "--config", str(toy)]
-    start = Torchrun(tmp_path / "ranks", argv, program=[str(program)])
-    try:
-        failing = tmp_path / "failing"
-        start.until(failing.exists)
-        pid = int(failing.read_text())
-        until(lambda: not is_alive(pid))
-        assert start.process.wait() == 1
-    finally:
-        start.end()
-    text = start.told()
-    assert told in text and re.search(rf"rank +: 1 .*\n +exitcode +: {code} ", text), text
+    ended = run_on_ranks(2, PROGRAM, tmp_path / "rank.py", *argv)
+    assert ended.codes[1] == code and told in ended.told(), ended.told()
     assert not (tmp_path / "hangs").exists()
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     # Which is how a rank leaves whose main rank has told why

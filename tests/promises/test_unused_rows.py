@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.prepared_toy import prepare_toy
-from support.untrained import TINY, make_checkpoint, make_vocab
+from support.untrained import TINY, make_checkpoint, make_random_model
 from torch import Tensor
 
 from nmt.average.mean import average_checkpoints
@@ -18,7 +18,7 @@ from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import DecodingConfig, RunConfig
 from nmt.config_files import override_config
 from nmt.data.batch import pack
-from nmt.data.vocab import BOS, EOS
+from nmt.data.vocab import BOS, EOS, Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import seal
@@ -42,10 +42,7 @@ SOURCES = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, EOS]]
 @pytest.fixture(scope="module", name="model")
 def make_model() -> Transformer:
     """Its unused rows are the most probable ones."""
-    torch.manual_seed(1)
-    model = Transformer(WIDE, V).eval().requires_grad_(False)
-    for p in model.parameters():
-        p.add_(torch.randn_like(p), alpha=0.3)
+    model = make_random_model(WIDE, V)
     model.projection.weight[V:] *= 3.0
     return model
 
@@ -124,8 +121,7 @@ def test_a_run_continues_and_averages(config: RunConfig, tmp_path: Path) -> None
     assert len(list(translator.translate(["A line."]))) == 1
 
 
-def test_models_of_different_rows_translate_together(tmp_path: Path) -> None:
-    vocab = make_vocab(tmp_path)
+def test_models_of_different_rows_translate_together(vocab: Vocab, tmp_path: Path) -> None:
     shapes = {"wide": replace(WIDE, vocab_rows=300), "plain": TINY, "middle": WIDE}
     paths = [make_checkpoint(tmp_path / name, vocab, shape) for name, shape in shapes.items()]
     first, *others = map(open_checkpoint, paths)
@@ -136,12 +132,12 @@ def test_models_of_different_rows_translate_together(tmp_path: Path) -> None:
     assert list(translator.translate(lines)) == list(backwards.translate(lines))
 
 
-def test_too_few_rows_are_refused_by_name(tmp_path: Path) -> None:
+def test_too_few_rows_are_refused_by_name(vocab: Vocab, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="model.vocab_rows is 79, but vocab.size is 80"):
         override_config(RunConfig(), ["vocab.size=80", "model.vocab_rows=79"])
     with pytest.raises(UserError, match="model.vocab_rows is 79, but the vocabulary has 80 pieces"):
         Transformer(replace(TINY, vocab_rows=79), V)
-    folder = make_checkpoint(tmp_path / "checkpoint", make_vocab(tmp_path), WIDE)
+    folder = make_checkpoint(tmp_path / "checkpoint", vocab, WIDE)
     text = (folder / CONFIG_FILE).read_text()
     text = text.replace("size: 80", "size: 70").replace(f"vocab_rows: {ROWS}", "vocab_rows: 75")
     (folder / CONFIG_FILE).write_text(text)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.untrained import DECODING, make_model, make_vocab
+from support.untrained import DECODING, make_model
 
 from nmt.data.vocab import Vocab
 from nmt.extras.maps.attention_maps import compute_attention_maps
@@ -14,11 +14,6 @@ from nmt.system.errors import UserError
 from nmt.translate.translator import Translator
 
 LINES = ["red dog", "", "the blue cat", "a tree"]
-
-
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("words"))
 
 
 @pytest.fixture(scope="module")

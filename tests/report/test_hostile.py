@@ -2,15 +2,17 @@
 metrics is shown and does nothing, in Chromium and on a terminal.
 """
 
+import itertools
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.browser import open_page
-from support.hostile_text import OBEYED, PAYLOADS
+from support.hostile_text import OBEYED, PAYLOADS, check_together
 from support.needs import needs_chromium, needs_package
 from support.page_elements import Elements
 
@@ -59,16 +61,18 @@ CENSUS = """() => {
 }"""
 
 
-def write_hostile_run(folder: Path, texts: list[str]) -> Path:
-    """Write a run in which these texts are wherever a stranger could write one."""
+def write_hostile_run(folder: Path, texts: Sequence[str]) -> Path:
+    """Write a run in which these texts are wherever a stranger could write one, all in a row where there
+    is one of its kind.
+    """
     folder.mkdir(parents=True)
     texts = [text.replace("\0", "") for text in texts]  # which names cannot hold
+    row = " ".join(texts)
     store = folder / "store"
     store.mkdir()
-    first = texts[0]
     config = override_config(RunConfig(), ["data.src=en", "data.tgt=de"])
     data = replace(config.data, store=str(store))
-    (folder / "config.yaml").write_text(format_config(replace(config, name=first, data=data)))
+    (folder / "config.yaml").write_text(format_config(replace(config, name=row, data=data)))
 
     lines = []
     for i, text in enumerate(texts):
@@ -84,13 +88,13 @@ def write_hostile_run(folder: Path, texts: list[str]) -> Path:
 
     write_hostile_results(folder, texts)
     others = [f"{text} of another kind" for text in texts]
-    scored = ScoredTexts(first, first, first, first, texts, others, texts[::-1])
+    scored = ScoredTexts(row, row, row, row, texts, others, texts[::-1])
     write_scored_texts(folder, scored)
     write_hostile_ledger(store, texts)
     return folder
 
 
-def write_hostile_results(folder: Path, texts: list[str]) -> None:
+def write_hostile_results(folder: Path, texts: Sequence[str]) -> None:
     """Write a result with each text in all places of its texts."""
     for text in texts:
         test_set = ScoredTestSet(text, 1, "c" * 64, "d" * 64)
@@ -101,38 +105,51 @@ def write_hostile_results(folder: Path, texts: list[str]) -> None:
         add_result(folder, Result("now", text, 1, [text], *digests, search, *ends))
 
 
-def write_hostile_ledger(store: Path, texts: list[str]) -> None:
+def write_hostile_ledger(store: Path, texts: Sequence[str]) -> None:
     corpora = []
     for text in texts:
         files = [SourceFile(text, 1, text, 1)]
         samples = {text: [[text, text]]}
         corpora.append(CorpusAccount(text, text, files, 2, 1, [1, 1], {text: 1}, samples))
-    bpe = BpeAccount(texts[0], 5, 5, 5, None)
-    settings = {"data": {"src": texts[0], "tgt": texts[0]}}
-    ledger = Ledger(settings, corpora, None, bpe, {texts[0]: texts[0]}, texts[0], {}, texts[0])
+    row = " ".join(texts)
+    bpe = BpeAccount(row, 5, 5, 5, None)
+    ledger = Ledger(
+        {"data": {"src": row, "tgt": row}}, corpora, None, bpe, {row: row}, row, {}, row
+    )
     (store / "ledger.json").write_text(json.dumps(ledger.to_plain()))
 
 
-def read_hostile_page(folder: Path, text: str) -> tuple[str, Elements]:
+def read_hostile_page(folder: Path, texts: Sequence[str]) -> tuple[str, Elements]:
     """Read a page about a run with readable settings, and with others that this version refuses."""
-    runs = [read_run(write_hostile_run(folder, [text]))]
-    text = text.replace("\0", "")
-    settings = {"name": text, "out": text, "data": {"train": [{"src": text}, text]}}
+    runs = [read_run(write_hostile_run(folder, texts))]
+    row = " ".join(texts).replace("\0", "")
+    settings = {"name": row, "out": row, "data": {"train": [{"src": row}, row]}}
     (folder / "config.yaml").write_text(format_yaml(settings), encoding="utf-8")
     page = render_page([*runs, read_run(folder)], "window.vegaEmbed = null;")
     return page, Elements(page)
 
 
-@pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
-def test_nothing_of_a_strangers_run_is_markup(tmp_path: Path, text: str) -> None:
-    """The tags and attributes are those of any page, and the text shows as it is."""
-    page, found = read_hostile_page(tmp_path / "hostile", text)
-    _, harmless = read_hostile_page(tmp_path / "harmless", "harmless")
-    assert [tag for tag, _ in found.tags] == [tag for tag, _ in harmless.tags]
-    for (_, attrs), (_, expected) in zip(found.tags, harmless.tags, strict=True):
-        assert [name for name, _ in attrs] == [name for name, _ in expected]
-    assert OBEYED.isdisjoint(page.replace("\n", ""))
-    assert found.text.count(escape_line(text.replace("\0", ""))) >= 30
+def test_nothing_of_a_strangers_run_is_markup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tags and attributes are those of any page, and the texts show as they are."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    for limit in ("sections.RESULTS_SHOWN", "sentences.LINES_SHOWN"):
+        monkeypatch.setattr(f"nmt.extras.report.{limit}", len(PAYLOADS))
+    folders = (tmp_path / str(number) for number in itertools.count())
+
+    def check(texts: Sequence[str]) -> None:
+        page, found = read_hostile_page(next(folders), texts)
+        numbered = [f"harmless {i:02}" for i in range(len(texts))]
+        _, harmless = read_hostile_page(next(folders), numbered)
+        assert [tag for tag, _ in found.tags] == [tag for tag, _ in harmless.tags]
+        for (_, attrs), (_, expected) in zip(found.tags, harmless.tags, strict=True):
+            assert [name for name, _ in attrs] == [name for name, _ in expected]
+        assert OBEYED.isdisjoint(page.replace("\n", ""))
+        for text in texts:
+            assert found.text.count(escape_line(text.replace("\0", ""))) >= 30, text
+
+    check_together(PAYLOADS, check)
 
 
 @needs_chromium()

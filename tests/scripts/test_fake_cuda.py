@@ -3,10 +3,11 @@ shapes, without a GPU.
 
 Fake tensors have a device, a type and a shape but no numbers. They need the CUDA build of torch,
 which has CUDA's rules but weighs gigabytes: `make gpu-dry` makes an environment with it and runs
-this file there.
+this file there. The backward pass runs on the pretend device of tests/train/test_update_gpu.py:
+autograd's threads want a real one.
 """
 
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -31,93 +32,50 @@ SHAPES = {
     "pre": ModelConfig(norm="pre", n_layers=2),
     "window": ModelConfig(window=5, n_layers=1, tied=False),
 }
+ROUNDED = LayerNorm | FeedForward | SelfAttention | MemoryAttention | nn.Linear
 
 
-@pytest.fixture
-def fake() -> Iterator[None]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+class Switch:
+    """`torch.autocast` warns and does nothing without a GPU; this is what it sets."""
 
-    torch._C._ensureCUDADeviceGuardSet()
-    with FakeTensorMode(allow_non_fake_inputs=False), torch.device("cuda"):
-        # torch.autocast refuses without a GPU; these are what it sets
-        torch.set_autocast_enabled("cuda", True)
+    def __init__(self, device: str, dtype: object = None, enabled: bool = True) -> None:
+        self.enabled = enabled
+
+    def __enter__(self) -> None:
+        self.before = torch.is_autocast_enabled("cuda")
         torch.set_autocast_dtype("cuda", torch.bfloat16)
-        try:
-            yield
-        finally:
-            torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_enabled("cuda", self.enabled)
 
-
-def make_batch() -> Batch:
-    rows = torch.zeros(TOKENS, dtype=torch.int64)
-    side = Packed(rows, torch.zeros(SENTENCES + 1, dtype=torch.int64), 128, TOKENS)
-    return Batch(side, side, rows, TOKENS)
-
-
-def make_model(name: str) -> Transformer:
-    model = Transformer(SHAPES[name], N_VOCAB)
-    use_backend(model, CudaBackend())
-    return model
+    def __exit__(self, *_: object) -> None:
+        torch.set_autocast_enabled("cuda", self.before)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_everything_between_embedding_and_loss_is_bf16(
-    name: str, fake: None, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without_autocast_of_its_own(monkeypatch)
-    model = make_model(name)
-    types: dict[str, torch.dtype] = {}
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    def note(module_name: str) -> object:
-        return lambda module, inputs, output: types.update({module_name: output.dtype})
-
-    for module_name, module in model.named_modules():
-        if isinstance(
-            module, LayerNorm | FeedForward | SelfAttention | MemoryAttention | nn.Linear
-        ):
-            module.register_forward_hook(note(module_name))  # type: ignore[arg-type]
-    batch = make_batch()
-    hidden = model(batch.src, batch.tgt)
-    assert {name: found for name, found in types.items() if found != torch.bfloat16} == {}
-    assert len([one for one in types if one.endswith("norm")]) >= 5 * model.config.n_layers
-    assert hidden.dtype == torch.bfloat16 and hidden.device.type == "cuda"
-
-
-def without_autocast_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LayerNorm switches autocast off for itself by `torch.autocast`, which warns and does nothing
-    without a GPU.
-    """
-
-    class Switch:
-        def __init__(
-            self, device: str, dtype: torch.dtype | None = None, enabled: bool = True
-        ) -> None:
-            self.enabled = enabled
-
-        def __enter__(self) -> None:
-            self.before = torch.is_autocast_enabled("cuda")
-            torch.set_autocast_enabled("cuda", self.enabled)
-
-        def __exit__(self, *_: object) -> None:
-            torch.set_autocast_enabled("cuda", self.before)
-
+    torch._C._ensureCUDADeviceGuardSet()
     monkeypatch.setattr(torch, "autocast", Switch)
+    found: list[tuple[nn.Module, torch.dtype]] = []
 
+    def note(module: nn.Module, _: Any, output: torch.Tensor) -> None:
+        found.append((module, output.dtype))
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_forward_pass_keeps_to_the_device(
-    name: str, fake: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The backward pass runs on the pretend device of tests/train/test_update_gpu.py: autograd's
-    threads want a real one.
-    """
-    without_autocast_of_its_own(monkeypatch)
-    loss, nll = Objective(make_model(name), 0.1)(make_batch())
-    assert loss.dtype == nll.dtype == torch.float32
-    assert loss.device.type == nll.device.type == "cuda"
-
-
-def test_the_fixture_sees_what_it_must(fake: None) -> None:
-    """CUDA's autocast returns fp32 from torch's LayerNorm, which is why there is one of our own."""
-    x = torch.zeros(4, 8, dtype=torch.bfloat16)
-    assert nn.LayerNorm(8)(x).dtype == torch.float32
+    with FakeTensorMode(allow_non_fake_inputs=False), torch.device("cuda"), Switch("cuda"):
+        # CUDA's autocast returns fp32 from torch's LayerNorm, which is why there is one of our own
+        x = torch.zeros(4, 8, dtype=torch.bfloat16)
+        assert nn.LayerNorm(8)(x).dtype == torch.float32
+        model = Transformer(SHAPES[name], N_VOCAB)
+        use_backend(model, CudaBackend())
+        for module in model.modules():
+            if isinstance(module, ROUNDED):
+                module.register_forward_hook(note)
+        rows = torch.zeros(TOKENS, dtype=torch.int64)
+        side = Packed(rows, torch.zeros(SENTENCES + 1, dtype=torch.int64), 128, TOKENS)
+        sums = Objective(model, 0.1)(Batch(side, side, rows, TOKENS))
+    assert {dtype for _, dtype in found} == {torch.bfloat16}
+    n_norms = sum(isinstance(module, LayerNorm) for module, _ in found)
+    assert n_norms >= 5 * SHAPES[name].n_layers
+    assert {(x.dtype, x.device.type) for x in sums} == {(torch.float32, "cuda")}

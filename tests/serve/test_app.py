@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.rings import amount
 from support.running_server import (  # noqa: F401
     LINES,
     RunningServer,
@@ -14,7 +15,6 @@ from support.running_server import (  # noqa: F401
     share_models,
     share_server,
 )
-from support.soaking import counted
 
 ALONE: dict[str, tuple[str, list[str]]] = {}  # what was found
 
@@ -61,7 +61,7 @@ def test_answers_are_the_translators(server: RunningServer, question: dict[str, 
 def test_requests_mixed_in_batches_are_answered_as_if_alone(server: RunningServer) -> None:
     rng = Random(1)
     questions: list[dict[str, Any]] = []
-    for _ in range(counted(60, 200)):
+    for _ in range(amount(60, 200)):
         question = ask(rng.sample(LINES[:25], rng.randint(1, 3)))
         question |= rng.choice([{}, {}, {"alternatives": 1}, {"target": "fr"}])
         questions.append(question)

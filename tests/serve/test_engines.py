@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from support.needs import needs_package
-from support.untrained import make_checkpoint, make_vocab
+from support.untrained import make_checkpoint
 
 from nmt.api import open_model
 from nmt.checkpoint.run_checkpoints import open_checkpoint
+from nmt.data.vocab import Vocab
 from nmt.extras.export.ctranslate2 import open_ctranslate2
 from nmt.extras.export.export import export
 from nmt.extras.serve.batcher import count_search_threads
@@ -18,8 +19,9 @@ from nmt.extras.serve.server import open_socket
 
 
 @needs_package("ctranslate2")
-def test_each_core_has_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vocab = make_vocab(tmp_path)
+def test_each_core_has_a_batch(
+    vocab: Vocab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = make_checkpoint(tmp_path / "average", vocab)
     export(open_checkpoint(place), "ctranslate2", tmp_path / "ct2", "float32", ["a dog"])
     n_before = torch.get_num_threads()

@@ -5,8 +5,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.rings import amount
 from support.running_server import LINES, RunningServer, share_models, share_server  # noqa: F401
-from support.soaking import counted
 
 # right and wrong values of each key
 STRANGE: list[Any] = [
@@ -44,13 +44,13 @@ def test_the_document_names_all_routes(server: RunningServer) -> None:
     assert set(body["multipart/form-data"]["schema"]["required"]) == {"q", "source", "target"}
 
 
-@pytest.mark.timeout(counted(120, 900))
+@pytest.mark.timeout(amount(120, 900))
 def test_no_question_breaks_the_server(
     server: RunningServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rng = Random(1)
     statuses = set()
-    for _ in range(counted(120, 20_000)):
+    for _ in range(amount(120, 20_000)):
         question: dict[str, Any] = {}
         for key, values in VALUES.items():
             is_needed = key in ("q", "source", "target")
@@ -76,7 +76,7 @@ def test_no_body_breaks_the_server(server: RunningServer, kind: str) -> None:
     whole = {"x": b"q=red%20dog&source=en&target=de", "m": part}
     body = whole.get(kind[0], json.dumps({"q": "a", "source": "en", "target": "de"}).encode())
     headers = {"Content-Type": kind if "/" in kind else f"application/{kind}"}
-    for _ in range(counted(100, 5_000)):
+    for _ in range(amount(100, 5_000)):
         damaged = bytearray(body)
         for _ in range(rng.randint(1, 4)):
             damaged[rng.randrange(len(damaged))] = rng.choice(b'\0%&="\r\n\xff-{[')

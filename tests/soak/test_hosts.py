@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from support.soaking import check_same, steps_logged
+from support.ground import check_same, steps_logged
 from support.waiting import until
 
 from nmt.commands.train import main

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.soaking import check_same, free_port
+from support.forks import find_free_port
+from support.ground import check_same
 from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.waiting import until
 
@@ -87,7 +88,7 @@ class Cluster:
             folder=folder,
             host=socket.gethostname().partition(".")[0],
             user=subprocess.check_output(["id", "-un"], text=True).strip(),
-            ports=[free_port() for _ in range(3)],
+            ports=[find_free_port() for _ in range(3)],
         )
         config.write_text(text)
         self.environment = {

@@ -1,5 +1,9 @@
 """Names and texts that try to act where they are shown: on a terminal, in Markdown, in HTML."""
 
+from collections.abc import Callable, Sequence
+
+import pytest
+
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"]
 SEPARATORS = ["\u2028", "\u2029"]
 BIDI = [chr(code) for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))]
@@ -57,3 +61,24 @@ PAYLOADS = [
     "{{7*7}} ${7*7} {name}",
     "\ufeff\u200b\u00ad invisible",
 ]  # fmt: skip
+
+
+def check_together(texts: Sequence[str], check: Callable[[Sequence[str]], None]) -> None:
+    """Check all texts at once; if that fails, name those that fail alone."""
+    active = find_active(texts, check)
+    if active:
+        pytest.fail("\n".join(f"{text!a}: {error}" for text, error in active.items()))
+
+
+def find_active(
+    texts: Sequence[str], check: Callable[[Sequence[str]], None]
+) -> dict[str, Exception]:
+    try:
+        check(texts)
+    except Exception as error:
+        if len(texts) == 1:
+            return {texts[0]: error}
+        half = len(texts) // 2
+        active = find_active(texts[:half], check) | find_active(texts[half:], check)
+        return active or {"several together": error}
+    return {}

@@ -20,10 +20,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.soaking import IS_SOAK
+from support.rings import amount
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-TAKES_ALL = IS_SOAK or torch.cuda.is_available()
+TAKES_ALL = amount(torch.cuda.is_available(), True)
 BOUNDS = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float64: 1e-13}
 needs_interpreter = pytest.mark.skipif(
     IS_INTERPRETED or torch.cuda.is_available() or importlib.util.find_spec("triton") is None,

@@ -1,7 +1,6 @@
 """A run folder with checkpoints and metrics that took no training."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,6 @@ from safetensors.torch import load_file
 from test_checkpoint import STATE, write
 
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
-
-
-@pytest.fixture(autouse=True)
-def skip_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The power does not fail here: what test_files.py shows need not cost seconds for each test."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture(scope="module", name="template")

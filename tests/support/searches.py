@@ -22,7 +22,7 @@ from nmt.translate.search import search
 from nmt.translate.search_state import Hypothesis
 from support.plain_search import EOS, Full, Ids, Ranked, recursion
 from support.prepared_models import prepare_for_torch
-from support.soaking import counted
+from support.rings import amount
 from support.untrained import make_random_model
 
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ SEARCHES: dict[str, MakeSearch] = {
 # ---- cases of the rules -------------------------------------------------------------------------------------------
 
 
-N_RULE_MODELS = counted(8, 40)
+N_RULE_MODELS = amount(8, 40)
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,13 @@ from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
-from safetensors.torch import load_file
-
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.export import main as nmt_export
 from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
-from support.canary import record
+from support.canary import digest_tensors, record
 from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.untrained import make_checkpoint, make_vocab
 
@@ -153,9 +151,7 @@ def results(folder: Path) -> dict[str, str]:
         if path.suffix in DIGESTED:
             found[name] = sha256(path.read_bytes()).hexdigest()
         elif path.suffix == ".safetensors":
-            tensors = sorted(load_file(path).items())
-            data = b"".join(name.encode() + value.numpy().tobytes() for name, value in tensors)
-            found[name] = sha256(data).hexdigest()
+            found[name] = digest_tensors(path)
     return found
 
 

@@ -17,12 +17,18 @@ def write_toy_corpus(folder: Path) -> Path:
     """Write {train,valid,test}.{en,de} into a new folder `corpus`, and return it."""
     corpus = folder / "corpus"
     corpus.mkdir()
-    for seed, (split, n) in enumerate((("train", 400), ("valid", 20), ("test", 20))):
-        pairs = sentences(n, seed)
-        for side, language in enumerate(("en", "de")):
-            text = "".join(pair[side] + "\n" for pair in pairs)
-            (corpus / f"{split}.{language}").write_text(text, encoding="utf-8")
+    write_splits(corpus, train=400, valid=20, test=20)
     return corpus
+
+
+def write_splits(folder: Path, **sizes: int) -> None:
+    """Write so many pairs of each split."""
+    for seed, (split, n) in enumerate(sizes.items()):
+        for language, lines in zip(
+            ("en", "de"), zip(*sentences(n, seed), strict=True), strict=True
+        ):
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
 
 
 def write_toy_config(corpus: Path, folder: Path) -> Path:

@@ -4,12 +4,13 @@ enough to say something else for each line."""
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
-from nmt.config_files import format_config
+from nmt.config_files import format_config, load_config
 from nmt.corpus.learn_bpe import tally_words, train_bpe, write_word_counts
 from nmt.data.vocab import BOS, EOS, PAD, Vocab
 from nmt.model.transformer import Transformer
@@ -97,3 +98,10 @@ def make_checkpoint(
     (folder / VOCAB_FILE).write_bytes(vocab.model)
     seal(folder)
     return folder
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Give a checkpoint other sections of its config, and seal it anew."""
+    config = load_config(str(folder / CONFIG_FILE))
+    write_text(folder / CONFIG_FILE, format_config(replace(config, **changes)))
+    seal(folder)

@@ -1,5 +1,6 @@
 """Waiting for what other processes do."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,16 @@ def until(holds: Callable[[], bool], seconds: float = HANG_S) -> None:
         time.sleep(0.02)
 
 
+def list_living() -> list[tuple[int, int]]:
+    """(pid, process group) of all that run; what ended and was not waited for, a zombie, does not."""
+    living = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            state, _, group, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+            if state not in "ZX":
+                living.append((int(folder.name), int(group)))
+    return living
+
+
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not waited for, a zombie, does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return pid in dict(list_living())

@@ -7,13 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from support.pool_tasks import (
+    CountingWorker,
+    FrailWorker,
+    StillbornWorker,
+    die,
+    refuse,
+    sleep_long,
+    square_late,
+    wait_for_the_second,
+    weigh_and_die,
+)
 from support.waiting import is_alive, until
 
 from nmt.system.errors import UserError
@@ -25,23 +35,6 @@ from nmt.system.pool import (
     run_in_process,
     use_processes,
 )
-
-
-def square_late(n: int) -> tuple[int, int]:
-    time.sleep(0.02 * (n % 3))
-    return n * n, os.getpid()
-
-
-def refuse(n: int) -> int:
-    if n == 3:
-        raise UserError("three is too many")
-    return n
-
-
-def die(n: int) -> int:
-    if n:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return n
 
 
 @pytest.mark.parametrize(("workers", "n"), [(1, 12), (2, 0), (2, 1), (2, 2), (3, 12)])
@@ -64,11 +57,6 @@ def test_draws_no_more_tasks_than_it_can_work_on() -> None:
     assert len(drawn) == 50
 
 
-def wait_for_the_second(n: int) -> int:
-    time.sleep(2.0 if n == 1 else 0.0)
-    return n
-
-
 def test_a_slow_task_holds_up_the_others_only_at_the_end_of_the_window() -> None:
     drawn = []
 
@@ -88,18 +76,6 @@ def test_one_task_starts_no_process() -> None:
     assert [pid for _, pid in map_in_order(square_late, range(1), use_processes(2))] == [
         os.getpid()
     ]
-
-
-class CountingWorker:
-    """What it gives back shows which process it was made in, and that it lives as long as that."""
-
-    def __init__(self) -> None:
-        self.n_done = 0
-
-    def __call__(self, n: int) -> tuple[int, int, int]:
-        time.sleep(0.05)
-        self.n_done += 1
-        return n, os.getpid(), self.n_done
 
 
 def test_a_worker_is_made_once_in_each_process() -> None:
@@ -124,24 +100,6 @@ def test_a_task_that_kills_every_worker_is_a_message() -> None:
 N_TASKS = 14
 
 
-class FrailWorker:
-    """Each process dies by its third task, in the middle of it or at its very beginning; each task says
-    in which attempt it was done.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.n_done = folder, 0
-
-    def __call__(self, n: int) -> int:
-        self.n_done += 1
-        if self.n_done == 3 and multiprocessing.parent_process():
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.01 * (n % 3))
-        with open(self.folder / "done", "a") as file:
-            file.write(f"{n}\n")
-        return n * n
-
-
 def test_killed_workers_lose_no_task_and_double_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,29 +117,11 @@ def test_one_process_that_is_killed_is_a_message() -> None:
         run_in_process(die, 1)
 
 
-def weigh_and_die(task: bytes) -> int:
-    if multiprocessing.parent_process() and task[0] == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return len(task)
-
-
 def test_a_large_task_on_its_way_to_a_killed_worker_holds_nothing_up() -> None:
     """The pipe to a worker is full when it dies."""
     tasks = [bytes([i == 3]) * 3_000_000 for i in range(12)]
     with pytest.raises(UserError, match="workers were killed"):
         list(map_in_order(weigh_and_die, tasks, use_processes(2)))
-
-
-class StillbornWorker:
-    """The first processes die while they prepare."""
-
-    def __init__(self, folder: Path) -> None:
-        if multiprocessing.parent_process() and len(list(folder.iterdir())) < 3:
-            (folder / str(os.getpid())).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def __call__(self, n: int) -> int:
-        return n
 
 
 def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path: Path) -> None:
@@ -202,19 +142,17 @@ def test_what_precedes_a_mistake_in_the_input_is_done() -> None:
 
 PARENT = """
 import sys
-sys.path[:0] = [{folder!r}, {tests!r}, {root!r}]
+sys.path[:0] = [{tests!r}, {root!r}]
 import nmt.system.pool
-from test_pool import square_late
+from support.pool_tasks import square_late
 for n, pid in nmt.system.pool.map_in_order(square_late, iter(int, 1), nmt.system.pool.use_processes(2)):
     print(pid, flush=True)
 """
 
 
 def test_no_worker_outlives_a_killed_caller() -> None:
-    folder = Path(__file__).parent
-    program = PARENT.format(
-        folder=str(folder), tests=str(folder.parent), root=str(folder.parents[1])
-    )
+    _, tests, root, *_ = map(str, Path(__file__).parents)
+    program = PARENT.format(tests=tests, root=root)
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
     ) as caller:
@@ -245,34 +183,25 @@ def leave(*_: object) -> None:
     raise Leave
 
 
-def sleep_long(n: int) -> None:
-    time.sleep(3600 if multiprocessing.parent_process() else 0)
-
-
 SCRIPT = """
-from nmt.system.pool import map_in_order, run_in_process, use_processes
+from nmt.system.pool import map_in_order, use_processes
 
 print("begun", flush=True)
 def work():
-    print(sorted(map_in_order(abs, range({n}), use_processes(2))), flush=True)
-{call}
+    print(sorted(map_in_order(abs, range(3), use_processes(2))), flush=True)
 """
-GUARDED = 'if __name__ == "__main__":\n    work()'
 
 
-@pytest.mark.parametrize(
-    ("n", "call", "is_refused"), [(3, "work()", True), (1, "work()", False), (3, GUARDED, False)]
-)
-def test_a_script_that_workers_would_run_again_is_told_before_they_start(
-    n: int, call: str, is_refused: bool, tmp_path: Path
-) -> None:
+def test_a_script_that_workers_would_run_again_is_told_before_they_start(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
-    script.write_text(SCRIPT.format(n=n, call=call))
+    script.write_text(f"{SCRIPT}work()
+")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
-    n_begun = done.stdout.count("begun")
-    if is_refused:
-        assert (
-            n_begun == 1 and f"{script}:7: each worker would run this script again" in done.stderr
-        )
-    else:
-        assert str(list(range(n))) in done.stdout, done.stderr
+    assert done.stdout == "begun
+"
+    assert f"{script}:7: each worker would run this script again" in done.stderr
+    script.write_text(f'{SCRIPT}if __name__ == "__main__":
+    work()
+')
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert "[0, 1, 2]" in done.stdout, done.stderr

@@ -4,14 +4,12 @@ and never in silence.
 Two real processes with gloo, the two timeouts shortened.
 """
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support.soaking import RANK, free_port
+from support.forks import run_on_ranks
 
 from nmt.system.errors import UserError
 from nmt.system.ranks import join_world
@@ -85,7 +83,7 @@ def work():
     time.sleep(5.0)
     return "found"
 
-# both have imported torch, which may take longer for one of them than the timeout
+# both are there, which may take longer for one of them than the timeout
 folder = Path(__file__).parent
 (folder / os.environ["RANK"]).touch()
 while not all((folder / rank).exists() for rank in "01"):
@@ -114,23 +112,7 @@ with ranks.join_world() as world:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ranks_wait_long_for_rank_0_and_shortly_in_an_update(tmp_path: Path) -> None:
-    program, port = tmp_path / "rank.py", free_port()
-    program.write_text(PROGRAM)
-    environment = {name: value for name, value in os.environ.items() if name not in RANK} | {
-        "OMP_NUM_THREADS": "1"
-    }
-    ranks = []
-    for rank in range(2):
-        place = dict(zip(RANK, map(str, (rank, rank, 0, 2, 2, "127.0.0.1", port)), strict=True))
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, program],
-                env=environment | place,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        )
-    outputs = [process.communicate() for process in ranks]
-    assert all(out.startswith("patient\n") for out, _ in outputs), outputs
-    assert ranks[1].returncode == 3 and "gave up" in outputs[1][0], outputs
+    ranks = run_on_ranks(2, PROGRAM, tmp_path / "rank.py")
+    outputs = [ranks.told("stdout", [rank]) for rank in range(2)]
+    assert all(out.startswith("patient\n") for out in outputs), ranks.told()
+    assert ranks.codes[1] == 3 and "gave up" in outputs[1], outputs

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.finished_run import list_differing, read_losses, read_tensors
+from support.ground import Ground
 from support.small_disk import SmallDisk
-from support.soaking import make_ground
 from test_checkpoint import VOCAB
 
 from nmt.checkpoint import checkpoint
@@ -237,9 +237,8 @@ def test_links_that_cannot_be_made_are_no_failed_checkpoint(
 
 
 def test_two_ranks_end_together_when_the_disk_stays_full(
-    small_disk: SmallDisk, tmp_path_factory: pytest.TempPathFactory
+    small_disk: SmallDisk, ground: Ground
 ) -> None:
-    ground = make_ground(tmp_path_factory.mktemp("full"))
     start = ground.start("run", f"out={small_disk.path}/run", "training.checkpoint_every=1", size=2)
     assert start.wait(is_agent=False) == [1, 1]
     output = start.told()

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from support.prepared_toy import prepare_toy
 from support.pretend_device import GPU, pretend_device
 
 from nmt.commands.train import main
@@ -156,11 +155,6 @@ def test_the_smallest_card_limits_the_trial(
 def test_a_number_that_is_given_stays() -> None:
     given, recorded = with_size(PAPER, 777), with_size(PAPER, 3_157)
     assert resolve_micro_tokens(given, recorded, Unconnected(0, 8, GPU)) == 777
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    return prepare_toy(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

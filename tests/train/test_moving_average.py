@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
-from support.saved_run import skip_fsync  # noqa: F401
-from support.toy_corpus import write_toy_config, write_toy_corpus
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -23,12 +21,6 @@ from nmt.train.validate import compute_dev_nll, open_dev
 from nmt.translate.translator import make_translator
 
 SHORT = ["training.steps=6", "training.validate_every=2", "evaluation.bleu=false"]
-
-
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("average")
-    return write_toy_config(write_toy_corpus(folder), folder)
 
 
 def train(toy: Path, name: str, *settings: str) -> RunConfig:
@@ -64,10 +56,10 @@ def test_the_weights_come_back_even_after_an_error() -> None:
     assert torch.equal(layer.weight, weights) and torch.equal(average.averages["weight"], begun)
 
 
-def test_a_run_trains_as_without_and_checkpoints_have_both(ground: Path) -> None:
+def test_a_run_trains_as_without_and_checkpoints_have_both(toy: Path) -> None:
     every = "training.checkpoint_every=1"
-    plain = train(ground, "plain", every)
-    config = train(ground, "averaged", every, "training.ema=0.35")
+    plain = train(toy, "plain", every)
+    config = train(toy, "averaged", every, "training.ema=0.35")
 
     # The weights after each update are those of the run without an average.
     torch.manual_seed(config.seed)
@@ -94,17 +86,17 @@ def test_a_run_trains_as_without_and_checkpoints_have_both(ground: Path) -> None
     assert nll is not None and nll == pytest.approx(logged, abs=1e-4)
 
 
-def test_six_updates_are_three_a_stop_and_three_more(ground: Path) -> None:
+def test_six_updates_are_three_a_stop_and_three_more(toy: Path) -> None:
     settings = ["training.ema=0.35", "optimizer.weight_decay=0.1"]
-    whole = train(ground, "whole", *settings)
-    train(ground, "parts", *settings, "training.steps=3")
-    parts = train(ground, "parts", *settings)
+    whole = train(toy, "whole", *settings)
+    train(toy, "parts", *settings, "training.steps=3")
+    parts = train(toy, "parts", *settings)
     assert list_differing(read_tensors(whole.folder, 6), read_tensors(parts.folder, 6)) == []
 
 
-def test_an_average_is_of_a_whole_run(ground: Path) -> None:
-    train(ground, "begun", "training.steps=1")
+def test_an_average_is_of_a_whole_run(toy: Path) -> None:
+    train(toy, "begun", "training.steps=1")
     with pytest.raises(UserError, match=r"training\.ema: None -> 0\.9"):
-        train(ground, "begun", "training.ema=0.9")
+        train(toy, "begun", "training.ema=0.9")
     with pytest.raises(UserError, match=r"training\.ema is 1; it must be between 0 and 1"):
-        train(ground, "begun", "training.ema=1")
+        train(toy, "begun", "training.ema=1")

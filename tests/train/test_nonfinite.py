@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
-from support.two_ranks import run_on_ranks, run_on_two_ranks
+from support.forks import run_on_ranks
 
 import nmt.train.update
 from nmt.commands.train import main
@@ -113,13 +113,13 @@ def test_a_gradient_of_zero_ends_a_new_run_and_is_named(
     options = ["--config", str(toy), "training.steps=2"]
     ended = run_on_ranks(size, program, tmp_path / "poisoned.py", weight, *options)
     assert ended.codes == [1] * size
-    assert f"the gradients of {weight} are zero, so it learns nothing" in ended.stderr
+    assert f"the gradients of {weight} are zero, so it learns nothing" in ended.told()
     small = ("training.src_tokens=60", "training.tgt_tokens=60")
     frozen = ("training.freeze=[encoder]",)
     for number, settings in enumerate((small, frozen)):
         out = f"out={tmp_path}/{number}"
         ended = run_on_ranks(size, program, tmp_path / "ends.py", weight, *options, *settings, out)
-        assert ended.codes == [0] * size, ended.stderr
+        assert ended.codes == [0] * size, ended.told()
 
 
 @pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
@@ -261,10 +261,10 @@ def test_all_ranks_reject_what_one_rank_finds(
         "training.checkpoint_every=1",
         f"training.on_nonfinite={rule}",
     ]
-    done = run_on_two_ranks(SCRIPT, tmp_path / "poisoned.py", where, *run_five_updates)
+    done = run_on_ranks(2, SCRIPT, tmp_path / "poisoned.py", where, *run_five_updates)
     run = tmp_path / "run"
-    assert "nmt/train/" not in done.stderr, done.stderr  # no traceback of ours
-    assert done.stderr.count("update 4 was not applied") == 1
+    assert "nmt/train/" not in done.told(), done.told()  # no traceback of ours
+    assert done.told().count("update 4 was not applied") == 1
     found = json.loads((run / "nonfinite-0000004.json").read_text())
     assert any(isinstance(micro["loss"], str) for micro in found["micro_batches"]) == (
         where == "loss"
@@ -272,7 +272,7 @@ def test_all_ranks_reject_what_one_rank_finds(
     if rule == "stop":
         assert done.codes == [1, 1] and not (run / "checkpoints" / "step-0000004").exists()
         return
-    assert done.codes == [0, 0], done.stderr
+    assert done.codes == [0, 0], done.told()
     assert list_differing(read_tensors(run, 3), read_tensors(run, 4)) == []
     assert list_differing(read_tensors(run, 4), read_tensors(run, 5))
     # had one rank gone on with other weights than the other, the losses would not be those of one

@@ -9,7 +9,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.soaking import Ground, counted, make_ground
+from support.ground import Ground
+from support.rings import amount
 
 from nmt.commands.train import main
 from nmt.config import OptimizerConfig
@@ -24,8 +25,8 @@ from nmt.train.on_track import LearningCheck, smoothed_loss_floor, unigram_entro
 SIDE = Side(np.array([5, 5, 6, 7], np.uint16), np.array([0, 3, 4], np.int64))
 ENTROPY = 2 * (2 / 6) * math.log(6 / 2) + 2 * (1 / 6) * math.log(6)
 
-MIN_UPDATES = counted(60, on_track.MIN_UPDATES)
-STEPS = counted(100, 560)
+MIN_UPDATES = amount(60, on_track.MIN_UPDATES)
+STEPS = amount(100, 560)
 SETTINGS = (
     f"training.steps={STEPS}",
     "training.micro_tokens=300",
@@ -142,11 +143,6 @@ def test_the_remedies_are_those_that_the_run_does_not_have() -> None:
 # ---- trained -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return make_ground(tmp_path_factory.mktemp("on_track"))
-
-
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge a run from MIN_UPDATES of this file on."""
@@ -158,7 +154,7 @@ def read_warnings(run: RunFolder) -> list[WarningEvent]:
     return [event for event in events if isinstance(event, WarningEvent)]
 
 
-@pytest.mark.parametrize("name", counted(list(HEALTHY)[:3], list(HEALTHY)))
+@pytest.mark.parametrize("name", amount(list(HEALTHY)[:3], list(HEALTHY)))
 def test_a_healthy_run_is_not_warned(
     name: str, ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

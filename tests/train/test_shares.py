@@ -5,13 +5,13 @@ tests/promises/test_many_ranks.py.
 
 import gc
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from support.finished_run import read_tensors
+from support.ground import Ground, check_same, make_ground, untime
 from support.pretend_device import GPU, DeviceTensor, pretend_device
-from support.soaking import Ground, Order, Start, check_same, lines, make_ground
 from test_fast_paths import POST, batch_of, draw, draw_short, make
 from torch import Tensor
 
@@ -52,29 +52,18 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@dataclass(frozen=True)
-class EngineGround(Ground):
-    """Trains with the engine's replica."""
-
-    def start(
-        self, name: str, *settings: str, size: int = 1, order: Order | None = None, at: str = ""
-    ) -> Start:
-        script = self.folder / "engine.py"
-        script.write_text(ENGINE)
-        order = replace(order or Order([], ""), program=str(script))
-        return super().start(name, *settings, size=size, order=order, at=at)
-
-
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    made = make_ground(tmp_path_factory.mktemp("shares"))
-    return EngineGround(made.folder, made.config)
+    ground = make_ground(tmp_path_factory.mktemp("shares"))
+    script = ground.folder / "engine.py"
+    script.write_text(ENGINE)
+    return replace(ground, command=str(script))
 
 
 @pytest.fixture(scope="module")
 def whole(ground: Ground) -> RunFolder:
     """The run of one process without the engine."""
-    return Ground(ground.folder, ground.config).finish("whole", *CALM)
+    return replace(ground, command="train").finish("whole", *CALM)
 
 
 def check_close(run: RunFolder, whole: RunFolder, bound: float = 1e-5) -> None:
@@ -84,7 +73,7 @@ def check_close(run: RunFolder, whole: RunFolder, bound: float = 1e-5) -> None:
     for name, value in theirs.items():
         assert ours[name].shape == value.shape
         assert (ours[name] - value).norm() <= bound * value.norm(), name
-    for line, other in zip(lines(run), lines(whole), strict=True):
+    for line, other in zip(untime(run), untime(whole), strict=True):
         for key in ("step", "kind", "bleu"):
             assert line.get(key) == other.get(key)
         # The log has five decimals, so rounding alone may part equal numbers by one.
@@ -111,8 +100,7 @@ def test_a_kill_costs_no_bits(ground: Ground) -> None:
     """In bf16 a rank computes with rounded weights of others; a checkpoint must hold exact ones."""
     settings = (*CALM, *EXTRAS, "training.precision=bf16", "training.steps=8")
     straight = ground.finish("straight", *settings, size=2)
-    order = Order([], "", slow={"update": 0.05}, is_recorded=True)
-    start = ground.start("killed", *settings, size=2, order=order)
+    start = ground.start("killed", *settings, size=2, slow={"update": 0.05}, is_recorded=True)
     run = ground.run("killed")
     start.until(lambda: run.checkpoints.is_dir() and list_steps(run) == [3])
     start.signal(signal.SIGKILL)

@@ -13,7 +13,6 @@ import pytest
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
 from support.made_sinks import install_sinks
 from support.needs import needs_package
-from support.saved_run import skip_fsync  # noqa: F401
 from support.waiting import HANG_S
 
 from nmt.commands.train import main as nmt_train

@@ -3,8 +3,6 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
-from support.soaking import Ground, check_same, make_ground
+from support.forks import run_on_ranks
+from support.ground import Ground, check_same
 
 from nmt.checkpoint import checkpoint
 from nmt.checkpoint.run_checkpoints import list_steps
@@ -33,11 +32,6 @@ from nmt.train.update import Outcomes, UpdateOutcome
 
 # A line for each update, and no validation in between.
 LOGGED = ("training.log_every=1", "training.validate_every=100", "training.steps=20")
-
-
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return make_ground(tmp_path_factory.mktemp("trainer"))
 
 
 @pytest.fixture(scope="module")
@@ -318,11 +312,11 @@ def test_what_only_a_compiled_model_needs_is_not_imported(ground: Ground) -> Non
     """Importing it takes a second, a fifth of the time to the first update of a base model."""
     argv = ground.argv("quick", "training.steps=2", "training.validate_every=2")
     program = (
-        "import sys; from nmt.commands.train import main; code = main(sys.argv[1:]); "
-        "sys.exit(code or ('torch._dynamo' in sys.modules and 'torch._dynamo was imported'))"
+        "import sys; from nmt.commands.train import main; code = main(); "
+        "sys.exit(code or 2 * ('torch._dynamo' in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    ended = run_on_ranks(1, program, ground.folder / "quick.py", *argv)
+    assert ended.codes == [0], ended.told()
     assert ground.run("quick").checkpoint(2).is_dir()
 
 

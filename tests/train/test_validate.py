@@ -9,9 +9,8 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 from support.finished_run import read_lines, train_toy
+from support.forks import run_on_ranks
 from support.prepared_toy import prepare_toy
-from support.saved_run import skip_fsync  # noqa: F401
-from support.two_ranks import run_on_two_ranks
 
 import nmt.api
 from nmt.commands.average import main as nmt_average
@@ -115,9 +114,9 @@ def test_ranks_share_the_decoding_of_the_dev_set(tmp_path: Path) -> None:
     config = prepare_toy(tmp_path)
     recorded = tmp_path / "config.yaml"
     write_text(recorded, format_config(config))
-    done = run_on_two_ranks(DEALT, tmp_path / "dealt.py", str(recorded))
-    assert done.codes == [0, 0], done.stderr[-3000:]
-    counts = sorted(line for line in done.stdout.splitlines() if line.startswith("lines"))
+    done = run_on_ranks(2, DEALT, tmp_path / "dealt.py", str(recorded))
+    assert done.codes == [0, 0], done.told()[-3000:]
+    counts = sorted(line for line in done.told("stdout").splitlines() if line.startswith("lines"))
     assert counts == ["lines 10", "lines 10 20"]
 
 

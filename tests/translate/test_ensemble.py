@@ -8,15 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from support.plain_search import EOS, Full, Ids, assert_same, recursion
-from support.soaking import IS_SOAK, counted
+from support.rings import amount
+from support.searches import make_sources
 from support.untrained import make_random_model
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.translate.ensemble import Ensemble
+from nmt.translate.ensemble import Ensemble, average_log_probs
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 
@@ -35,8 +37,7 @@ def model(seed: int, shape: ModelConfig = SHAPE) -> Transformer:
 
 
 def sources(n: int) -> list[Ids]:
-    rng = random.Random(n)
-    return [(*(rng.randrange(4, V) for _ in range(rng.randint(1, 8))), EOS) for _ in range(n)]
+    return make_sources(random.Random(n), n, 8, V)
 
 
 class Mean:
@@ -54,7 +55,7 @@ class Mean:
         return [[float(x) for x in row] for row in np.log(np.exp(rows).mean(0))]
 
 
-ENSEMBLES = [SHAPES] + ([SHAPES[:2], SHAPES[2:], [SHAPE] * 3] if IS_SOAK else [])
+ENSEMBLES = [SHAPES, *amount([], [SHAPES[:2], SHAPES[2:], [SHAPE] * 3])]
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -63,11 +64,21 @@ def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
     values = {**DecodingConfig.PRESETS[preset], "beam": beam, "max_ratio": 0.5, "max_extra": 4}
     for seed, shapes in enumerate(ENSEMBLES):
         models = [model(seed * 10 + n, shape) for n, shape in enumerate(shapes)]
-        oracle, config, given = Mean(models), DecodingConfig(**values), sources(counted(2, 4))
+        oracle, config, given = Mean(models), DecodingConfig(**values), sources(amount(2, 4))
         for src, some in zip(
             given, search(Ensemble(models), pack(given), make_rules(config, beam)), strict=True
         ):
             assert_same(some, recursion(oracle, src, config, beam), f"{preset} {seed}")
+
+
+def test_logits_may_be_large_and_probabilities_small() -> None:
+    one = model(1, replace(SHAPE, projection_bias=True))
+    ensemble, hidden = Ensemble([one, model(2)]), torch.randn(3, 2 * SHAPE.d_model)
+    usual = ensemble.projection(hidden)
+    one.projection.bias.add_(100)  # which changes no probability
+    torch.testing.assert_close(ensemble.projection(hidden), usual, rtol=0, atol=1e-4)
+    small = torch.tensor([-200.0])
+    assert average_log_probs([small, small]).item() == pytest.approx(-200)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -28,9 +28,9 @@ from support.plain_search import (
     repeats,
     score_of,
 )
+from support.rings import amount
 from support.searches import RULES, SMALL, make_sources
-from support.soaking import IS_SOAK, counted
-from support.untrained import make_random_model, make_vocab
+from support.untrained import make_random_model
 
 from nmt.config import DecodingConfig, ModelConfig, RunConfig
 from nmt.data.batch import pack
@@ -66,7 +66,7 @@ def short(config: DecodingConfig, most: int) -> DecodingConfig:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("chunk", range(counted(1, 5)))
+@pytest.mark.parametrize("chunk", range(amount(1, 5)))
 def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) -> None:
     """Ten models a chunk; the rule that stops early, that which never does, and the preset's own."""
     for seed in range(chunk * 10, chunk * 10 + 10):
@@ -100,7 +100,7 @@ def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) ->
 
 
 @pytest.mark.parametrize(("finishing", "stopping"), RULES)
-@pytest.mark.parametrize("beam", range(1, 6) if IS_SOAK else (1, 4))
+@pytest.mark.parametrize("beam", amount([1, 4], range(1, 6)))
 def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam: int) -> None:
     for preset, n_best in itertools.product(PRESETS, (1, 3)):
         if n_best > beam:
@@ -147,15 +147,29 @@ def test_a_vocabulary_of_many_groups(
 def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, given = Toy(5, n=7, ending=1.0), make_sources(random.Random(6), 100, 8, 7)
     config = DecodingConfig(beam=4, max_extra=4)
+    sampling = make_rules(replace(config, sample=True), 2)
+    drawn = search(toy, pack(given), sampling)
     # The logits of 30 sentences
     monkeypatch.setattr("nmt.translate.allowed_pieces.MAX_BLOCK_LOGITS", 4 * 7 * 30)
     assert len(set(given)) > 70
+    assert search(toy, pack(given), sampling) == drawn
     for src, some in zip(given, search(toy, pack(given), make_rules(config, 2)), strict=True):
         assert_same(some, recursion(toy, src, config, 2))
 
 
+@pytest.mark.parametrize("sample", [False, True])
+def test_logits_may_be_large(sample: bool) -> None:
+    toy, given = Toy(5, n=9, ending=1.0), make_sources(random.Random(6), 9, 8, 9)
+    rules = make_rules(DecodingConfig(beam=3, max_extra=4, sample=sample), 2)
+    usual = search(toy, pack(given), rules)
+    toy.table += 100  # which changes no probability, but overflows as an exponent
+    for some, expected in zip(search(toy, pack(given), rules), usual, strict=True):
+        assert [one.ids for one in some] == [one.ids for one in expected]
+        assert [one.score for one in some] == pytest.approx([one.score for one in expected], 1e-4)
+
+
 def test_stopping_early_changes_nothing_and_saves_steps() -> None:
-    saved, n_models = 0, counted(40, 200)
+    saved, n_models = 0, amount(40, 200)
     for seed in range(n_models):
         rng = random.Random(seed)
         toy = Toy(seed, n=8, ending=rng.choice((-1.0, 1.0, 3.0)))
@@ -267,12 +281,7 @@ def test_learned_positions_end_a_translation(sample: bool) -> None:
 # ---- the engines whose rules they are -----------------------------------------------------------------------------
 
 LIMIT = 16
-N_MODELS = counted(5, 20)
-
-
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("words"))
+N_MODELS = amount(5, 20)
 
 
 def exported(seed: int, vocab: Vocab) -> tuple[Transformer, RunConfig, list[Ids]]:
