@@ -194,14 +194,10 @@ def work():
 
 def test_a_script_that_workers_would_run_again_is_told_before_they_start(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
-    script.write_text(f"{SCRIPT}work()
-")
+    script.write_text(f"{SCRIPT}work()\n")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
-    assert done.stdout == "begun
-"
+    assert done.stdout == "begun\n"
     assert f"{script}:7: each worker would run this script again" in done.stderr
-    script.write_text(f'{SCRIPT}if __name__ == "__main__":
-    work()
-')
+    script.write_text(f'{SCRIPT}if __name__ == "__main__":\n    work()\n')
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert "[0, 1, 2]" in done.stdout, done.stderr
