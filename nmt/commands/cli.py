@@ -90,22 +90,11 @@ def start_command(
     args = parse(argv)
 
     def check_and_work() -> int:
-        note_repeated_settings(vars(args).get("overrides", ()))
         if extra is not None:
             check_extra(extra, program)
         return work(args)
 
     return run_command(check_and_work, program)
-
-
-def note_repeated_settings(overrides: Sequence[str]) -> None:
-    """Say which of several values of one setting counts."""
-    values: dict[str, str] = {}
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if values.get(key, value) != value:
-            say_once(f"note: {key} is given as {values[key]} and as {value}; the last counts")
-        values[key] = value
 
 
 def run_command(work: Callable[[], int], program: str) -> int:

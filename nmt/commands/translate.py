@@ -10,7 +10,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -282,9 +282,9 @@ def translate_input(
 ) -> None:
     """Translate a file or standard input."""
     from nmt.system.progress import say
-    from nmt.translate.lines import LARGEST_CHUNK, ResumeRecord, add_prefixes, open_input
-    from nmt.translate.shortfalls import warn_of_cut
+    from nmt.translate.lines import LARGEST_CHUNK, add_prefixes, open_input
     from nmt.translate.stream import check_not_among
+    from nmt.translate.translator import warn_of_cut
 
     translator = here.model.translator
 
@@ -293,11 +293,6 @@ def translate_input(
         prefixes = stack.enter_context(open_input(args.prefix)) if args.prefix else None
         handles = [reader.handle for reader in (source, prefixes) if reader is not None]
         out, n_done, progress = open_lines_output(args, handles, stack, "translating", "lines")
-        record = None
-        if args.output is not None and os.path.isfile(args.output):
-            with suppress(OSError):  # a folder that takes no further file
-                record = ResumeRecord(Path(args.output), here.digest, n_done)
-        source.record = record
         attention = None
         if args.attention:
             check_extra("report", "--attention")
@@ -315,7 +310,7 @@ def translate_input(
         if prefixes is not None:
             chunks = add_prefixes(chunks, prefixes, n_done)
         is_warned = False
-        n_cut = first_cut = n_loops = 0
+        n_cut = first_cut = 0
         done = do_chunks(args, start, here, chunks, out, progress)
         for result in stack.enter_context(closing(done)):
             if attention is not None:
@@ -323,17 +318,14 @@ def translate_input(
             if result.cut and not n_cut:
                 first_cut = result.cut[0]
             n_cut += len(result.cut)
-            n_loops += result.n_loops
             if not is_warned and len(result.shortened) > MAX_SHORTENED * result.n_lines:
                 is_warned = True
                 say(
                     f"warning: {source.name}:{result.shortened[0]}: has several sentences, and its "
                     "translation has fewer; give --text to translate each sentence separately"
                 )
-    if record is not None:
-        record.remove()
     if n_cut:
-        warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done, n_loops)
+        warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done)
 
 
 main = partial(start_command, "nmt-translate", parse_arguments, translate_text)

@@ -29,7 +29,6 @@ from nmt.config_files import (
 )
 from nmt.corpus.reader import refuse_corpus_files
 from nmt.corpus.text_files import TextFile, read_lines
-from nmt.evaluate.known_text import find_known_text
 from nmt.evaluate.outcome import Evaluation, Findings
 from nmt.evaluate.results import (
     Result,
@@ -222,9 +221,6 @@ def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool)
         if not request.is_forced:
             _check_languages(model, request.test_set)
         system = translate_test_set(model, request.test_set)
-        test_set = request.test_set
-        files = [file for file in (test_set.src, *test_set.refs) if file is not None]
-        system = replace(system, known_text=find_known_text(system, files))
     check_texts(system, request.test_set, request.is_forced)
     return system
 

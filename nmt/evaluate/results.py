@@ -73,9 +73,6 @@ class Result:
     def find_other_search(self, config: RunConfig) -> Search:
         return find_other_search(self.decoding, self.test_set.name, config)
 
-    def name_other_search(self, config: RunConfig) -> str:
-        return describe_other_search(self.find_other_search(config))
-
     @property
     def scored_text(self) -> str:
         """Describe for people what was scored."""

@@ -18,12 +18,13 @@ from nmt.score.score import Score
 from nmt.score.text_checks import Text, find_problems, warn_of_traces, warn_of_unrelated
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
-from nmt.translate.shortfalls import count_loops, list_cut, warn_of_cut
 from nmt.translate.translator import (
     OUR_ENGINE,
     FoundBatch,
     LoadedModel,
+    list_cut,
     warn_if_untagged,
+    warn_of_cut,
 )
 
 # Of the translations; a weak model repeats itself in some to the end.
@@ -74,7 +75,6 @@ class System:
     seconds: float = 0.0
     model: LoadedModel | None = None  # None if the translations were read
     scores: Sequence[Score] = ()  # the headline first
-    known_text: str | None = None  # train or valid, if that is what is scored
 
     @property
     def pair(self) -> str:
@@ -149,8 +149,7 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
     translations = [best for _, (best, *_) in sorted(found)]
     cut = list_cut(translations)
     if len(cut) > FEW_CUT * len(translations):
-        source, n_loops = choice.name_sides(test)[0], count_loops(translations)
-        warn_of_cut(f"{source}:{cut[0]}", len(cut), len(translations), n_loops)
+        warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations))
     texts = [translation.text for translation in translations]
     seconds = clock() - started_at
     return System(" + ".join(model.paths), model.config.data, test, texts, seconds, model)

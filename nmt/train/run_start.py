@@ -161,11 +161,6 @@ def _announce_run(trainer: Trainer) -> None:
             f"warning: optimizer.warmup_steps is {warmup_steps:,}, but training.steps is {steps:,}: the "
             "learning rate never reaches its peak; lower optimizer.warmup_steps"
         )
-    if config.data.has_tags_only and config.data.valid is not None and not config.data.valid.tag:
-        say(
-            "warning: all training corpora have a tag, and the dev set has none, so it measures another task; give "
-            f"data.valid.tag, one of {' '.join(config.data.train_tags)}"
-        )
     if config.training.freeze and config.training.init_from is None:
         frozen = ", ".join(config.training.freeze)
         say(

@@ -9,17 +9,14 @@ invalid UTF-8 is reported and replaced by U+FFFD.
 import os
 import select
 import stat
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from pathlib import Path
 
 from nmt.corpus.text_files import decode_lines
 from nmt.score.text_checks import warn_of_traces
 from nmt.system.errors import UserError, explain_unreadable
-from nmt.system.files import has_plain_file, open_plain_file, read_bytes, remove_entry
 from nmt.system.progress import say
 
 # Lines of a chunk, the first and the largest. Measured: 64 lose a quarter of the speed, more than
@@ -27,7 +24,6 @@ from nmt.system.progress import say
 FIRST_CHUNK, LARGEST_CHUNK = 32, 1_024
 READ_BYTES = 1 << 16
 MAX_CHUNK_BYTES, MAX_LINE_BYTES = 2 << 20, 16 << 20
-CHECKSUM_BYTES = 4  # of a line
 PAUSE_S = 0.05  # a source that is silent for so long has nothing more at the moment
 # how a compressed file begins, which is refused, and the tool for it
 SIGNATURES = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2"}
@@ -51,47 +47,6 @@ class Chunk:
         return Chunk(self.first, self.lines[:n], self.share, self.prefixes[:n])
 
 
-class ResumeRecord:
-    """Beside an output that is not complete: a digest of what translates, and a checksum of each line that
-    was read, so that `--resume` continues with nothing else.
-    """
-
-    def __init__(self, output: Path, made_by: str, n_done: int) -> None:
-        self.output, self.n_lines = output, 0
-        self.path = output.with_name(f".{output.name}.resume")
-        known = read_bytes(self.path) if n_done and has_plain_file(self.path) else b""
-        head = bytes.fromhex(made_by)
-        if known and not known.startswith(head):
-            raise UserError(
-                f"{output}: was begun by another model, or with other settings; give the same command again, or "
-                "leave --resume out to begin anew"
-            )
-        self.known = known[len(head) :][: n_done * CHECKSUM_BYTES]
-        self.file = open_plain_file(self.path, "wb")
-        self.file.write(head + self.known)
-
-    def add(self, lines: Sequence[bytes]) -> None:
-        """Note the next lines, unless they are known; refuse those that were others before."""
-        for line in lines:
-            sum_ = zlib.crc32(line.rstrip(b"\r\n")).to_bytes(CHECKSUM_BYTES)
-            begin = self.n_lines * CHECKSUM_BYTES
-            known = self.known[begin : begin + CHECKSUM_BYTES]
-            self.n_lines += 1
-            if known and known != sum_:
-                raise UserError(
-                    f"{self.output}: line {self.n_lines:,} of the input is not the one that was translated; give "
-                    "the same input, or leave --resume out to begin anew"
-                )
-            if not known:
-                self.file.write(sum_)
-        self.file.flush()
-
-    def remove(self) -> None:
-        """The output is complete."""
-        self.file.close()
-        remove_entry(self.path)
-
-
 class LineReader:
     """The lines of the open file `handle`, which messages call `name`."""
 
@@ -100,7 +55,6 @@ class LineReader:
         status = os.fstat(handle)
         self.size = status.st_size if stat.S_ISREG(status.st_mode) else 0  # in bytes; 0: unknown
         self.n_invalid = 0  # lines that are not UTF-8
-        self.record: ResumeRecord | None = None  # of what is read
 
     def read_chunks(self, skip: int = 0, largest: int = LARGEST_CHUNK) -> Iterator[Chunk]:
         """Yield all lines except the first `skip`, at most `largest` at a time."""
@@ -108,8 +62,6 @@ class LineReader:
         for block in _read_blocks(self.handle, self.name, largest):
             if first == 1:
                 self._check_is_text(block[0])
-            if self.record is not None:
-                self.record.add(block)
             n_bytes += sum(map(len, block))
             if first + len(block) > skip + 1:
                 n_skipped = max(0, skip + 1 - first)

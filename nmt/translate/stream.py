@@ -11,7 +11,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -20,23 +20,20 @@ from typing import IO, Any
 
 import torch
 
-from nmt.config import SILENT_SETTINGS
-from nmt.config_files import to_plain_values
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import digest_values, refuse_run_file
-from nmt.system.run_folder import MODEL_FILE
+from nmt.system.files import refuse_run_file
 from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
 from nmt.translate.lines import Chunk
 from nmt.translate.sentences import RunningText, Splitter
-from nmt.translate.shortfalls import count_loops, list_cut
 from nmt.translate.translator import (
     Candidates,
     LineTooLong,
     LoadedModel,
     TextToText,
     Translation,
+    list_cut,
 )
 
 # Adds to the candidates of some lines which piece comes from which.
@@ -59,7 +56,6 @@ class TranslatedChunk(DoneChunk):
     translations: Sequence[Translation] = ()
     shortened: Sequence[int] = ()  # lines of several sentences, with fewer in their translations
     cut: Sequence[int] = ()  # lines whose translations reach the length limit
-    n_loops: int = 0  # translations among them that repeat themselves
 
 
 def share_cores(n_workers: int) -> None:
@@ -76,16 +72,6 @@ class ChunkTranslator:
     model: LoadedModel
     layout: Layout
     align: Aligner | None = None
-
-    @property
-    def digest(self) -> str:
-        """Of all that decides what it writes for a line."""
-        checkpoints, decoding = self.model.checkpoints, to_plain_values(self.model.config.decoding)
-        weights = [each.sha256[MODEL_FILE] for each in checkpoints] or self.model.paths
-        # after a line that was too long, what happens to such lines may change
-        ignored = (*SILENT_SETTINGS, "long_lines", "max_source")
-        search = {key: decoding[key] for key in decoding if key not in ignored}
-        return digest_values([weights, search, asdict(self.layout)])
 
     def __call__(self, task: Chunk) -> TranslatedChunk:
         """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
@@ -113,15 +99,7 @@ class ChunkTranslator:
         shortened = find_shortened(translator, task, best)
         cut = list_cut(best, task.first)
         return TranslatedChunk(
-            _encode(rows),
-            len(rows),
-            task.share,
-            None,
-            lines,
-            best,
-            shortened=shortened,
-            cut=cut,
-            n_loops=count_loops(best),
+            _encode(rows), len(rows), task.share, None, lines, best, shortened=shortened, cut=cut
         )
 
     def _translate_paragraphs(self, task: Chunk) -> TranslatedChunk:
@@ -143,16 +121,7 @@ class ChunkTranslator:
             if list_cut([of_sentence[0] for of_sentence in own]):
                 cut.append(number)
         best = [of_sentence[0] for of_sentence in candidates]
-        return TranslatedChunk(
-            _encode(rows),
-            len(rows),
-            task.share,
-            None,
-            sentences,
-            best,
-            cut=cut,
-            n_loops=count_loops(best),
-        )
+        return TranslatedChunk(_encode(rows), len(rows), task.share, None, sentences, best, cut=cut)
 
 
 def start_translating(

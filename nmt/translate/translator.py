@@ -307,6 +307,20 @@ class TextToText(ABC):
         return ids[:longest]
 
 
+def list_cut(translations: Sequence[Translation], first: int = 1) -> list[int]:
+    """Return the numbers of the lines whose translations reach the length limit."""
+    return [number for number, candidate in enumerate(translations, first) if candidate.is_cut]
+
+
+def warn_of_cut(line: str, n_cut: int, n: int) -> None:
+    """Say that the translation at `line` is the first of `n_cut` that reach the length limit."""
+    say(
+        f"warning: {line}: its translation has as many pieces as decoding.max_ratio and "
+        f"decoding.max_extra allow, so its end may be missing; so have {n_cut:,} of {n:,}; raise "
+        "decoding.max_extra"
+    )
+
+
 def report_parts(sentences: Sequence[Sentence]) -> None:
     """Say which sentences are too long to be translated whole."""
     cut = [sentence for sentence in sentences if sentence.is_part]

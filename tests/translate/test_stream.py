@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from nmt.translate.shortfalls import is_loop
 from nmt.translate.stream import keep_whole_lines
 
 
@@ -24,16 +23,3 @@ def test_lines_are_kept_by_whole_chunks(tmp_path: Path) -> None:
         path.write_bytes(text)
         assert keep_whole_lines(str(path), 3) == kept.count(b"\n")
         assert path.read_bytes() == kept
-
-
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        ([5, 7, 8, 7, 8, 7, 8], True),
-        ([3, 3, 3], True),
-        ([7, 8, 7, 8], False),
-        ([1, 1, 1, 2], False),
-    ],
-)
-def test_what_ends_in_the_same_pieces_three_times_is_a_loop(ids: list[int], expected: bool) -> None:
-    assert is_loop(ids) == expected

@@ -19,7 +19,7 @@ from nmt.checkpoint.checkpoint import Average, Checkpoint, read_origin
 from nmt.config import DataConfig, RunConfig
 from nmt.config_files import load_recorded_config
 from nmt.data.vocab import Vocab, Vocabulary, load_vocab
-from nmt.evaluate.results import Result, find_last_step, find_run
+from nmt.evaluate.results import Result, describe_other_search, find_last_step, find_run
 from nmt.extras.cards.description import (
     describe_model,
     describe_search,
@@ -241,7 +241,8 @@ def _describe_result(result: Result, config: RunConfig) -> Fields:
         "task": {"type": "translation", "name": f"Translation {result.pair}"},
         "dataset": dataset | {"args": {"lines": test_set.lines} | digests},
         "metrics": [
-            _describe_metric(score, result.name_other_search(config)) for score in result.scores
+            _describe_metric(score, describe_other_search(result.find_other_search(config)))
+            for score in result.scores
         ],
     }
 
@@ -303,7 +304,7 @@ def _format_score_table(results: Sequence[Result], config: RunConfig) -> str:
             value = f"{score.name} {score.value:.2f}"
             interval = score.format_interval()
             signature = Code(score.signature)
-            search = result.search + result.name_other_search(config)
+            search = result.search + describe_other_search(result.find_other_search(config))
             rows.append((result.scored_text, value, interval, signature, search))
     note = "Scores of different signatures are different scales: compare only equal ones."
     return f"{Table(head, rows).to_markdown()}\n\n{note}"
