@@ -658,7 +658,7 @@ class EvaluationConfig:
     # lines:300/2027. null: all.
     sentences: int | None = default(None, SIZE)
     # The dev score that decides which checkpoint is the best; chrf is chrF2. If bleu is false, it is
-    # the NLL.
+    # the NLL, and so below 2 BLEU, where BLEU is noise.
     best_by: Literal["bleu", "chrf", "nll"] = "bleu"
 
     def check(self) -> str | None:
@@ -764,6 +764,8 @@ class RunConfig:
         return dataclasses.replace(self.decoding, tag=tag)
 
 
+# Settings of decoding that change no translation, or only by others
+SILENT_SETTINGS = ("preset", "compile", "batch_tokens")
 # Settings that only name places or fit the work to the machine
 MACHINE_KEYS = (
     "name",

@@ -6,6 +6,7 @@ different settings, the first row of the table counts.
 
 import json
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 # By the key in the table: whose names they are. `others` there are names of no toolkit in particular.
@@ -38,16 +39,18 @@ def read_counterparts() -> list[Counterpart]:
     return counterparts
 
 
-def explain_foreign_name(name: str, ending: str = "") -> str | None:
+def explain_foreign_name(name: str, ending: str = "", section: str = "") -> str | None:
     """Say what another toolkit's setting or option is called here; None if no toolkit has this
-    name. `ending` follows each setting, to show how it is written.
+    name. `ending` follows each setting, to show how it is written. Settings of `section` come first.
     """
     wanted = _normalize(name)
-    for counterpart in read_counterparts():
-        for listed in counterpart.names.values():
-            if wanted in map(_normalize, listed):
-                return _describe(counterpart, ending)
-    return None
+    found = [
+        counterpart
+        for counterpart in read_counterparts()
+        if wanted in map(_normalize, chain(*counterpart.names.values()))
+    ]
+    found.sort(key=lambda counterpart: not counterpart.ours[0].startswith(section))
+    return _describe(found[0], ending) if found else None
 
 
 def _describe(counterpart: Counterpart, ending: str) -> str:

@@ -71,6 +71,21 @@ def test_a_setting_of_another_toolkit_is_explained(setting: str, complaint: str)
             "runs/x --beam-size 5",
             "--beam-size: unknown option; it is decoding.beam=... here",
         ),
+        (
+            "translate",
+            "x --batch-size 7",
+            "--batch-size: unknown option; it is decoding.batch_tokens=...",
+        ),
+        (
+            "train",
+            "-c demo.yaml --steps 5",
+            "--steps: unknown option; settings are written training.steps=...",
+        ),
+        (
+            "train",
+            "-c demo.yaml --training.steps=5",
+            "are written training.steps=..., without dashes",
+        ),
         ("translate", "runs/x --nbest=5", "--nbest: unknown option; it is nmt-translate --n-best"),
         (
             "train",

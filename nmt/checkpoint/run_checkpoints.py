@@ -17,10 +17,18 @@ from nmt.checkpoint.checkpoint import (
 from nmt.config import RunConfig
 from nmt.config_files import list_differences, load_recorded_config
 from nmt.system.errors import Failure, UserError, explain_missing
-from nmt.system.files import check_own_folder, has_plain_file, point_link, read_status
+from nmt.system.files import (
+    check_own_folder,
+    has_plain_file,
+    point_link,
+    read_bytes,
+    read_status,
+    remove_folder,
+)
 from nmt.system.progress import say
 from nmt.system.run_folder import (
     CONFIG_FILE,
+    MANIFEST_FILE,
     OPTIMIZER_FILE,
     STATE_FILE,
     RunFolder,
@@ -122,4 +130,20 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
 
 def link_checkpoint(run: RunFolder, name: str, step: int) -> None:
     """Point the link `checkpoints/NAME` (`last` or `best`) at the folder of a step."""
-    point_link(run.checkpoints / name, run.checkpoint(step).name)
+    link = run.checkpoints / name
+    if link.is_dir() and not link.is_symlink():
+        _remove_copy(link, run)
+    point_link(link, run.checkpoint(step).name)
+
+
+def _remove_copy(folder: Path, run: RunFolder) -> None:
+    """Remove the checkpoint that copying a run without its links has put in the place of one."""
+    manifests = [run.checkpoint(step) / MANIFEST_FILE for step in list_steps(run)]
+    own = folder / MANIFEST_FILE
+    if not has_plain_file(own) or read_bytes(own) not in map(
+        read_bytes, filter(has_plain_file, manifests)
+    ):
+        raise UserError(
+            f"{folder}: is a folder of its own, in the place of a link to a checkpoint; move it away"
+        )
+    remove_folder(folder)

@@ -181,6 +181,10 @@ class StoreOnce(Action):
         setattr(namespace, self.dest, values)
 
 
+# commands whose settings are those of decoding
+TRANSLATING = ("nmt-translate", "nmt-eval", "nmt-score", "nmt-serve")
+
+
 class CommandParser(ArgumentParser):
     """The argument parser of a command, which reports errors in one line, because the usage of our commands takes
     ten, and refuses an option given twice. It parses one command line.
@@ -200,10 +204,22 @@ class CommandParser(ArgumentParser):
         namespace, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             option = word.partition("=")[0]
-            explanation = option.startswith("-") and explain_foreign_name(option, "=...")
+            explanation = option.startswith("-") and self.explain_option(option)
             if explanation:
                 self.error(f"{option}: unknown option; {explanation}")
         return namespace, unknown
+
+    def explain_option(self, option: str) -> str | None:
+        """Say how a setting is written that is given like an option, by our name or another toolkit's."""
+        from nmt.config_files import list_setting_keys
+
+        section = "decoding." if self.prog in TRANSLATING else ""
+        name = option.lstrip("-").replace("-", "_")
+        own = [key for key in list_setting_keys() if f".{key}".endswith(f".{name}")]
+        own.sort(key=lambda key: not key.startswith(section))
+        if own:
+            return f"settings are written {own[0]}=..., without dashes"
+        return explain_foreign_name(option, "=...", section)
 
     def error(self, message: str) -> NoReturn:
         line = fit_into_line(f"{self.prog}: error: {message}; see {self.prog} --help")

@@ -126,6 +126,7 @@ def train_model(args: Namespace) -> int:
         print(explain(config), end="")
         note_missing_corpus(config.data)
         return 0
+    refuse_moved_run(args, config)
     use_gpus(args, config.device)
     if args.profile or args.plan:
         profile_or_plan(config, args)
@@ -136,6 +137,20 @@ def train_model(args: Namespace) -> int:
             f"--offline, but training.mirror={mirror} needs the network; leave one of them out"
         )
     return api.train(config)
+
+
+def refuse_moved_run(args: Namespace, config: "RunConfig") -> None:
+    """Refuse the config that nmt wrote into a run which was moved or copied since: it names the old place."""
+    from nmt.system.run_folder import CONFIG_FILE
+
+    folder, file = os.path.split(os.path.realpath(args.config))
+    is_of_run = file == CONFIG_FILE and os.path.isdir(os.path.join(folder, "checkpoints"))
+    is_chosen = any(word.startswith(("out=", "name=")) for word in args.overrides)
+    if is_of_run and not is_chosen and folder != os.path.realpath(config.folder):
+        raise UserError(
+            f"{args.config}: belongs to a run that was moved or copied, and would train in {config.folder}; "
+            f"give out={os.path.dirname(args.config) or '.'} to continue this run, or another out=DIR"
+        )
 
 
 def use_gpus(args: Namespace, device: str) -> None:

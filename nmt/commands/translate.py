@@ -61,6 +61,7 @@ CONFLICTS = {
     "--attention": "--resume --workers --on --interactive",  # the maps of finished lines are not saved
     "--engine": "--attention --n-best --alignments --sample --prefix",
     "--interactive": "-i -o --prefix --workers --on",
+    "--sample": "--beam",
     "--text": "--prefix --long-lines",
 }
 NEEDS = {"--resume": "-o"}

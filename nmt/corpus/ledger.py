@@ -242,6 +242,15 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
 
     # the settings
     wanted = list_settings(data, vocab)
+    parts = list(zip(list_bpe_parts(vocab), ledger.bpes, strict=False))
+    # A file may be gone, as corpora may.
+    given = [
+        part.load_given(data) if os.path.isfile(Path(data.root) / str(part.vocab.model)) else None
+        for part, _ in parts
+    ]
+    is_same_bpe = [model and model.digest for model in given] == [bpe.sha256 for bpe in ledger.bpes]
+    if is_same_bpe:  # wherever it was learned, such as in the run that training starts from
+        wanted["vocab"] = ledger.settings["vocab"]
     old = flatten_settings(ledger.settings)
     new = flatten_settings(wanted)
     differences = [
@@ -258,12 +267,9 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
     if ledger.test is not None and "test" in wanted["data"]:  # else nothing depends on it
         files += ledger.test.files
     differs = f"differs from the file that {store} was prepared from; {remedy}"
-    for part, account in zip(list_bpe_parts(vocab), ledger.bpes, strict=True):
-        path = Path(data.root) / str(part.vocab.model)
-        # It may be gone, as corpora may.
-        given = part.load_given(data) if os.path.isfile(path) else None
-        if given is not None and given.digest != account.sha256:
-            raise UserError(f"{path}: {differs}")
+    for (part, account), model in zip(parts, given, strict=True):
+        if model is not None and model.digest != account.sha256:
+            raise UserError(f"{Path(data.root) / str(part.vocab.model)}: {differs}")
     sources = store / SOURCES_FILE
     known = read_json(sources) if has_plain_file(sources) else {}
     if not isinstance(known, dict):

@@ -115,7 +115,9 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
 def refuse_corpus_files(
     outputs: Iterable[Path], data: DataConfig, test_set: str | None = None
 ) -> None:
-    """Refuse an output that the user named if a corpus of `data` or the named test set is read from it."""
+    """Refuse an output that the user named if a corpus of `data` or the named test set is read from it, or
+    if it is a config.
+    """
     own: list[Path] = []
     if test_set is not None:
         own += find_files_beside(test_set, data) or ()
@@ -126,6 +128,8 @@ def refuse_corpus_files(
     for path in outputs:
         if path.resolve() in inputs:
             raise UserError(f"{path}: is a corpus or a test set; choose another file")
+        if path.suffix in (".yaml", ".yml") and path.exists():
+            raise UserError(f"{path}: exists, and is named like a config; choose another file")
 
 
 def fetch_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:

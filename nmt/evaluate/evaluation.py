@@ -389,7 +389,7 @@ def _record(system: System, write_card: CardWriter) -> None:
         result, texts = describe_system(system)
         add_result(run, result)
         results = read_results(run)
-        if choose_headline(results, checkpoint.config.data.test) == results[-1]:
+        if choose_headline(results, checkpoint.config) == results[-1]:
             write_scored_texts(run, texts)
         if checkpoint.averaged:
             write_card(checkpoint.path, results)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from nmt.config_files import ValuesByKey
+from nmt.evaluate.results import describe_other_search
 from nmt.evaluate.systems import System
 from nmt.evaluate.verdict import Verdict
 from nmt.score.metrics import Metric
@@ -60,6 +61,8 @@ class Evaluation:
             values["checkpoint"], *values["ensemble"] = first.model.paths
             values["engine"] = first.model.translator.engine
             values["seconds"] = round(first.seconds, 2)
+        if first.other_search:
+            values["other_search"] = first.other_search
         values |= {
             "test_set": first.test.name,
             "pair": first.pair,
@@ -77,6 +80,7 @@ class Evaluation:
         head = f"{who} on {first.test.name}, {first.pair}: {len(first.texts):,} sentences"
         if is_one and first.model is not None:
             head += f" in {first.seconds:.1f} s"
+        head += describe_other_search(first.other_search)
         lines = [head]
         if is_one:
             lines += self._list_scores(first)

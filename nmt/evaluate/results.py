@@ -7,12 +7,13 @@ nothing. Scoring the very same thing again replaces its result, except for score
 asked for again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nmt.config import CorpusConfig
+from nmt.config import SILENT_SETTINGS, RunConfig
+from nmt.config_files import to_plain_values
 from nmt.corpus.test_sets import is_label_of
 from nmt.score.score import Score
 from nmt.system.errors import UserError
@@ -23,6 +24,7 @@ from nmt.system.run_folder import RESULTS_FILE, RunFolder
 PATIENCE_S = 20.0  # another writer is done in milliseconds
 SHOWN_SETTINGS = ("beam", "penalty", "length_penalty", "sample")
 DecodingSetting = str | int | float | bool | None
+Search = Mapping[str, DecodingSetting]
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,9 @@ class Result:
         shown = [f"{key} {self.decoding[key]}" for key in SHOWN_SETTINGS if key in self.decoding]
         return ", ".join([self.engine, *shown])
 
+    def find_other_search(self, config: RunConfig) -> Search:
+        return find_other_search(self.decoding, self.test_set.name, config)
+
     @property
     def scored_text(self) -> str:
         """Describe for people what was scored."""
@@ -108,12 +113,39 @@ def read_results(run: Path) -> list[Result]:
     return [_from_json(entry, f"{path}: record {n}") for n, entry in enumerate(entries, 1)]
 
 
-def choose_headline(results: Sequence[Result], test: CorpusConfig | None) -> Result | None:
-    """Return what a run is known by: of the newest weights the last result on the config's test set,
-    otherwise the last on any.
+def find_other_search(decoding: Search, test_set: str, config: RunConfig) -> Search:
+    """Return the settings of a search that are not as the config would have them for this test set."""
+    own, test = to_plain_values(config.decoding), config.data.test
+    if test is not None and test.tag is not None and is_label_of(test_set, test):
+        own["tag"] = test.tag
+    return {
+        key: value
+        for key, value in decoding.items()
+        if key not in SILENT_SETTINGS and value != own.get(key)
+    }
+
+
+def describe_other_search(settings: Search) -> str:
+    """Name them for people, after what was scored; nothing if there are none."""
+    named = ", ".join(
+        f"{key}={'null' if value is None else str(value).lower()}"
+        for key, value in settings.items()
+    )
+    return named and f", with {named}"
+
+
+def choose_headline(results: Sequence[Result], config: RunConfig | None) -> Result | None:
+    """Return what a run is known by: the last result on the config's test set, by the config's search
+    if there is one, of the newest weights, and of these an average. Without any, the last result.
     """
-    own = [result for result in results if test and is_label_of(result.test_set.name, test)]
-    return max(reversed(own or results[-1:]), key=lambda result: result.step, default=None)
+    test = config.data.test if config else None
+
+    def rank(result: Result) -> tuple[bool, bool, int, bool]:
+        if config is None or test is None or not is_label_of(result.test_set.name, test):
+            return False, False, 0, False
+        return True, not result.find_other_search(config), result.step, bool(result.averaged)
+
+    return max(reversed(results), key=rank, default=None)
 
 
 def find_last_step(folder: Path) -> int:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.config import CorpusConfig, DataConfig, RunConfig
+from nmt.config_files import to_plain_values
 from nmt.corpus.test_sets import TestSet, add_references, open_reference, open_test_set
+from nmt.evaluate.results import Search, find_other_search
 from nmt.known_test_sets import KnownSet, find_filtered_set
 from nmt.score.score import Score
 from nmt.score.text_checks import Text, find_problems, warn_of_traces, warn_of_unrelated
@@ -104,6 +106,14 @@ class System:
         """What it was trained and translated with, which is not known of translations from a file."""
         assert self.model is not None
         return self.model.config
+
+    @property
+    def other_search(self) -> Search:
+        """The settings of its search that are not those of the model's own config."""
+        if self.model is None or not self.model.checkpoints:
+            return {}
+        decoding = to_plain_values(self.config.decoding)
+        return find_other_search(decoding, self.test.label, self.checkpoint.config)
 
     @property
     def label(self) -> str:

@@ -7,9 +7,11 @@ each task has one result, whatever happened to it before. The first task is done
 starting workers pays off only if there are more.
 """
 
+import ast
 import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
 import weakref
@@ -60,13 +62,14 @@ class Executor:
     losses: tuple[type[Exception], ...]  # what the tasks of a lost worker raise
     # for each worker: tasks that are drawn and whose results are not yet taken
     window: int = TASKS_AHEAD
+    runs_script: bool = False  # whether a worker runs the script of the caller, as `spawn` does
 
 
 def use_processes(n_workers: int) -> Executor:
     """Have workers in processes of this machine. They are spawned, not forked, because the caller may
     have threads; they end when the caller ends, however it ends.
     """
-    return Executor(n_workers, n_workers > 1, _ProcessWorker, (ProcessLost,))
+    return Executor(n_workers, n_workers > 1, _ProcessWorker, (ProcessLost,), runs_script=True)
 
 
 def map_in_order(
@@ -155,6 +158,8 @@ class _WorkerPool:
             raise mistake
 
     def add(self, job: _Job) -> None:
+        if self.executor.runs_script and not self.threads:
+            check_script()
         self.jobs.append(job)
         self.n_undone += 1
         self.waiting.put(job)
@@ -210,6 +215,27 @@ class ProcessLost(Exception):
     """A worker's process has ended before its task."""
 
 
+def check_script() -> None:
+    """Refuse to start workers from a script that each of them would run again, from its top to this call."""
+    main = sys.modules["__main__"]
+    for frame, line in traceback.walk_stack(None):
+        if frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>":
+            continue
+        try:
+            with open(main.__file__ or "", "rb") as file:
+                statements = ast.parse(file.read()).body
+        except (AttributeError, OSError, SyntaxError, ValueError):  # a notebook has no file
+            return
+        for statement in statements:
+            if not statement.lineno <= line <= (statement.end_lineno or line):
+                continue
+            if not (isinstance(statement, ast.If) and "__name__" in ast.dump(statement.test)):
+                raise UserError(
+                    f"{main.__file__}:{line}: each worker would run this script again from its top; put what it "
+                    'does into a function main() and end it with: if __name__ == "__main__": main()'
+                )
+
+
 class _ProcessWorker:
     """A process at the other end of a pipe."""
 
@@ -241,6 +267,7 @@ class _ProcessWorker:
 
 def run_in_process(work: Callable[[Given], Returned], task: Given) -> Returned:
     """Run `work(task)` in a process of its own, so that its memory is freed with it."""
+    check_script()
     worker = _ProcessWorker()
     try:
         worker.prepare(partial(partial, work))

@@ -13,7 +13,7 @@ from nmt.checkpoint.checkpoint import Snapshot, TrainState
 from nmt.checkpoint.run_checkpoints import link_checkpoint
 from nmt.config import RunConfig
 from nmt.data.vocab import Vocabulary
-from nmt.system.errors import Failure
+from nmt.system.errors import Failure, UserError
 from nmt.system.progress import say
 from nmt.system.run_folder import RunFolder
 from nmt.train.kept_checkpoints import find_resumable_steps, prune_checkpoints
@@ -84,9 +84,12 @@ class CheckpointWriter:
             resumable = find_resumable_steps(self.run, self.saved_step)
             if resumable:
                 rest = f"continues from the last good checkpoint, of update {resumable[-1]}"
+            remedy = "free some disk space"
+            if not self.run.path.is_dir():
+                remedy = f"move {self.run.path} back"
             raise Failure(
                 f"the checkpoint of update {self._tried_step} could not be written: {self._failure_reason}; "
-                f"free some disk space and run the same command again; it {rest}"
+                f"{remedy} and run the same command again; it {rest}"
             )
 
     def link_and_prune(self, state: TrainState) -> None:
@@ -104,7 +107,7 @@ class CheckpointWriter:
                 # A stranger's link may have any name in it.
                 best_step = checkpoint.parse_step(best_link.readlink().name) or 0
             prune_checkpoints(self.run, self.config.training, best_step, state.step)
-        except OSError as error:
+        except (OSError, UserError) as error:
             say(
                 f"warning: {self.run.checkpoints}: could not update the links or remove old checkpoints "
                 f"({_describe(error)})"

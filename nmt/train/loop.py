@@ -417,6 +417,8 @@ class Trainer:
         cause = ""
         if self.end_reason not in (None, "training.steps"):
             cause = f", ended by {self.end_reason}"
+        if self.end_reason == "training.patience":
+            cause += f" (no validation was better than that of update {self.state.best_step})"
         say(
             f"{end}: {self.state.step} updates in {format_duration(self.state.elapsed_s)}{cause}; "
             f"checkpoints in {self.run.checkpoints}"
@@ -424,10 +426,10 @@ class Trainer:
 
     def warn_if_start_is_best(self) -> None:
         if self.state.best is not None and self.state.best_step == 0:
-            start = self.config.training.init_from
+            start, score = self.config.training.init_from, self.config.evaluation.best_by
             say(
-                f"warning: no validation was better than {start}, with which this run began; use that, or "
-                "train with a lower rate or more text"
+                f"warning: no validation had a better {'nll' if self.state.best < 0 else score} than {start}, with "
+                "which this run began; use that, or train longer, with a lower rate or more text"
             )
 
     def confirm_end(self) -> None:

@@ -21,8 +21,8 @@ from nmt.checkpoint.checkpoint import (
     open_unverified,
 )
 from nmt.checkpoint.run_checkpoints import find_newest, list_steps, open_checkpoint
-from nmt.config import RunConfig
-from nmt.config_files import list_differences
+from nmt.config import SILENT_SETTINGS, RunConfig
+from nmt.config_files import list_differences, to_plain_values
 from nmt.corpus.ledger import read_ledger, read_mixture
 from nmt.data.batch import BatchShape
 from nmt.data.epoch_stores import EpochStores
@@ -187,7 +187,23 @@ def _restore(setup: Setup, new: TrainState) -> TrainState:
         # the weights that training continues from are in the optimizer's file. So the averages are
         # taken from the model here, before load_optimizer overwrites it with the weights.
         average.restart()
-    return load_optimizer(newest, model, optimizer)
+    state = load_optimizer(newest, model, optimizer)
+    changes = _list_dev_changes(newest.config, config)
+    if state.best is None or not changes:
+        return state
+    if world.is_main:
+        say(
+            f"warning: dev scores are not comparable with those so far ({'; '.join(changes)}), so the best "
+            f"checkpoint, of update {state.best_step}, is forgotten"
+        )
+    return replace(state, best=None)
+
+
+def _list_dev_changes(old: RunConfig, new: RunConfig) -> list[str]:
+    """List the changed settings that decide what a dev score measures, each as `key: old -> new`."""
+    silent = {f"decoding.{name}" for name in (*SILENT_SETTINGS, "tag")}  # the dev set has its own
+    others = to_plain_values(new).keys() - {"decoding", "evaluation"}
+    return list_differences(old, new, (*silent, *others))
 
 
 def _check_continued(setup: Setup, new: TrainState, newest: Checkpoint) -> None:

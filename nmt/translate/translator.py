@@ -33,6 +33,7 @@ from nmt.system.device import choose_device
 from nmt.system.errors import Failure, UserError
 from nmt.system.memory import explain_memory_error
 from nmt.system.progress import say, say_once
+from nmt.system.run_folder import MODEL_FILE
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, Requests, SearchedBatch
 from nmt.translate.capitals import is_in_capitals, lower_capitals
 from nmt.translate.engine import choose_engine
@@ -49,7 +50,6 @@ SAID_OF_CAPITALS = (
     "lines in capitals are translated in small letters, and their translations put in capitals; "
     "decoding.lower_capitals=false leaves them as they are"
 )
-SHOWN_OF_PART = 60  # characters, in a message
 # of source, in lines that are given at a time, even if batches are larger: others may wait for them
 MOST_CHUNK_TOKENS = 32_768
 Candidates = list["Translation"]  # of a line, best first
@@ -66,6 +66,7 @@ class Translation:
     alternatives: "Sequence[Translation]" = ()  # the next best, if translate() was asked for several
 
 
+SHOWN_OF_PART = 60  # characters, in a message
 NO_TRANSLATION = Translation("", 0.0)  # of an empty line
 
 
@@ -135,13 +136,18 @@ class TextToText(ABC):
         """Whether a line is read in small letters, and its translation put in capitals."""
         return self.config.lower_capitals and is_in_capitals(line)
 
-    def lower(self, lines: Sequence[str]) -> list[str]:
-        """Return the lines as the model reads them."""
-        return [lower_capitals(line) if self.is_lowered(line) else line for line in lines]
+    def clean(self, lines: Sequence[str]) -> list[str]:
+        """Return the lines as the model reads them: without spaces of any kind at their ends, as training
+        sentences are, and in small letters if they are in capitals.
+        """
+        return [
+            lower_capitals(line.strip()) if self.is_lowered(line) else line.strip()
+            for line in lines
+        ]
 
     def encode_source(self, lines: Sequence[str]) -> EncodedLines:
         """Return the pieces of each line that the model reads, without tags."""
-        return self.vocab.src.encode(self.lower(lines))
+        return self.vocab.src.encode(self.clean(lines))
 
     def make_splitter(self) -> Splitter:
         """Make what splits paragraphs into sentences that the model can translate."""
@@ -253,7 +259,7 @@ class TextToText(ABC):
 
     def _warn_of_unknown(self, lines: Sequence[str], numbers: Sequence[int]) -> None:
         """Say once that the model cannot read a text."""
-        text = "".join(self.lower(lines))
+        text = "".join(self.clean(lines))
         unknown = set(text) - self.vocab.src.letters  # to the model, or spelled in bytes
         n_unknown = sum(map(text.count, unknown))
         if n_unknown > MOSTLY_UNKNOWN * len(text) and not self.is_unknown_said:
@@ -272,6 +278,8 @@ class TextToText(ABC):
         results = []
         for source, some in zip(sources, hypotheses, strict=True):
             longest = self.config.find_longest(len(source))
+            if self.longest_table is not None:
+                longest = min(longest, self.longest_table)
             candidates = []
             for each in some:
                 is_cut = len(each.ids) >= longest
@@ -391,7 +399,15 @@ def make_translator(
         own_direction = find_direction(other.config.data)
         check_agreement("direction", name, own_direction, path, direction, remedy)
         check_agreement("BPE model", name, other.vocab.digest, path, vocab.digest, remedy)
-    models = [_load_model(member).to(device) for member in (checkpoint, *others)]
+    members = [checkpoint, *others]
+    if len({member.sha256[MODEL_FILE] for member in members}) < len(members):
+        names = " ".join(str(member.path) for member in members)
+        say(
+            f"warning: {names}: some of these have the same weights, and count for more in the ensemble"
+        )
+    if others and config.beam > vocab.tgt.size:  # it would take rows that another model may lack
+        raise UserError(f"decoding.beam is {config.beam}, more than the pieces there are; lower it")
+    models = [_load_model(member).to(device) for member in members]
     translator = Translator(models[0], vocab, config, device, models[1:])
     translator.languages, translator.direction = (data.src, data.tgt), direction
     return translator

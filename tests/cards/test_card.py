@@ -85,7 +85,9 @@ def test_the_hub_reads_it(folder: Path) -> None:
         (forth, "bleu", "wmt14", "wmt14", "test", None),
     ]
     first = card.data.eval_results[0]
-    assert (first.metric_value, first.metric_name) == (27.3, "BLEU (nrefs:1|tok:13a)")
+    # its config says 2
+    named = "BLEU (nrefs:1|tok:13a), with beam=4"
+    assert (first.metric_value, first.metric_name) == (27.3, named)
     assert first.dataset_args == {"lines": 3003, "src_sha256": "c" * 64, "ref_sha256": "d" * 64}
     assert "&id" not in card.content and "of other weights" not in card.content
 

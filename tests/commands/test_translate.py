@@ -427,7 +427,9 @@ def test_models_translate_together_if_they_share_a_vocabulary(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     once = run_translate(tmp_path, TEXT, place)
+    capsys.readouterr()
     assert run_translate(tmp_path, TEXT, place, str(place)) == once
+    assert "some of these have the same weights" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
     other = make_checkpoint(tmp_path / "other" / "average", make_vocab(tmp_path / "other", 79))
     capsys.readouterr()
@@ -454,6 +456,17 @@ def test_resuming_completes_the_output(
     assert nmt_translate(command) == 0 and out.read_bytes() == whole  # it begins again
     assert nmt_translate([str(place), "-i", str(out), "-o", str(out)]) == 2
     assert "is also input or output" in capsys.readouterr().err and out.read_bytes() == whole
+
+
+def test_a_config_is_no_output(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "my.yaml"
+    config.write_text("name: mine\n")
+    (tmp_path / "in").write_text("red dog\n")
+    assert nmt_translate([str(place), "-i", str(tmp_path / "in"), "-o", str(config)]) == 2
+    assert "is named like a config" in capsys.readouterr().err
+    assert config.read_text() == "name: mine\n"
 
 
 def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
@@ -779,7 +792,7 @@ def test_attention_does_not_replace_what_is_read(
         ("-i .", ".: cannot be read"),
         ("-o nowhere/x", "nowhere/x: cannot be"),
         ("-o .", ".: cannot be written"),
-        ("-o {place}/config.yaml", "belongs to a run"),
+        ("-o {place}/config.yaml", "is named like a config"),
         ("-o {place}/new", "belongs to a run"),
         ("decoding.baem=3", "did you mean beam"),
         ("--beam 2 x", "x: not found"),

@@ -68,6 +68,26 @@ def test_the_headline_is_the_configs_test_set_whatever_was_scored_last(
     assert texts is not None and len(texts.translations) == 20
 
 
+def test_an_experiment_with_another_search_is_no_headline_and_is_named(
+    run: Path, capsys: Capture
+) -> None:
+    average, experiment = str(run / "average"), ["decoding.sample=true", "decoding.seed=7"]
+    assert nmt_eval([average, *experiment, "--json", str(run.parent / "sample.json")]) == 0
+    assert "with sample=true, seed=7" in render_headline([read_run(run)])  # nothing else yet
+    capsys.readouterr()
+    assert nmt_eval([average, "decoding.batch_tokens=50"]) == 0  # which changes no translation
+    assert ", with" not in capsys.readouterr().out
+    assert nmt_eval([average, *experiment]) == 0
+    assert ", with sample=true, seed=7" in capsys.readouterr().out
+
+    facts = read_run(run)
+    assert facts.headline is not None and facts.headline.decoding["sample"] is False
+    shown = json.loads((run.parent / "sample.json").read_text())
+    assert shown["other_search"] == {"sample": True, "seed": 7}
+    card = " ".join((run / "average" / "README.md").read_text().split())  # YAML folds long lines
+    assert card.count(", with sample=true, seed=7") == 4  # two scores, for people and for the hub
+
+
 def test_the_headline_is_of_the_newest_weights(run: Path) -> None:
     assert nmt_eval([str(run / "average")]) == 0
     facts = read_run(run)
@@ -75,6 +95,8 @@ def test_the_headline_is_of_the_newest_weights(run: Path) -> None:
     new = replace(old, step=30, checkpoint="step-0000030")
     for results in ((old, new), (new, old)):
         assert replace(facts, results=results).headline == new
+    member = replace(old, averaged=[], checkpoint="step-0000020")
+    assert replace(facts, results=(old, member)).headline == old  # of one update, the average
     assert replace(facts, results=()).headline is None
 
 

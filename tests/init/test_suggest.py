@@ -96,6 +96,24 @@ def test_no_drawn_sentence_is_trained_on(
         assert set(zip(held_src, held_tgt, strict=True)) <= set(whole)
 
 
+def test_sets_are_drawn_from_text_whose_pairs_all_occur_three_times(
+    pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for language in ("en", "de"):
+        lines = read_lines_of(pair / f"train.{language}")
+        write_lines(pair / f"thrice.{language}", lines * 3)
+    names = ["--src", "thrice.en", "--tgt", "thrice.de", "-o", "my.yaml"]
+    assert nmt_init(names) == 0
+    src, _ = read_training_text(pair / "my.yaml")
+    held_out = [
+        line for split in ("valid", "test") for line in read_lines_of(pair / f"my.{split}.en")
+    ]
+    assert len(held_out) == len(set(held_out)) >= 200 and src.isdisjoint(held_out)
+    n_dropped = sum(line in held_out for line in read_lines_of(pair / "thrice.en"))
+    assert n_dropped >= 3 * len(held_out)
+    assert f"drops {n_dropped:,} pairs here" in (pair / "my.yaml").read_text()
+
+
 def test_no_given_sentence_is_trained_on(pair: Path) -> None:
     write_lines(pair / "dev.en", [*read_lines_of(pair / "train.en")[:20], "new"])
     write_lines(pair / "dev.de", [*read_lines_of(pair / "train.de")[:20], "neu"])

@@ -30,13 +30,17 @@ def test_counts_are_those_of_brute_force(tmp_path: Path) -> None:
     draw = random.Random(5)
     src = [draw.choice(["a b", "c", " c ", "d e f", "same", ""]) for _ in range(300)]
     tgt = [draw.choice(["x", "y z", "same", "u", ""]) for _ in range(300)]
+    src += ["single", "double", "double"]
+    tgt += ["one", "two", "two"]
     pairs = [(a.strip(), b.strip()) for a, b in zip(src, tgt, strict=True)]
     found = survey(tmp_path, src, tgt)
-    sources, targets = zip(*pairs, strict=True)
     assert found.is_repeated.tolist() == [pair in pairs[:i] for i, pair in enumerate(pairs)]
+    sources, targets = zip(*set(pairs), strict=True)
     assert found.is_unique.tolist() == [
-        sources.count(a) == 1 and targets.count(b) == 1 for a, b in pairs
+        sources.count(a) == targets.count(b) == 1 and (a, b) not in pairs[:i]
+        for i, (a, b) in enumerate(pairs)
     ]
+    assert found.is_unique[-3:].tolist() == [True, True, False]
     assert found.is_identical.tolist() == [a == b for a, b in pairs]
     assert found.is_usable.tolist() == [bool(a and b and a != b) for a, b in pairs]
     assert found.words.tolist() == [[len(a.split()), len(b.split())] for a, b in pairs]

@@ -95,6 +95,15 @@ def test_the_batch_does_not_matter_and_the_sum_is_that_of_full_forward_passes(vo
             assert row == pytest.approx(truth, abs=1e-5)
 
 
+def test_lines_are_scored_as_they_are_translated(vocab: Vocab) -> None:
+    scorer = make_scorer(vocab, DecodingConfig(lower_capitals=True), "post")
+    plain, *same = scorer.score_pairs(
+        ["Red dog likes.", "RED DOG LIKES.", "\u00a0Red dog likes.\t"],
+        ["Hund ein hund.", "HUND EIN HUND.", " Hund ein hund.\u2029"],
+    )
+    assert same == [plain, plain]
+
+
 def test_logits_may_be_large_and_come_in_several_blocks(
     vocab: Vocab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,3 +181,23 @@ class Leave(Exception):
 
 def leave(*_: object) -> None:
     raise Leave
+
+
+SCRIPT = """
+from nmt.system.pool import map_in_order, use_processes
+
+print("begun", flush=True)
+def work():
+    print(sorted(map_in_order(abs, range(3), use_processes(2))), flush=True)
+"""
+
+
+def test_a_script_that_workers_would_run_again_is_told_before_they_start(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(f"{SCRIPT}work()\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.stdout == "begun\n"
+    assert f"{script}:7: each worker would run this script again" in done.stderr
+    script.write_text(f'{SCRIPT}if __name__ == "__main__":\n    work()\n')
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert "[0, 1, 2]" in done.stdout, done.stderr

@@ -213,6 +213,16 @@ def test_a_best_that_could_not_be_written_leaves_the_one_before(
     assert (writer.run.checkpoints / "best").resolve() == writer.run.checkpoint(1)
 
 
+def test_a_run_that_is_moved_while_it_trains_is_to_be_moved_back(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    writer, taken = make_writer(run), take(*make_trained())
+    run.rename(tmp_path / "elsewhere")
+    with pytest.raises(Failure, match=f"No such file or directory; move {run} back"):
+        for step in (1, 2, 3):
+            writer.save(taken, TrainState(step=step))
+
+
 def test_links_that_cannot_be_made_are_no_failed_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

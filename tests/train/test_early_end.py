@@ -17,6 +17,7 @@ from nmt.system.errors import UserError
 from nmt.system.progress import Progress
 from nmt.system.run_folder import RunFolder
 from nmt.train import loop
+from nmt.train.validate import MIN_BLEU, rate_bleu
 
 QUICK = ["training.steps=40", "training.validate_every=2", "evaluation.bleu=false"]
 
@@ -106,14 +107,15 @@ def test_hours_end_training_and_count_over_all_starts(
     assert read_state(config)["step"] == 3
 
 
-@pytest.mark.parametrize("score", ["nll", "chrf"])
+@pytest.mark.parametrize("score", ["nll", "bleu", "chrf"])
 def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
     settings = ["training.steps=6", "evaluation.bleu=true", f"evaluation.best_by={score}"]
     config = train_toy(toy, *QUICK, *settings)
     best = json.loads((config.folder / "checkpoints" / "best" / "state.json").read_text())
     events = read_lines(config.folder, "valid")
     nll = {event["step"]: event["nll"] for event in events}
-    if score == "nll":
+    if score != "chrf":  # BLEU is noise here
+        assert all(event["bleu"] < MIN_BLEU for event in events)
         assert best["best_step"] == min(nll, key=lambda step: nll[step])
         assert best["best"] == pytest.approx(-min(nll.values()), abs=1e-5)
     else:
@@ -128,6 +130,33 @@ def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
         assert best["best"] == pytest.approx(chrf.value)
         logged = {event["step"]: event["chrf"] for event in events}
         assert logged[best["best_step"]] == max(logged.values()) == best["best"]
+
+
+def test_any_bleu_that_is_no_noise_rates_above_any_nll_and_equal_ones_by_nll() -> None:
+    worst_to_best = [
+        (0.4, 9.0),
+        (MIN_BLEU - 0.1, 2.0),
+        (0.0, 1.0),
+        (MIN_BLEU, 8.0),
+        (30.0, 3.0),
+        (30.0, 2.9),
+    ]
+    rates = [rate_bleu(bleu, nll) for bleu, nll in worst_to_best]
+    assert rates == sorted(set(rates))
+
+
+def test_the_best_is_forgotten_when_dev_scores_measure_something_else(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = [*QUICK, "evaluation.bleu=true"]
+    train_toy(toy, *start, "training.steps=4")
+    assert "is forgotten" not in capsys.readouterr().err
+    changes = ["decoding.beam=3", "decoding.compile=off", "evaluation.sentences=2"]
+    config = train_toy(toy, *start, *changes, "training.steps=6")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "(decoding.beam: 4 -> 3; evaluation.sentences: None -> 2)" in said
+    assert "of update 4, is forgotten" in said
+    assert read_state(config)["best_step"] == 6
 
 
 def test_clipping_scales_the_gradient(toy: Path) -> None:

@@ -149,6 +149,11 @@ def test_further_pieces_begin_as_the_mean_of_the_others(
     assert "leave embeddings out" in capsys.readouterr().err
 
 
+def test_a_run_continues_another_with_the_same_store(ground: Path, tmp_path: Path) -> None:
+    own = [f"training.init_from={ground}/run", f"data.store={ground}/store", "training.steps=1"]
+    assert start(ground, tmp_path / "further", *own) == 0
+
+
 def test_a_store_of_another_vocabulary_is_refused(
     ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

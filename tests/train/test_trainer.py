@@ -330,3 +330,35 @@ def test_settings_that_cannot_be_meant_are_named(
     assert "training.freeze keeps random weights (encoder)" in said
     train(ground, "sane", "training.steps=2", "optimizer.warmup_steps=2")
     assert "warning" not in capsys.readouterr().err
+
+
+def test_a_run_that_was_moved_is_not_trained_in_its_old_place(
+    ground: Ground, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(ground, "before", "training.steps=2", "training.checkpoint_every=1")
+    moved = tmp_path / "after"
+    shutil.copytree(run.path, moved)  # which makes folders of links, as some ways of copying do
+    assert main(["--config", str(moved / "config.yaml"), "training.steps=3"]) == 2
+    assert f"give out={moved} to continue this run" in capsys.readouterr().err
+    assert list_steps(run) == [1, 2]
+    for copy in (moved / "checkpoints" / "last", moved / "checkpoints" / "best"):
+        assert copy.is_dir() and not copy.is_symlink()
+
+    assert main(["--config", str(moved / "config.yaml"), "training.steps=3", f"out={moved}"]) == 0
+    assert "could not update the links" not in capsys.readouterr().err
+    assert (moved / "checkpoints" / "last").readlink() == Path("step-0000003")
+    assert (moved / "checkpoints" / "best").is_symlink()
+    assert main(["--config", str(moved / "config.yaml"), f"out={moved}", "training.steps=3"]) == 0
+
+
+def test_a_folder_in_the_place_of_a_link_is_named_and_kept(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(ground, "taken", "training.steps=1", "training.validate_every=100")
+    last = run.checkpoints / "last"
+    last.unlink()
+    last.mkdir()
+    (last / "mine.txt").write_text("mine")
+    train(ground, "taken", "training.steps=2", "training.validate_every=100")
+    assert f"{last}: is a folder of its own" in capsys.readouterr().err
+    assert list_steps(run)[-1] == 2 and (last / "mine.txt").exists()

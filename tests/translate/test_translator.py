@@ -182,3 +182,17 @@ def test_a_line_in_capitals_is_read_in_small_letters(vocab: Vocab) -> None:
     assert [one.text for one in found[1]] == [one.text.upper() for one in small]
     assert found[2:] == plain.find_candidates(lines[2:], 2)
     assert ours.translate_text(lines[1]).text == small[0].text.upper()
+
+
+def test_spaces_of_any_kind_at_the_ends_of_a_line_are_not_read(vocab: Vocab) -> None:
+    ours = translator(vocab)
+    plain, *odd = ours.find_candidates(["red dog", "\u00a0red dog\u2029", "\tred dog \u0085"], 2)
+    assert odd == [plain, plain]
+    assert ours.translate(["\u00a0\t"])[0].text == ""
+
+
+def test_a_translation_that_ends_with_the_table_of_positions_is_cut(vocab: Vocab) -> None:
+    shape = replace(SHAPE, positions="learned", max_positions=9)
+    config = replace(DECODING, max_extra=50, min_length=40)
+    (found,) = translator(vocab, config, shape).translate(["dog"])
+    assert len(found.piece_ids) == 8 and found.is_cut

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.checkpoint import Average, Checkpoint, read_origin
-from nmt.config import DataConfig
+from nmt.config import DataConfig, RunConfig
 from nmt.config_files import load_recorded_config
 from nmt.data.vocab import Vocab, Vocabulary, load_vocab
-from nmt.evaluate.results import Result, find_last_step, find_run
+from nmt.evaluate.results import Result, describe_other_search, find_last_step, find_run
 from nmt.extras.cards.description import (
     describe_model,
     describe_search,
@@ -111,9 +111,7 @@ def write_average_card(folder: Path, results: Sequence[Result]) -> None:
     else:
         unscored += "what `nmt-eval` finds is kept, and added here, only while this folder is in a run folder."
     card = _render_card(
-        config.name,
-        config.license,
-        config.data,
+        config,
         library="nmt",
         introduction="A Transformer of *Attention Is All You Need*, trained with nmt.",
         facts=facts,
@@ -146,9 +144,7 @@ def render_export_card(
     config = checkpoint.config
     origin = _describe_origin(checkpoint.averaged, checkpoint.step, config.training.steps)
     return _render_card(
-        config.name,
-        config.license,
-        config.data,
+        config,
         library=library,
         introduction="A Transformer of *Attention Is All You Need*, trained with nmt and exported by "
         f"`nmt-export --to {to}`.",
@@ -166,9 +162,7 @@ def render_export_card(
 
 
 def _render_card(
-    name: str,
-    license_name: str | None,
-    data: DataConfig,
+    config: RunConfig,
     *,
     library: str,
     introduction: str,
@@ -180,9 +174,10 @@ def _render_card(
     """Return a card; `library` is what loads the model, by its name on the hub, and `unscored` what is
     said where scores would be.
     """
+    data = config.data
     licence = "No licence of the weights is known."
-    if license_name:
-        licence = f"The licence of the weights is {escape_markdown(license_name)}."
+    if config.license:
+        licence = f"The licence of the weights is {escape_markdown(config.license)}."
     rows: dict[str, Cell] = {
         "languages": f"{data.src} -> {data.tgt}",
         "training text": describe_training_text(data),
@@ -190,14 +185,14 @@ def _render_card(
     }
     scored = [result for result in results if result.scores]
     return TEMPLATE.format(
-        metadata=_render_metadata(name, license_name, data, library, scored),
-        name=escape_markdown(name),
+        metadata=_render_metadata(config, library, scored),
+        name=escape_markdown(config.name),
         src=escape_markdown(data.src),
         tgt=escape_markdown(data.tgt),
         introduction=introduction,
         facts=Table(("", ""), list(rows.items())).to_markdown(),
         licence=licence,
-        scores=_format_score_table(scored) if scored else unscored,
+        scores=_format_score_table(scored, config) if scored else unscored,
         usage=usage,
     )
 
@@ -205,23 +200,21 @@ def _render_card(
 # ---- what machines read ---------------------------------------------------------------------------------------------
 
 
-def _render_metadata(
-    name: str, license_name: str | None, data: DataConfig, library: str, results: Sequence[Result]
-) -> str:
+def _render_metadata(config: RunConfig, library: str, results: Sequence[Result]) -> str:
     """Return the YAML at the top of the card, as the Hugging Face hub defines it."""
-    metadata: Fields = {"language": [data.src, data.tgt]}
-    if license_name:
-        metadata["license"] = license_name
+    metadata: Fields = {"language": [config.data.src, config.data.tgt]}
+    if config.license:
+        metadata["license"] = config.license
     metadata |= {
         "library_name": library,
         "pipeline_tag": "translation",
         "tags": ["translation", "transformer", "attention-is-all-you-need"],
     }
-    if datasets := _list_hub_datasets(data):
+    if datasets := _list_hub_datasets(config.data):
         metadata["datasets"] = datasets
     if results:
-        entries = [_describe_result(result) for result in results]
-        metadata["model-index"] = [{"name": name, "results": entries}]
+        entries = [_describe_result(result, config) for result in results]
+        metadata["model-index"] = [{"name": config.name, "results": entries}]
     return format_yaml(_escape_strings(metadata)).strip()
 
 
@@ -236,7 +229,7 @@ def _escape_strings(value: Any) -> Any:
     return value
 
 
-def _describe_result(result: Result) -> Fields:
+def _describe_result(result: Result, config: RunConfig) -> Fields:
     """Return the scores of a test set as an entry of the hub's model-index, marked unverified."""
     test_set, languages = result.test_set, set(result.pair.split("-"))
     dataset = {"name": test_set.name, "type": re.sub("[/ ]", "-", test_set.name), "split": "test"}
@@ -247,16 +240,19 @@ def _describe_result(result: Result) -> Fields:
     return {
         "task": {"type": "translation", "name": f"Translation {result.pair}"},
         "dataset": dataset | {"args": {"lines": test_set.lines} | digests},
-        "metrics": [_describe_metric(score) for score in result.scores],
+        "metrics": [
+            _describe_metric(score, describe_other_search(result.find_other_search(config)))
+            for score in result.scores
+        ],
     }
 
 
-def _describe_metric(score: Score) -> Fields:
+def _describe_metric(score: Score, other_search: str) -> Fields:
     known = (kind for begin, kind in METRIC_TYPES.items() if score.name.startswith(begin))
     return {
         "type": next(known, score.name.lower()),
         "value": round(score.value, 4),
-        "name": f"{score.name} ({score.signature})",
+        "name": f"{score.name} ({score.signature}){other_search}",
         "verified": False,
     }
 
@@ -300,7 +296,7 @@ def _describe_checkpoints(average: Average) -> str:
     return "; ".join(described)
 
 
-def _format_score_table(results: Sequence[Result]) -> str:
+def _format_score_table(results: Sequence[Result], config: RunConfig) -> str:
     head = ("test set", "score", "95% interval", "signature", "search")
     rows: list[Sequence[Cell]] = []
     for result in results:
@@ -308,6 +304,7 @@ def _format_score_table(results: Sequence[Result]) -> str:
             value = f"{score.name} {score.value:.2f}"
             interval = score.format_interval()
             signature = Code(score.signature)
-            rows.append((result.scored_text, value, interval, signature, result.search))
+            search = result.search + describe_other_search(result.find_other_search(config))
+            rows.append((result.scored_text, value, interval, signature, search))
     note = "Scores of different signatures are different scales: compare only equal ones."
     return f"{Table(head, rows).to_markdown()}\n\n{note}"

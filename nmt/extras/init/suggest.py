@@ -212,6 +212,9 @@ def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
     for number, split in enumerate(missing):
         drawn[split] = np.sort(order[number * n_lines : (number + 1) * n_lines])
         is_drawn[drawn[split]] = True
+    is_drawn = np.isin(
+        survey.digests[:, 0], survey.digests[is_drawn, 0]
+    )  # with pairs that equal them
     reason = "as you gave them"
     if missing:
         reason = (

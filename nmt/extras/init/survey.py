@@ -63,11 +63,12 @@ class Survey:
 
     @cached_property
     def is_unique(self) -> np.ndarray:
-        """True for each pair of which neither side occurs in any other pair."""
-        is_unique = np.ones(self.n_pairs, bool)
-        for side in self.digests.T:
-            _, groups, counts = np.unique(side, return_inverse=True, return_counts=True)
-            is_unique &= counts[groups] == 1
+        """True for each pair of which neither side occurs in a different one, once for equal pairs."""
+        is_unique = ~self.is_repeated
+        first = self.digests[is_unique]
+        for side in range(2):
+            values, counts = np.unique(first[:, side], return_counts=True)
+            is_unique &= np.isin(self.digests[:, side], values[counts == 1])
         return is_unique
 
     @property

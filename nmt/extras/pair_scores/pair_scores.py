@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.config import DecodingConfig
+from nmt.config import USERS_TEXT, DecodingConfig
 from nmt.data.batch import Packed, Sentences, pack
 from nmt.data.plan import split_pairs
 from nmt.data.vocab import EOS
@@ -24,6 +24,7 @@ from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure
 from nmt.system.memory import explain_memory_error
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS, pack_pairs
+from nmt.translate.capitals import lower_capitals
 from nmt.translate.ensemble import average_log_probs
 from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search_rules import make_rules
@@ -73,12 +74,18 @@ class PairScorer:
             self.longest_target = min(self.longest_target, translator.longest_table)
 
     def score_pairs(self, sources: Sequence[str], targets: Sequence[str]) -> list[PairScore]:
-        vocab = self.translator.vocab
+        translator = self.translator
         results = [PairScore()] * len(sources)  # as of a pair of two empty sides
         usable = []
         own_sources = []
         own_targets = []
-        pairs = zip(vocab.src.encode(sources), vocab.tgt.encode(targets), strict=True)
+        # as they are translated: of a source in capitals by small letters
+        lowered = [
+            lower_capitals(tgt) if translator.is_lowered(src) and tgt.isupper() else tgt
+            for src, tgt in zip(sources, map(str.strip, targets), strict=True)
+        ]
+        encoded_targets = translator.vocab.tgt.encode(lowered)
+        pairs = zip(translator.encode_source(sources), encoded_targets, strict=True)
         for number, (source, target) in enumerate(pairs):
             problem = self._find_problem(source, target)
             if problem is not None:
@@ -113,7 +120,7 @@ class PairScorer:
 
 def open_pair_scorer(paths: Sequence[str], overrides: Sequence[str]) -> PairScorer:
     """Load one checkpoint, or several that score together."""
-    model = open_translator(paths, overrides)
+    model = open_translator(paths, [*USERS_TEXT, *overrides])
     assert isinstance(model.translator, Translator)
     warn_if_untagged(model.config)
     return PairScorer(model.translator)

@@ -47,8 +47,7 @@ class RunFacts:
     @property
     def headline(self) -> Result | None:
         """The result that a run is known by."""
-        test = self.config.data.test if self.config else None
-        return choose_headline(self.results, test)
+        return choose_headline(self.results, self.config)
 
     @property
     def n_updates(self) -> int:

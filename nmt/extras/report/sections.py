@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nmt.config_files import flatten_settings, tabulate_differences
-from nmt.evaluate.results import Result
+from nmt.evaluate.results import Result, describe_other_search
 from nmt.extras.report.curves import collect_points
 from nmt.extras.report.facts import RunFacts
 from nmt.extras.report.markup import render_details, render_rows, render_stacked
@@ -93,7 +93,8 @@ def find_headline(run: RunFacts) -> tuple[str, Score] | None:
 
 def describe_scored(run: RunFacts, result: Result) -> str:
     made = f", made at update {result.step:,} of {run.n_updates:,}" if result.step else ""
-    return f"{result.scored_text}, by {result.checkpoint}{made}"
+    search = describe_other_search(result.find_other_search(run.config)) if run.config else ""
+    return f"{result.scored_text}, by {result.checkpoint}{made}{search}"
 
 
 def find_best_validation(run: RunFacts) -> ValidEvent | None:
