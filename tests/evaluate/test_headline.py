@@ -28,7 +28,8 @@ def run(tmp_path: Path, corpus: Path) -> Path:
     test = CorpusConfig(src="test.en", tgt="test.de")
     data = DataConfig(root=str(corpus), test=test)
     run = tmp_path / "run"
-    (run / "checkpoints" / "step-0000030").mkdir(parents=True)
+    for step in (10, 30):
+        (run / "checkpoints" / f"step-{step:07}").mkdir(parents=True)
     average = make_checkpoint(run / "average", vocab, SHAPE, replace(DECODING, beam=1), data=data)
     config = load_config(str(average / "config.yaml"))
     config = replace(config, training=replace(config.training, steps=20))
