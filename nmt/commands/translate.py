@@ -310,13 +310,13 @@ def translate_input(
         if prefixes is not None:
             chunks = add_prefixes(chunks, prefixes, n_done)
         is_warned = False
-        n_cut = first_cut = 0
+        n_cut = n_loops = first_cut = 0
         done = do_chunks(args, start, here, chunks, out, progress)
         for result in stack.enter_context(closing(done)):
             if attention is not None:
                 attention.add(translator, result.lines, result.translations)
             if result.cut and not n_cut:
-                first_cut = result.cut[0]
+                first_cut = min(result.cut)
             n_cut += len(result.cut)
             if not is_warned and len(result.shortened) > MAX_SHORTENED * result.n_lines:
                 is_warned = True
@@ -325,7 +325,8 @@ def translate_input(
                     "translation has fewer; give --text to translate each sentence separately"
                 )
     if n_cut:
-        warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done)
+        warn_of_cut(f"{source.name}:{first_cut}", n_cut, n_loops, progress.done - n_done)
+            n_loops += sum(result.cut.values())
 
 
 main = partial(start_command, "nmt-translate", parse_arguments, translate_text)

@@ -23,7 +23,7 @@ from nmt.translate.translator import (
     OUR_ENGINE,
     FoundBatch,
     LoadedModel,
-    list_cut,
+    find_cut,
     warn_if_untagged,
     warn_of_cut,
 )
@@ -149,9 +149,10 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
             found += batch
             progress.advance(len(batch))
     translations = [best for _, (best, *_) in sorted(found)]
-    cut = list_cut(translations)
+    cut = find_cut(translations)
     if len(cut) > FEW_CUT * len(translations):
-        warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations))
+        first = f"{choice.name_sides(test)[0]}:{min(cut)}"
+        warn_of_cut(first, len(cut), sum(cut.values()), len(translations))
     texts = [translation.text for translation in translations]
     seconds = clock() - started_at
     known_text = find_known_text(model, test, (choice.src, *choice.refs))
