@@ -22,6 +22,7 @@ import torch
 
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import refuse_run_file
+from nmt.system.run_folder import MODEL_FILE
 from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
@@ -73,6 +74,14 @@ class ChunkTranslator:
     model: LoadedModel
     layout: Layout
     align: Aligner | None = None
+
+    @property
+    def identity(self) -> str:
+        """All that decides what it writes for a line that is not too long."""
+        model = self.model
+        weights = [each.sha256[MODEL_FILE] for each in model.checkpoints]
+        search = replace(model.config.decoding, long_lines="cut", max_source=1, batch_tokens=None)
+        return repr((weights or model.paths, search, self.layout))
 
     def __call__(self, task: Chunk) -> TranslatedChunk:
         """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""

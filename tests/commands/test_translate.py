@@ -458,6 +458,28 @@ def test_resuming_completes_the_output(
     assert "is also input or output" in capsys.readouterr().err and out.read_bytes() == whole
 
 
+def test_resuming_with_something_else_is_refused(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    command = [str(place), "-i", str(source), "-o", str(out), "--long-lines", "refuse"]
+
+    def translate(text: str, *more: str) -> int:
+        source.write_text(text)
+        return nmt_translate([*command, *more])
+
+    assert translate("red\nblue\n" + "dog " * 2_000) == 2
+    for text, beam in (("red\nblue\ndog\n", "1"), ("blue\nblue\ndog\n", "4")):
+        assert translate(text, "--resume", "--beam", beam) == 2
+        assert (
+            "from other lines, by another model or with other settings" in capsys.readouterr().err
+        )
+    # the line that was refused is mended
+    assert translate("red\nblue\ndog\n", "--resume", "decoding.batch_tokens=99") == 0
+    assert out.read_bytes() == run_translate(tmp_path, source.read_bytes(), place)
+    assert not (tmp_path / "out.nmt-resume").exists()
+
+
 def test_a_config_is_no_output(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
