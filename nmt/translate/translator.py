@@ -422,12 +422,12 @@ def make_translator(
     return translator
 
 
-def warn_if_untagged(config: RunConfig) -> None:
-    """Print a warning if a text gets no tag although all training sources had one."""
+def warn_if_untagged(config: RunConfig, key: str = "decoding.tag") -> None:
+    """Print a warning if a text gets no tag although all training sources had one; `key` sets it."""
     if config.decoding.tag is None and config.data.has_tags_only:
         say(
-            "warning: all training corpora of this model have a tag, and this text gets none; give "
-            f"decoding.tag, one of {' '.join(config.data.train_tags)}"
+            f"warning: all training corpora of this model have a tag, but {key} is not set; set it to "
+            f"one of {' '.join(config.data.train_tags)}"
         )
 
 
