@@ -90,7 +90,8 @@ def open_test_set(name_or_corpus: str | CorpusConfig, data: DataConfig) -> TestS
         name = name_or_corpus.sacrebleu
     src, ref = find_test_set_files(name, data)
     corpus = CorpusConfig(src=str(src), tgt=str(ref))
-    pairs = list(map(normalize_pair, read_pairs(corpus, replace(data, root="."))))
+    read = read_pairs(corpus, replace(data, root="."))
+    pairs = [Pair(*map(normalize_line, pair)) for pair in read]
     claim = OUR_NAMES.get(name, name)
     test_set = _make_test_set(shown, pairs, {claim}, data, (str(src), str(ref)))
     if test_set.warning:
@@ -135,10 +136,6 @@ def normalize_line(line: str) -> str:
     at the ends. U+001C to U+001F stay: Moses' tokenizer removes them, and so joins words.
     """
     return SPACES.sub(" ", line).strip(" ")
-
-
-def normalize_pair(pair: Pair) -> Pair:
-    return Pair(*map(normalize_line, pair))
 
 
 def digest_lines(lines: Sequence[str]) -> str:
