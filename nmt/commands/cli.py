@@ -91,7 +91,7 @@ def start_command(
     args = parse(argv)
 
     def check_and_work() -> int:
-        keys = Counter(word.partition("=")[0] for word in getattr(args, "overrides", ()))
+        keys = Counter(word.partition("=")[0] for word in vars(args).get("overrides", ()))
         for key, n in keys.items():
             if n > 1:
                 say_once(f"note: {key} is given {n} times; the last value counts")

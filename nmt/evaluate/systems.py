@@ -23,7 +23,7 @@ from nmt.translate.translator import (
     OUR_ENGINE,
     FoundBatch,
     LoadedModel,
-    find_cut,
+    find_cut_lines,
     warn_if_untagged,
     warn_of_cut,
 )
@@ -149,7 +149,7 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
             found += batch
             progress.advance(len(batch))
     translations = [best for _, (best, *_) in sorted(found)]
-    cut = find_cut(translations)
+    cut = find_cut_lines(translations)
     if len(cut) > FEW_CUT * len(translations):
         first = f"{choice.name_sides(test)[0]}:{min(cut)}"
         warn_of_cut(first, len(cut), sum(cut.values()), len(translations))

@@ -34,7 +34,7 @@ from nmt.translate.translator import (
     LoadedModel,
     TextToText,
     Translation,
-    find_cut,
+    find_cut_lines,
 )
 
 # Adds to the candidates of some lines which piece comes from which.
@@ -107,7 +107,7 @@ class ChunkTranslator:
         for number, line, of_line in zip(task.numbers, lines, candidates, strict=True):
             rows.append(layout.lines(number, line, of_line, translator))
         shortened = find_shortened(translator, task, best)
-        cut = find_cut(best, task.first)
+        cut = find_cut_lines(best, task.first)
         return TranslatedChunk(
             _encode(rows), len(rows), task.share, None, lines, best, shortened=shortened, cut=cut
         )
@@ -128,7 +128,7 @@ class ChunkTranslator:
         for number, line, text in zip(task.numbers, task.lines, translated, strict=True):
             own = list(islice(remaining, len(text.sentences)))
             rows.append(layout.paragraph(number, line, replace(text, candidates=own), translator))
-            if own_cut := find_cut([of_sentence[0] for of_sentence in own]):
+            if own_cut := find_cut_lines([of_sentence[0] for of_sentence in own]):
                 cut[number] = any(own_cut.values())
         best = [of_sentence[0] for of_sentence in candidates]
         return TranslatedChunk(_encode(rows), len(rows), task.share, None, sentences, best, cut=cut)

@@ -313,7 +313,7 @@ class TextToText(ABC):
         return ids[:longest]
 
 
-def find_cut(translations: Sequence[Translation], first: int = 1) -> dict[int, bool]:
+def find_cut_lines(translations: Sequence[Translation], first: int = 1) -> dict[int, bool]:
     """Return the numbers of the lines whose translations reach the length limit, and whether in a loop."""
     return {n: each.is_loop for n, each in enumerate(translations, first) if each.is_cut}
 
