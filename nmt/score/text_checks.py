@@ -303,11 +303,11 @@ def _check_case(text: Text, other: Text) -> Iterator[Problem]:
     if not any(line.strip() for line in text.lines):
         return
     for fold, missing, share, n_least in FOLDS:
-        if any(line != fold(line) for line in text.lines):
-            continue
+        n_left = sum(line != fold(line) for line in text.lines)  # foreign names may keep theirs
         cased = [i for i, line in enumerate(other.lines) if line != fold(line)]
-        if len(cased) >= share * len(other.lines) and len(text.lines) >= n_least:
-            what = f"no {missing} letters, but {other.name} has some"
+        is_lost = len(cased) >= max(share * len(other.lines), 20 * n_left)
+        if is_lost and len(text.lines) >= n_least:
+            what = f"hardly any {missing} letters, but {other.name} has some"
             remedy = "restore them, or change both sides in the same way before scoring"
             yield _report(text, cased, what, remedy)
 
