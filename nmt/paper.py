@@ -488,6 +488,22 @@ def explain(config: RunConfig) -> str:
     """Return the table, the deviations, and notes: what nmt-train --explain prints."""
     conformance = check_conformance(config)
     pair = PAPER_PAIRS[conformance.pair]
+    deviating = conformance.deviations
+    own = [row.ours for row in deviating if row.key == "data.train" and not row.why]
+    if own:  # what follows from another text is not told row by row
+        deviating = [row for row in deviating if not str(row.key).startswith("data.")]
+    n = len(deviating)
+    count = "1 deviation" if n == 1 else f"{n} deviations"
+    deviations = [f"{count} from the paper's {conformance.model} model, {pair}"]
+    for row in deviating:
+        deviations += _wrap(_describe_deviation(row))
+    if own:
+        deviations[0] += f", besides its text: {own[0]}"
+        deviations += _wrap(
+            f"The other {len(conformance.rows) - n} rules are the paper's or about its text: "
+            f"nmt-train --config {conformance.model}.yaml --explain"
+        )
+        return "\n".join(deviations) + "\n"
     code_2017 = f"{COMMIT_2017}, {HYPERPARAMETERS_2017[conformance.model, conformance.pair]}"
     code_2023 = f"{COMMIT_2023}, {HYPERPARAMETERS_2023[conformance.model, conformance.pair]}"
     # the table
@@ -506,14 +522,7 @@ def explain(config: RunConfig) -> str:
             lines.append("")
         mark = "*" if row.deviates else ""
         lines += format_line(mark, row.name, row.paper, row.code_2017, row.code_2023, row.ours)
-    # deviations
-    n = len(conformance.deviations)
-    deviations = "1 deviation" if n == 1 else f"{n} deviations"
-    lines += ["", f"{deviations} from the paper's {conformance.model} model, {pair}"]
-    for row in conformance.deviations:
-        lines += _wrap(_describe_deviation(row))
-    # notes
-    lines.append("")
+    lines += ["", *deviations, ""]
     for note in _list_notes(conformance, config.training, config.decoding):
         lines += _wrap(f"- {note}")
     return "\n".join(lines) + "\n"

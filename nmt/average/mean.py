@@ -113,15 +113,11 @@ def open_all(paths: Sequence[Path]) -> list[Checkpoint]:
     progress = track(paths, "verifying", "checkpoints", len(paths))
     checkpoints = [open_checkpoint(path) for path in progress]
     # the path of a run has become that of its newest checkpoint
-    _check_distinct([checkpoint.path for checkpoint in checkpoints])
-    return checkpoints
-
-
-def _check_distinct(paths: Sequence[Path]) -> None:
-    resolved = [path.resolve() for path in paths]
-    for path, real_path in zip(paths, resolved, strict=True):
-        if resolved.count(real_path) > 1:
+    opened = [checkpoint.path.resolve() for checkpoint in checkpoints]
+    for path in opened:
+        if opened.count(path) > 1:
             raise UserError(f"{path}: the same checkpoint is given twice; give each once")
+    return checkpoints
 
 
 def sort_as_one_run(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:

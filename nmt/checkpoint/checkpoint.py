@@ -253,7 +253,7 @@ def open_unverified(path: Path) -> Checkpoint:
     digests = {name: entry["sha256"] for name, entry in entries.items()}
     check_sizes(path, entries, (*common_files, OPTIMIZER_FILE) if has_moments else common_files)
     check_digests(path, digests, [name for name in common_files if name in MAX_BYTES])
-    origin = _read_origin(path)
+    origin = read_origin(path)
     config = load_recorded_config(path / CONFIG_FILE)
     vocab = load_vocab_files(path, vocab_files)
     if config.vocab.joint != (vocab.src is vocab.tgt):
@@ -282,13 +282,8 @@ def _check_place(path: Path) -> None:
 
 
 def read_origin(folder: Path) -> Origin:
-    """Read the state.json of a checkpoint that is not opened."""
+    """Read the state.json of a checkpoint; refuse a key that is missing, unknown or of the wrong type."""
     _check_place(folder)
-    return _read_origin(folder)
-
-
-def _read_origin(folder: Path) -> Origin:
-    """Refuse a key that is missing, unknown or of the wrong type."""
     path = folder / STATE_FILE
     values = read_json(path)
     is_average = isinstance(values, dict) and "averaged" in values

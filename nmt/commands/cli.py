@@ -21,6 +21,7 @@ from argparse import (
     Namespace,
     RawDescriptionHelpFormatter,
 )
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -90,6 +91,10 @@ def start_command(
     args = parse(argv)
 
     def check_and_work() -> int:
+        keys = Counter(word.partition("=")[0] for word in vars(args).get("overrides", ()))
+        for key, n in keys.items():
+            if n > 1:
+                say_once(f"note: {key} is given {n} times; the last value counts")
         if extra is not None:
             check_extra(extra, program)
         return work(args)

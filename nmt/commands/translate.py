@@ -8,9 +8,10 @@ in the options are reported before torch is imported.
 import json
 import os
 import sys
+import zlib
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -293,6 +294,13 @@ def translate_input(
         prefixes = stack.enter_context(open_input(args.prefix)) if args.prefix else None
         handles = [reader.handle for reader in (source, prefixes) if reader is not None]
         out, n_done, progress = open_lines_output(args, handles, stack, "translating", "lines")
+        # so that --resume continues with nothing else
+        record = f"{args.output}.nmt-resume"
+        if os.path.isfile(args.output or ""):
+            with suppress(OSError):  # in a folder that takes no other file
+                source.record = os.open(record, os.O_RDWR | os.O_CREAT, 0o666)
+                source.checksum = zlib.crc32(here.identity.encode())
+                stack.callback(os.close, source.record)
         attention = None
         if args.attention:
             check_extra("report", "--attention")
@@ -310,22 +318,25 @@ def translate_input(
         if prefixes is not None:
             chunks = add_prefixes(chunks, prefixes, n_done)
         is_warned = False
-        n_cut = first_cut = 0
+        n_cut = n_loops = first_cut = 0
         done = do_chunks(args, start, here, chunks, out, progress)
         for result in stack.enter_context(closing(done)):
             if attention is not None:
                 attention.add(translator, result.lines, result.translations)
             if result.cut and not n_cut:
-                first_cut = result.cut[0]
+                first_cut = min(result.cut)
             n_cut += len(result.cut)
+            n_loops += sum(result.cut.values())
             if not is_warned and len(result.shortened) > MAX_SHORTENED * result.n_lines:
                 is_warned = True
                 say(
                     f"warning: {source.name}:{result.shortened[0]}: has several sentences, and its "
                     "translation has fewer; give --text to translate each sentence separately"
                 )
+    if source.record is not None:
+        os.unlink(record)
     if n_cut:
-        warn_of_cut(f"{source.name}:{first_cut}", n_cut, progress.done - n_done)
+        warn_of_cut(f"{source.name}:{first_cut}", n_cut, n_loops, progress.done - n_done)
 
 
 main = partial(start_command, "nmt-translate", parse_arguments, translate_text)

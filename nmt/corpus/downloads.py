@@ -89,7 +89,8 @@ def _find_files_of_sacrebleu(name: str, data: DataConfig) -> tuple[Path, Path]:
             f"{', '.join(known.langpairs)}"
         )
     remedy = "give local files instead, {src: FILE, tgt: FILE}"
-    if is_offline() and not is_test_set_cached(name, data):
+    files = [known._get_txt_file_path(langpair, field) for field in known.fieldnames(langpair)]
+    if is_offline() and not all(map(os.path.exists, files)):
         raise UserError(
             f"sacrebleu: {name} is not in sacreBLEU's cache and cannot be downloaded, because "
             f"HF_HUB_OFFLINE is set; {remedy}"
@@ -106,12 +107,3 @@ def _find_files_of_sacrebleu(name: str, data: DataConfig) -> tuple[Path, Path]:
         ) from None
     finally:
         socket.setdefaulttimeout(timeout)
-
-
-def is_test_set_cached(name: str, data: DataConfig) -> bool:
-    """Whether sacreBLEU's cache has a set, which sacreBLEU knows by this name."""
-    from sacrebleu.dataset import DATASETS
-
-    known, langpair = DATASETS[name], f"{data.src}-{data.tgt}"
-    fields = known.fieldnames(langpair)
-    return all(os.path.exists(known._get_txt_file_path(langpair, field)) for field in fields)

@@ -7,7 +7,6 @@ refused, files that differ are read with a warning. A set asked for by name is t
 wherever it comes from.
 """
 
-import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nmt.config import CorpusConfig, DataConfig
-from nmt.corpus.downloads import find_test_set_files, is_test_set_cached
+from nmt.corpus.downloads import find_test_set_files
 from nmt.corpus.reader import Pair, describe_corpus, read_pairs
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.known_test_sets import KNOWN_SETS, OUR_NAMES, KnownSet
@@ -91,7 +90,8 @@ def open_test_set(name_or_corpus: str | CorpusConfig, data: DataConfig) -> TestS
         name = name_or_corpus.sacrebleu
     src, ref = find_test_set_files(name, data)
     corpus = CorpusConfig(src=str(src), tgt=str(ref))
-    pairs = list(map(normalize_pair, read_pairs(corpus, replace(data, root="."))))
+    read = read_pairs(corpus, replace(data, root="."))
+    pairs = [Pair(*map(normalize_line, pair)) for pair in read]
     claim = OUR_NAMES.get(name, name)
     test_set = _make_test_set(shown, pairs, {claim}, data, (str(src), str(ref)))
     if test_set.warning:
@@ -110,7 +110,7 @@ def open_reference(path: Path, data: DataConfig) -> TestSet:
         if data.src in text and text.get(data.tgt) == sha256:
             known_as = known.name
             break
-    return TestSet(path.name, [], ref, "", sha256, known_as, _find_subset(known_as, data, []), None)
+    return TestSet(path.name, [], ref, "", sha256, known_as, _find_subset(known_as, data), None)
 
 
 def add_references(test_set: TestSet, paths: Sequence[Path]) -> TestSet:
@@ -138,32 +138,10 @@ def normalize_line(line: str) -> str:
     return SPACES.sub(" ", line).strip(" ")
 
 
-def normalize_pair(pair: Pair) -> Pair:
-    return Pair(*map(normalize_line, pair))
-
-
 def digest_lines(lines: Sequence[str]) -> str:
     """sha256 of the normalised lines in UTF-8, each with \\n at its end."""
     text = "".join(normalize_line(line) + "\n" for line in lines)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def find_lines(whole: Sequence[Pair], part: Sequence[Pair]) -> tuple[int, ...] | None:
-    """Which pairs of `whole`, from 0 and in its order, make up `part`, in whatever order; None if
-    others do.
-    """
-    numbers: dict[Pair, list[int]] = {}
-    for i, pair in enumerate(whole):
-        numbers.setdefault(normalize_pair(pair), []).append(i)
-    chosen: list[int] = []
-    for pair in part:
-        free = numbers.get(normalize_pair(pair))
-        if not free:
-            return None
-        # of equal pairs the one that continues where the last one was
-        after = chosen[-1] + 1 if chosen else 0
-        chosen.append(free.pop(free.index(after) if after in free else 0))
-    return tuple(sorted(chosen))
 
 
 # ---- what it is -------------------------------------------------------------------------------------------------
@@ -191,8 +169,7 @@ def _make_test_set(
     ref = [pair.tgt for pair in pairs]
     digests = digest_lines(src), digest_lines(ref)
     known_as, warning = _identify((src, ref), digests, claims, data, labels)
-    subset = _find_subset(known_as, data, pairs)
-    return TestSet(name, src, ref, *digests, known_as, subset, warning)
+    return TestSet(name, src, ref, *digests, known_as, _find_subset(known_as, data), warning)
 
 
 def _identify(
@@ -237,18 +214,9 @@ def _describe_difference(lines: list[str], known: KnownSet, ours: str, theirs: s
     return f"its sha256 begins with {ours[:12]}, not {theirs[:12]}"
 
 
-def _find_subset(
-    known_as: str | None, data: DataConfig, pairs: list[Pair]
-) -> tuple[int, ...] | None:
-    """The lines that are in sacreBLEU's filtered wmt14 too: by its own copy if that is in its
-    cache, otherwise by the table.
-    """
-    known = next((known for known in KNOWN_SETS if known.name == known_as), None)
-    subset = known.find_subset(data.src, data.tgt) if known is not None else None
-    if known is None or subset is None:
-        return None
-    if pairs and is_test_set_cached(subset.sacrebleu, data):
-        with contextlib.suppress(UserError):  # half a copy says nothing
-            filtered = CorpusConfig(sacrebleu=subset.sacrebleu)
-            return find_lines(pairs, list(read_pairs(filtered, data)))
-    return known.subset_lines()
+def _find_subset(known_as: str | None, data: DataConfig) -> tuple[int, ...] | None:
+    """The lines that are in sacreBLEU's filtered wmt14 too."""
+    for known in KNOWN_SETS:
+        if known.name == known_as and known.find_subset(data.src, data.tgt):
+            return known.subset_lines()
+    return None

@@ -63,6 +63,8 @@ class Evaluation:
             values["seconds"] = round(first.seconds, 2)
         if first.other_search:
             values["other_search"] = first.other_search
+        if first.known_text is not None:
+            values["known_text"] = first.known_text
         values |= {
             "test_set": first.test.name,
             "pair": first.pair,
@@ -81,7 +83,13 @@ class Evaluation:
         if is_one and first.model is not None:
             head += f" in {first.seconds:.1f} s"
         head += describe_other_search(first.other_search)
+        if first.known_text == "valid":
+            head += "; its dev set"
         lines = [head]
+        if first.known_text == "train":
+            lines.append(
+                "  warning: the model was trained on this text; the scores say nothing of other text"
+            )
         if is_one:
             lines += self._list_scores(first)
         elif findings.settings is None:

@@ -12,17 +12,18 @@ from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.config import CorpusConfig, DataConfig, RunConfig
 from nmt.config_files import to_plain_values
 from nmt.corpus.test_sets import TestSet, add_references, open_reference, open_test_set
+from nmt.evaluate.known_text import find_known_text
 from nmt.evaluate.results import Search, find_other_search
 from nmt.known_test_sets import KnownSet, find_filtered_set
 from nmt.score.score import Score
-from nmt.score.text_checks import Text, find_problems, warn_of_traces, warn_of_unrelated
+from nmt.score.text_checks import Problem, Text, find_problems, warn_of_traces, warn_of_unrelated
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
 from nmt.translate.translator import (
     OUR_ENGINE,
     FoundBatch,
     LoadedModel,
-    list_cut,
+    find_cut_lines,
     warn_if_untagged,
     warn_of_cut,
 )
@@ -75,6 +76,7 @@ class System:
     seconds: float = 0.0
     model: LoadedModel | None = None  # None if the translations were read
     scores: Sequence[Score] = ()  # the headline first
+    known_text: str | None = None  # train or valid: the model's own text
 
     @property
     def pair(self) -> str:
@@ -147,12 +149,15 @@ def translate_test_set(model: LoadedModel, choice: TestSetChoice) -> System:
             found += batch
             progress.advance(len(batch))
     translations = [best for _, (best, *_) in sorted(found)]
-    cut = list_cut(translations)
+    cut = find_cut_lines(translations)
     if len(cut) > FEW_CUT * len(translations):
-        warn_of_cut(f"{choice.name_sides(test)[0]}:{cut[0]}", len(cut), len(translations))
+        first = f"{choice.name_sides(test)[0]}:{min(cut)}"
+        warn_of_cut(first, len(cut), sum(cut.values()), len(translations))
     texts = [translation.text for translation in translations]
     seconds = clock() - started_at
-    return System(" + ".join(model.paths), model.config.data, test, texts, seconds, model)
+    known_text = find_known_text(model, test, (choice.src, *choice.refs))
+    name, data = " + ".join(model.paths), model.config.data
+    return System(name, data, test, texts, seconds, model, known_text=known_text)
 
 
 def _set_tag(model: LoadedModel, choice: TestSetChoice) -> LoadedModel:
@@ -196,14 +201,12 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
     sources = Text(source, test.src, data.src) if test.src else None
     references = [Text(reference, test.ref, data.tgt)]
     references += [Text(str(more.path), more.lines, data.tgt) for more in test.more_refs]
-    problems = []
+    problems: dict[Problem, None] = {}  # what concerns the translations alone is said once
     for text in references:
         for other in (hypotheses, sources):
             if other is not None and text.lines == other.lines:
                 say(f"note: {other.name} and {text.name} are the same text, line for line")
-        for problem in find_problems(hypotheses, text, sources):
-            if problem not in problems:  # what concerns the translations alone is said once
-                problems.append(problem)
+        problems |= dict.fromkeys(find_problems(hypotheses, text, sources))
     # If the user insists, a score may be wrong, but lists of unequal length have no score at all.
     is_tolerant = is_forced and len(system.texts) == len(test.ref)
     for problem in problems:

@@ -259,9 +259,8 @@ def is_abandoned_name(name: str) -> bool:
 
 
 def write_json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     # A file name may hold bytes that are not UTF-8; they become JSON escapes.
-    write_bytes(path, text.encode(errors="backslashreplace"))
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_json_or_warn(path: Path, value: Any) -> None:

@@ -5,6 +5,7 @@ Everything that can stop a run before its first update is here or is called from
 
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from nmt.checkpoint import run_checkpoints
@@ -34,6 +35,7 @@ from nmt.train.on_track import smoothed_loss_floor
 from nmt.train.resolve import resolve
 from nmt.train.setup import open_setup, resume
 from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
+from nmt.translate.translator import warn_if_untagged
 
 
 def train(
@@ -161,6 +163,8 @@ def _announce_run(trainer: Trainer) -> None:
             f"warning: optimizer.warmup_steps is {warmup_steps:,}, but training.steps is {steps:,}: the "
             "learning rate never reaches its peak; lower optimizer.warmup_steps"
         )
+    if config.data.valid is not None:
+        warn_if_untagged(replace(config, decoding=config.dev_decoding), "data.valid.tag")
     if config.training.freeze and config.training.init_from is None:
         frozen = ", ".join(config.training.freeze)
         say(

@@ -9,6 +9,7 @@ invalid UTF-8 is reported and replaced by U+FFFD.
 import os
 import select
 import stat
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -55,6 +56,8 @@ class LineReader:
         status = os.fstat(handle)
         self.size = status.st_size if stat.S_ISREG(status.st_mode) else 0  # in bytes; 0: unknown
         self.n_invalid = 0  # lines that are not UTF-8
+        self.record: int | None = None  # an open file, for a checksum after each line
+        self.checksum = 0  # of the lines so far and, at first, of whatever it starts from
 
     def read_chunks(self, skip: int = 0, largest: int = LARGEST_CHUNK) -> Iterator[Chunk]:
         """Yield all lines except the first `skip`, at most `largest` at a time."""
@@ -62,6 +65,8 @@ class LineReader:
         for block in _read_blocks(self.handle, self.name, largest):
             if first == 1:
                 self._check_is_text(block[0])
+            if self.record is not None:
+                self._note(self.record, block, first, skip)
             n_bytes += sum(map(len, block))
             if first + len(block) > skip + 1:
                 n_skipped = max(0, skip + 1 - first)
@@ -78,6 +83,19 @@ class LineReader:
             )
         if self.n_invalid > MAX_WARNINGS:
             say(f"warning: {self.name}: {self.n_invalid:,} lines are not valid UTF-8")
+
+    def _note(self, record: int, block: list[bytes], first: int, skip: int) -> None:
+        """Write the checksum after each line; refuse if after the last one to skip it was another."""
+        for number, line in enumerate(block, first):
+            self.checksum = zlib.crc32(line, self.checksum)
+            written = self.checksum.to_bytes(4)
+            if number == skip and os.pread(record, 4, 4 * skip) not in (written, b""):
+                raise UserError(
+                    f"{self.name}: the output so far was made from other lines, by another model or with other "
+                    "settings; give the same command again, or leave --resume out to begin anew"
+                )
+            if number >= skip:
+                os.pwrite(record, written, 4 * number)
 
     def _check_is_text(self, line: bytes) -> None:
         for signature, tool in SIGNATURES.items():

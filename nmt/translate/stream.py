@@ -9,9 +9,9 @@ import fcntl
 import os
 import signal
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import refuse_run_file
+from nmt.system.run_folder import MODEL_FILE
 from nmt.system.runtime import tune_process
 from nmt.system.streams import ReaderLeft
 from nmt.translate.formats import Layout
@@ -33,7 +34,7 @@ from nmt.translate.translator import (
     LoadedModel,
     TextToText,
     Translation,
-    list_cut,
+    find_cut_lines,
 )
 
 # Adds to the candidates of some lines which piece comes from which.
@@ -55,7 +56,8 @@ class TranslatedChunk(DoneChunk):
     lines: Sequence[str] = ()  # and their best translations, if the layout keeps them
     translations: Sequence[Translation] = ()
     shortened: Sequence[int] = ()  # lines of several sentences, with fewer in their translations
-    cut: Sequence[int] = ()  # lines whose translations reach the length limit
+    # lines whose translations reach the length limit, and whether in a loop
+    cut: Mapping[int, bool] = field(default_factory=dict)
 
 
 def share_cores(n_workers: int) -> None:
@@ -72,6 +74,14 @@ class ChunkTranslator:
     model: LoadedModel
     layout: Layout
     align: Aligner | None = None
+
+    @property
+    def identity(self) -> str:
+        """All that decides what it writes for a line that is not too long."""
+        model = self.model
+        weights = [each.sha256[MODEL_FILE] for each in model.checkpoints]
+        search = replace(model.config.decoding, long_lines="cut", max_source=1, batch_tokens=None)
+        return repr((weights or model.paths, search, self.layout))
 
     def __call__(self, task: Chunk) -> TranslatedChunk:
         """What is written for a chunk. A line that is refused ends it: the lines before it are translated."""
@@ -97,7 +107,7 @@ class ChunkTranslator:
         for number, line, of_line in zip(task.numbers, lines, candidates, strict=True):
             rows.append(layout.lines(number, line, of_line, translator))
         shortened = find_shortened(translator, task, best)
-        cut = list_cut(best, task.first)
+        cut = find_cut_lines(best, task.first)
         return TranslatedChunk(
             _encode(rows), len(rows), task.share, None, lines, best, shortened=shortened, cut=cut
         )
@@ -114,12 +124,12 @@ class ChunkTranslator:
 
         remaining = iter(candidates)
         rows = []
-        cut = []
+        cut = {}
         for number, line, text in zip(task.numbers, task.lines, translated, strict=True):
             own = list(islice(remaining, len(text.sentences)))
             rows.append(layout.paragraph(number, line, replace(text, candidates=own), translator))
-            if list_cut([of_sentence[0] for of_sentence in own]):
-                cut.append(number)
+            if own_cut := find_cut_lines([of_sentence[0] for of_sentence in own]):
+                cut[number] = any(own_cut.values())
         best = [of_sentence[0] for of_sentence in candidates]
         return TranslatedChunk(_encode(rows), len(rows), task.share, None, sentences, best, cut=cut)
 

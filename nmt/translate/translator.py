@@ -65,6 +65,12 @@ class Translation:
     is_cut: bool = False  # it has as many pieces as it may have, so its end may be missing
     alternatives: "Sequence[Translation]" = ()  # the next best, if translate() was asked for several
 
+    @property
+    def is_loop(self) -> bool:
+        """Whether it ends in the same pieces three times."""
+        ids = tuple(self.piece_ids)
+        return any(ids[-n:] * 3 == ids[-3 * n :] for n in range(1, len(ids) // 3 + 1))
+
 
 SHOWN_OF_PART = 60  # characters, in a message
 NO_TRANSLATION = Translation("", 0.0)  # of an empty line
@@ -307,17 +313,20 @@ class TextToText(ABC):
         return ids[:longest]
 
 
-def list_cut(translations: Sequence[Translation], first: int = 1) -> list[int]:
-    """Return the numbers of the lines whose translations reach the length limit."""
-    return [number for number, candidate in enumerate(translations, first) if candidate.is_cut]
+def find_cut_lines(translations: Sequence[Translation], first: int = 1) -> dict[int, bool]:
+    """Return the numbers of the lines whose translations reach the length limit, and whether in a loop."""
+    return {n: each.is_loop for n, each in enumerate(translations, first) if each.is_cut}
 
 
-def warn_of_cut(line: str, n_cut: int, n: int) -> None:
+def warn_of_cut(line: str, n_cut: int, n_loops: int, n: int) -> None:
     """Say that the translation at `line` is the first of `n_cut` that reach the length limit."""
+    remedy = "raise decoding.max_extra"
+    if n_loops:
+        why = "this text is not like the training text, or the model needs more training"
+        remedy = f"{n_loops:,} of them repeat the same words: {why}; for any other, {remedy}"
     say(
         f"warning: {line}: its translation has as many pieces as decoding.max_ratio and "
-        f"decoding.max_extra allow, so its end may be missing; so have {n_cut:,} of {n:,}; raise "
-        "decoding.max_extra"
+        f"decoding.max_extra allow, so its end may be missing; so have {n_cut:,} of {n:,}; {remedy}"
     )
 
 
@@ -413,12 +422,12 @@ def make_translator(
     return translator
 
 
-def warn_if_untagged(config: RunConfig) -> None:
-    """Print a warning if a text gets no tag although all training sources had one."""
+def warn_if_untagged(config: RunConfig, key: str = "decoding.tag") -> None:
+    """Print a warning if a text gets no tag although all training sources had one; `key` sets it."""
     if config.decoding.tag is None and config.data.has_tags_only:
         say(
-            "warning: all training corpora of this model have a tag, and this text gets none; give "
-            f"decoding.tag, one of {' '.join(config.data.train_tags)}"
+            f"warning: all training corpora of this model have a tag, but {key} is not set; set it to "
+            f"one of {' '.join(config.data.train_tags)}"
         )
 
 

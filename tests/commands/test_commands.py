@@ -297,6 +297,14 @@ def test_an_option_given_twice_is_refused(
     assert f"argument {option}: given twice" in read_refusal(capsys, int(str(stop.value)))
 
 
+def test_of_two_values_of_a_setting_the_last_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ["training.steps=5", "training.steps=7"]
+    assert nmt_train(["-c", "demo.yaml", "--print-config", "seed=2", *steps]) == 0
+    shown, said = capsys.readouterr()
+    assert "steps: 7" in shown
+    assert said == "note: training.steps is given 2 times; the last value counts\n"
+
+
 @pytest.mark.parametrize("name", ["average", "checkpoints/step-0000010", "../store"])
 def test_a_folder_that_is_something_else_is_no_run(
     name: str, run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

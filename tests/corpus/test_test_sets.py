@@ -20,7 +20,7 @@ from support.needs import REAL_TEXT, needs_text
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus import test_sets as testsets
-from nmt.corpus.reader import Pair, read_pairs
+from nmt.corpus.reader import read_pairs
 from nmt.known_test_sets import KNOWN_SETS, PAPER_TEST_SET, SACREBLEU_NAMES, KnownSet
 from nmt.system.errors import UserError
 
@@ -343,17 +343,6 @@ def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> N
 # ---- what is left of newstest2014 -------------------------------------------------------------------------------
 
 
-def test_lines_are_found_again_in_another_order_and_among_equal_ones() -> None:
-    whole = [Pair(*pair) for pair in ("aA", "bB", "xX", "cC", "xX", "dD", "xY")]
-    assert testsets.find_lines(whole, [whole[5], whole[0], whole[1]]) == (0, 1, 5)
-    # Not 2: it goes on after 3
-    assert testsets.find_lines(whole, [whole[3], whole[4], whole[5]]) == (3, 4, 5)
-    assert testsets.find_lines(whole, [whole[2], whole[4]]) == (2, 4)
-    assert testsets.find_lines(whole, [whole[2]] * 3) is None  # there are two
-    assert testsets.find_lines(whole, [Pair("x", "Z")]) is None
-    assert testsets.find_lines(whole, [Pair(" b ", "B\r")]) == (1,)
-
-
 def test_the_lines_of_the_filtered_set(
     cache: Path, data: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,17 +355,6 @@ def test_the_lines_of_the_filtered_set(
     assert PAPER_TEST_SET.subset is not None and len(PAPER_TEST_SET.subset.left_out) == 12
     left_out = [i for document in PAPER_TEST_SET.subset.left_out for i in document]
     assert sorted([*subset, *left_out]) == list(range(3003))
-
-    order = [*subset[1000:], *subset[:1000]]  # documents stand in another order there
-    fill(cache, "wmt14", [src[i] for i in order], [ref[i] for i in order])
-    assert testsets.open_test_set("newstest2014", data).subset == subset
-    fill(cache, "wmt14", [src[i] for i in order[:9]], [ref[i] for i in order[:9]])
-    # Its word goes first
-    assert testsets.open_test_set("newstest2014", data).subset == tuple(sorted(order[:9]))
-    fill(cache, "wmt14", ["strange"], ["fremd"])
-    assert testsets.open_test_set("newstest2014", data).subset is None
-    fill(cache, "wmt14", ["half", "a"], ["Kopie"])
-    assert testsets.open_test_set("newstest2014", data).subset == subset
 
     filtered = testsets.open_test_set(
         CorpusConfig(

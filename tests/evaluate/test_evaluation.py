@@ -768,3 +768,21 @@ def test_a_reference_of_another_source_is_named(
         evaluate(tmp_path, *words)
         warning = f"{names} do not look like translations of each other"
         assert (warning in capsys.readouterr().err) == (not is_paired)
+
+
+@pytest.mark.parametrize(
+    ("text", "known"), [("train", "train"), ("valid", "valid"), ("test", None)]
+)
+def test_the_models_own_text_is_named(
+    text: str, known: str | None, ground: Path, run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    src, ref = (
+        str(shutil.copy(ground / f"{text}.{language}", tmp_path / f"some.{language}"))
+        for language in ("en", "de")
+    )
+    scores = tmp_path / "scores.json"
+    assert nmt_eval([str(run), "--src", src, "--ref", ref, "--json", str(scores)]) == 0
+    told = capsys.readouterr().out
+    assert ("the model was trained on this text" in told) == (known == "train")
+    assert ("; its dev set" in told) == (known == "valid")
+    assert json.loads(scores.read_text()).get("known_text") == known

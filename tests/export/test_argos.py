@@ -49,7 +49,9 @@ def translate_as_argos(package: Path, lines: list[str]) -> list[str]:
     return [text.replace("▁", " ").replace("_", " ").removeprefix(" ") for text in decoded]
 
 
-def test_argos_translates_as_we_do(checkpoint: Path, tmp_path: Path) -> None:
+def test_argos_translates_as_we_do(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "toy.argosmodel"
     assert nmt_export([str(checkpoint), "--to", "argos", "-o", str(out)]) == 0
     with zipfile.ZipFile(out) as package:
@@ -58,7 +60,13 @@ def test_argos_translates_as_we_do(checkpoint: Path, tmp_path: Path) -> None:
     metadata = json.loads((folder / "metadata.json").read_text())
     assert (metadata["from_code"], metadata["to_code"]) == ("en", "de")
     assert (metadata["from_name"], metadata["to_name"]) == ("English", "German")
-    assert "Argos" not in (folder / "README.md").read_text()  # it is the card of the model
+    import ctranslate2
+
+    # by default it computes in another type than the weights have
+    chosen = ctranslate2.Translator(str(folder / "model"), compute_type="auto").compute_type
+    told = f"; as Argos runs it here, in {chosen}: "
+    assert told in capsys.readouterr().err
+    assert told in (folder / "README.md").read_text().replace("\\", "")
 
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in LINES))
     rules = "penalty=length length_penalty=0.2 max_ratio=0 max_extra=256 min_length=1 finishing=top stopping=full"

@@ -230,7 +230,21 @@ def test_what_may_be_genuine_is_warned_of(hypotheses: list[str], words: tuple[st
 def test_a_reference_in_lower_case_is_warned_of_too() -> None:
     (problem,) = look(good(), [line.lower() for line in GERMAN])
     assert not problem.is_fatal
-    assert problem.message.startswith("ref.de:1: no upper-case letters, but out.txt has some")
+    assert problem.message.startswith(
+        "ref.de:1: hardly any upper-case letters, but out.txt has some"
+    )
+
+
+def test_letters_without_their_accents_are_warned_of() -> None:
+    accented = [line.replace("a", "á") for line in ENGLISH]
+    assert look([*ENGLISH[:-1], "Ein Café."], accented)
+    for hypotheses, references in ((ENGLISH, accented), (accented, ENGLISH)):
+        (problem,) = look(hypotheses, references)
+        assert (
+            not problem.is_fatal
+            and "hardly any accented or other non-ASCII letters" in problem.message
+        )
+    assert not look(ENGLISH[:199], accented[:199])  # so few may have none
 
 
 def test_what_a_model_wrote_is_not_blamed_on_a_file() -> None:

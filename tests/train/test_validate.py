@@ -131,6 +131,12 @@ def test_dev_text_that_a_stranger_sealed_is_named(text: bytes, fault: str, tmp_p
         open_dev(store, Vocab.load(store / "vocab.model"))
 
 
+def test_a_dev_set_without_a_tag_is_named(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpora = "data.train=[{src: train.en, tgt: train.de, tag: <a>}]"
+    train_toy(toy, corpora, "training.steps=1", "vocab.size=90", "model.tied=false")
+    assert "data.valid.tag is not set; set it to one of <a>" in capsys.readouterr().err
+
+
 def test_the_dev_and_the_test_set_are_translated_with_their_tags(
     toy: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +171,7 @@ def test_the_dev_and_the_test_set_are_translated_with_their_tags(
     command = [str(config.folder), "-i", str(corpus / "one.en"), "-o", str(corpus / "out")]
     capsys.readouterr()
     assert nmt_translate(command) == 0
-    assert "give decoding.tag, one of <a> <b>" in capsys.readouterr().err
+    assert "decoding.tag is not set; set it to one of <a> <b>" in capsys.readouterr().err
     assert nmt_translate([*command, "--tag", "<b>"]) == 0
     assert "decoding.tag" not in capsys.readouterr().err
     assert nmt_translate([*command, "--tag", "<c>"]) == 2

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from nmt.translate.stream import keep_whole_lines
+from nmt.translate.translator import Translation
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,10 @@ def test_lines_are_kept_by_whole_chunks(tmp_path: Path) -> None:
         path.write_bytes(text)
         assert keep_whole_lines(str(path), 3) == kept.count(b"\n")
         assert path.read_bytes() == kept
+
+
+def test_what_ends_in_the_same_pieces_three_times_is_a_loop() -> None:
+    for ids in ((5, 7, 8, 7, 8, 7, 8), (4, 3, 3, 3)):
+        assert Translation("", 0.0, ids).is_loop
+        assert not Translation("", 0.0, ids[-4:-1]).is_loop
+        assert not Translation("", 0.0, (*ids, 2)).is_loop

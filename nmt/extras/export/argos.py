@@ -48,7 +48,7 @@ def export_argos(
     }
     with tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=".argos-") as name:
         folder = Path(name) / "model"
-        agreement = export(checkpoint, "ctranslate2", folder, quantization, lines)
+        agreement = export(checkpoint, "argos", folder, quantization, lines)
         members = {METADATA: json.dumps(metadata, indent=2).encode()}
         members |= {f"model/{file}": (folder / file).read_bytes() for file in MODEL_FILES}
         members["sentencepiece.model"] = (folder / VOCAB_FILE).read_bytes()

@@ -221,10 +221,15 @@ class CTranslate2Engine:
     """CTranslate2 with the model of a folder; `translator` is CTranslate2's own object."""
 
     def __init__(
-        self, folder: Path, n_threads: int | None = None, device: str = "cpu", n_batches: int = 1
+        self,
+        folder: Path,
+        n_threads: int | None = None,
+        device: str = "cpu",
+        n_batches: int = 1,
+        compute_type: str = "default",
     ) -> None:
-        """Load the model; it computes in the type of its stored weights if the processor supports
-        that.
+        """Load the model; by default it computes in the type of its stored weights if the processor
+        supports that.
 
         `n_threads` work on one batch, by default as many as torch has. Loading may change the number
         of torch's threads too. Up to `n_batches` are translated at a time, if as many threads ask.
@@ -234,6 +239,7 @@ class CTranslate2Engine:
             self.translator = import_ctranslate2().Translator(
                 str(folder),
                 device=device,
+                compute_type=compute_type,
                 intra_threads=n_threads or torch.get_num_threads(),
                 inter_threads=n_batches,
             )

@@ -7,7 +7,7 @@ its checkpoint never appears.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -48,6 +48,7 @@ FORMATS = {
     "ctranslate2": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),
     "huggingface": Format("transformers", FLOATS, write_huggingface, HuggingFaceEngine),
     "safetensors": Format("safetensors", FLOATS, write_safetensors, load_safetensors),
+    "argos": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),
 }
 N_LINES = 32  # that are compared when no text is given
 MAX_COMPARED = 100  # the first pieces of an output
@@ -94,6 +95,11 @@ def export(
         )
         theirs = format.load(folder)
         agreement = compare_engines(OwnEngine(translator.model), theirs, src, limit)
+        if to == "argos":  # which chooses the type, whatever that of the weights
+            auto = CTranslate2Engine(folder, compute_type="auto")
+            found = compare_engines(OwnEngine(translator.model), auto, src, limit)
+            said = f"; as Argos runs it here, in {auto.translator.compute_type}: {found}"
+            agreement = replace(agreement, in_argos=said)
         if isinstance(theirs, HuggingFaceEngine):  # it has a tokenizer of its own
             tgt_lines = lines if config.vocab.joint else make_lines(vocab.tgt)
             theirs.check_tokenizer(vocab, lines, tgt_lines)

@@ -76,12 +76,13 @@ class Agreement:
     differing: int  # the lines whose greedy outputs differ
     largest: float  # difference in the log-probability of a piece
     mean: float  # of the absolute differences
+    in_argos: str = ""  # how far it agrees there, where another type may compute
 
     def __str__(self) -> str:
         return (
             f"{self.lines - self.differing} of {self.lines} lines greedily the same; "
             "log-probability of a piece "
-            f"differs by at most {self.largest:.2g}, on average {self.mean:.2g}"
+            f"differs by at most {self.largest:.2g}, on average {self.mean:.2g}{self.in_argos}"
         )
 
     def is_within(self, quantization: str) -> bool:

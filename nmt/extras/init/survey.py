@@ -20,7 +20,7 @@ from nmt.system.errors import UserError
 
 WINDOW = 1000  # pairs whose lengths are compared
 RULES = CleanConfig(identical=True)
-ROW = np.dtype(
+ROW = np.dtype(  # as the last fields of Survey
     [
         ("digests", "u8", 2),
         ("characters", "u4", 2),
@@ -78,8 +78,7 @@ class Survey:
 
     def shares_a_side(self, other: "Survey") -> np.ndarray:
         """True for each pair that has its source or its target in common with a pair of `other`."""
-        src = np.isin(self.digests[:, 0], other.digests[:, 0])
-        tgt = np.isin(self.digests[:, 1], other.digests[:, 1])
+        src, tgt = map(np.isin, self.digests.T, other.digests.T)
         return src | tgt
 
     def find_misaligned(self) -> list[tuple[int, int]]:
@@ -117,11 +116,7 @@ def survey_corpus(corpus: CorpusConfig, data: DataConfig) -> Survey:
         n_unreadable,
         complaint,
         len(alphabet),
-        table["digests"],
-        table["characters"],
-        table["words"],
-        table["is_identical"],
-        table["is_usable"],
+        *(table[name] for name in ROW.names or ()),
     )
 
 
