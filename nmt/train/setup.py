@@ -126,7 +126,7 @@ def open_setup(config: RunConfig, world: World) -> Setup:
     use_backend(model, engine.backend)
     objective = Objective(model, training.label_smoothing)
     # Before the optimizer is made: several ranks move the parameters.
-    replica = engine.make_replica(objective, world, training, shape)
+    replica = engine.make_replica(objective, world, training, config.optimizer, shape)
     replica.freeze(training.freeze)
     return Setup(
         config=config,
