@@ -8,6 +8,7 @@ remedy.
 
 import copy
 import dataclasses
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -402,6 +403,11 @@ def tabulate_differences(configs: Sequence[RunConfig], ignored: tuple[str, ...])
         if not is_ignored and any(value != values[0] for value in values):
             table[key] = values
     return table
+
+
+def format_setting(value: Any) -> str:
+    """Write the value of a setting for people, as a config has it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def flatten_settings(value: Any, key: str = "") -> Values:
