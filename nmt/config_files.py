@@ -26,8 +26,8 @@ from nmt.config import (
     VocabConfig,
 )
 from nmt.foreign_names import explain_foreign_name
-from nmt.system.errors import UserError, explain_missing, explain_unreadable
-from nmt.system.files import read_bytes
+from nmt.system.errors import UserError, explain_missing
+from nmt.system.files import explain_unreadable, read_bytes
 from nmt.system.records import OF_ANOTHER_VERSION, RecordReader, join_key
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
 from nmt.system.strict_yaml import Places, Values, YamlTree, format_yaml, parse_yaml

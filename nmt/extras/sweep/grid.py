@@ -81,7 +81,7 @@ class PlannedRun:
 
     @property
     def folder(self) -> RunFolder:
-        return RunFolder(self.config.folder)
+        return self.config.run_folder
 
     @property
     def label(self) -> str:
