@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from nmt.system.errors import UserError
 from nmt.system.records import Rule, default
+from nmt.system.run_folder import RunFolder
 from nmt.system.strict_yaml import Values
 
 if TYPE_CHECKING:
@@ -756,6 +757,10 @@ class RunConfig:
     @property
     def folder(self) -> Path:
         return Path(self.out or f"runs/{self.name}")
+
+    @property
+    def run_folder(self) -> RunFolder:
+        return RunFolder(self.folder)
 
     @property
     def dev_decoding(self) -> DecodingConfig:

@@ -8,6 +8,7 @@ remedy.
 
 import copy
 import dataclasses
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,8 @@ from nmt.config import (
     VocabConfig,
 )
 from nmt.foreign_names import explain_foreign_name
-from nmt.system.errors import UserError, explain_missing, explain_unreadable
-from nmt.system.files import read_bytes
+from nmt.system.errors import UserError, explain_missing
+from nmt.system.files import explain_unreadable, read_bytes
 from nmt.system.records import OF_ANOTHER_VERSION, RecordReader, join_key
 from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
 from nmt.system.strict_yaml import Places, Values, YamlTree, format_yaml, parse_yaml
@@ -402,6 +403,11 @@ def tabulate_differences(configs: Sequence[RunConfig], ignored: tuple[str, ...])
         if not is_ignored and any(value != values[0] for value in values):
             table[key] = values
     return table
+
+
+def format_setting(value: Any) -> str:
+    """Write the value of a setting for people, as a config has it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def flatten_settings(value: Any, key: str = "") -> Values:

@@ -13,12 +13,8 @@ from statistics import fmean
 from nmt.checkpoint.checkpoint import TrainState, read_origin
 from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.config_files import load_recorded_config
-from nmt.system.errors import UserError, explain_unreadable
-from nmt.system.files import (
-    has_plain_file,
-    open_plain_file,
-    read_status,
-)
+from nmt.system.errors import UserError
+from nmt.system.files import explain_unreadable, has_plain_file, open_plain_file, read_status
 from nmt.system.run_folder import RunFolder
 from nmt.train.events import ValidEvent, read_events
 

@@ -26,13 +26,7 @@ from nmt.system.files import (
     remove_folder,
 )
 from nmt.system.progress import say
-from nmt.system.run_folder import (
-    CONFIG_FILE,
-    MANIFEST_FILE,
-    OPTIMIZER_FILE,
-    STATE_FILE,
-    RunFolder,
-)
+from nmt.system.run_folder import CONFIG_FILE, MANIFEST_FILE, OPTIMIZER_FILE, STATE_FILE, RunFolder
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

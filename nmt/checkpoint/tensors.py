@@ -67,7 +67,7 @@ def list_moment_shapes(
 ) -> Iterator[NamedShape]:
     for name, shape in weight_shapes:
         yield f"step.{name}", []
-        for key in choose_moments(config.optimizer, name, shape):
+        for key in choose_moments(config.optimizer, name, shape).names:
             yield f"{key}.{name}", shape
         if config.training.ema is not None:
             yield f"weight.{name}", shape

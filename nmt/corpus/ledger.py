@@ -287,14 +287,14 @@ def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
             raise UserError(f"{path}: {differs}")
 
 
-def read_mixture(store: Path, data: DataConfig, n_pairs: int) -> Mixture | None:
+def find_mixture(ledger: Ledger, data: DataConfig, n_pairs: int) -> Mixture | None:
     """Return how an epoch of the store's `n_pairs` mixes its corpora; None if it has each pair once."""
     if not data.is_mixed:
         return None
-    sizes = [c.kept for c in read_ledger(store).corpora if c.split == "train"]
+    sizes = [c.kept for c in ledger.corpora if c.split == "train"]
     if len(sizes) != len(data.train) or sum(sizes) != n_pairs:
         raise UserError(
-            f"{store / LEDGER_FILE}: has corpora of {sum(sizes):,} pairs for the {len(data.train)} of "
+            f"{Path(data.store) / LEDGER_FILE}: has corpora of {sum(sizes):,} pairs for the {len(data.train)} of "
             f"data.train, but the store has {n_pairs:,}; prepare another data.store"
         )
     return make_mixture(data, sizes)

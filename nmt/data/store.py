@@ -23,8 +23,14 @@ from typing import BinaryIO
 import numpy as np
 
 from nmt.data.vocab import MAX_PIECES, MOSTLY_UNKNOWN, UNK, Vocabulary, combine_digests
-from nmt.system.errors import UserError, explain_unreadable
-from nmt.system.files import check_sizes, has_plain_file, open_plain_file, read_manifest
+from nmt.system.errors import UserError
+from nmt.system.files import (
+    check_sizes,
+    explain_unreadable,
+    has_plain_file,
+    open_plain_file,
+    read_manifest,
+)
 from nmt.system.progress import say_once
 from nmt.system.run_folder import MANIFEST_FILE, find_vocab_files, ids_file, offsets_file
 

@@ -7,7 +7,7 @@ they are only written.
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from nmt.config_files import ValuesByKey
+from nmt.config_files import ValuesByKey, format_setting
 from nmt.evaluate.results import describe_other_search
 from nmt.evaluate.systems import System
 from nmt.evaluate.verdict import Verdict
@@ -17,7 +17,7 @@ from nmt.score.significance import Comparison, Spread
 from nmt.system.escapes import escape_line
 from nmt.system.records import leave_out_none
 from nmt.system.strict_json import Fields
-from nmt.system.tables import Cell, Rows, Table, format_interval
+from nmt.system.tables import Cell, Rows, Table
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,9 @@ class Evaluation:
             yield from _format_comparison(self.findings.comparison)
         if self.findings.spread is not None:
             spread = self.findings.spread
-            interval = format_interval(spread.low, spread.high)
             yield (
                 f"  mean {spread.mean:.2f}, standard deviation {spread.std:.2f}; "
-                f"95 % confidence interval of the mean {interval} (Student's t)"
+                f"95 % confidence {spread.format_interval()}"
             )
 
     def _list_ablation(self, settings: ValuesByKey) -> Iterator[str]:
@@ -146,7 +145,7 @@ class Evaluation:
         for i, system in enumerate(self.systems):
             bleu, chrf = system.scores
             figures = [f"{bleu.value:.2f}", bleu.format_interval(), f"{chrf.value:.2f}"]
-            own_settings = [str(values[i]) for values in settings.values()]
+            own_settings = [format_setting(values[i]) for values in settings.values()]
             rows.append([system.label, *figures, *from_first[i], *own_settings])
         yield from _indent(rows)
         for score in self.systems[0].scores:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import SILENT_SETTINGS, RunConfig
-from nmt.config_files import to_plain_values
+from nmt.config_files import format_setting, to_plain_values
 from nmt.corpus.test_sets import is_label_of
 from nmt.score.score import Score
 from nmt.system.errors import UserError
@@ -127,10 +127,7 @@ def find_other_search(decoding: Search, test_set: str, config: RunConfig) -> Sea
 
 def describe_other_search(settings: Search) -> str:
     """Name them for people, after what was scored; nothing if there are none."""
-    named = ", ".join(
-        f"{key}={'null' if value is None else str(value).lower()}"
-        for key, value in settings.items()
-    )
+    named = ", ".join(f"{key}={format_setting(value)}" for key, value in settings.items())
     return named and f", with {named}"
 
 

@@ -9,6 +9,7 @@ docs/evaluation.md has the rules as a table; `judge` applies them in its order.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Literal
 
 from nmt.checkpoint.checkpoint import Average, Checkpoint, Origin, parse_step
@@ -29,7 +30,6 @@ from nmt.score.metrics import Metric
 from nmt.score.significance import Spread, estimate_spread
 from nmt.system.errors import UserError
 from nmt.system.run_folder import MODEL_FILE
-from nmt.system.tables import format_interval
 
 Conclusion = Literal["reproduced", "close", "not reproduced", "not comparable"]
 # The standard deviation of BLEU over seeds on newstest2014 English-German, by model. It is about
@@ -123,10 +123,9 @@ class Verdict:
         else:
             for run in self.runs:
                 lines.append(f"  a run        {run.value:6.2f}  {run.system}, seed {run.seed}")
-            low, high = self.seeds.low, self.seeds.high
             lines.append(
                 f"  their mean   {score.value:6.2f}  standard deviation {self.seeds.std:.2f}, "
-                f"95 % interval of the mean {format_interval(low, high)} (Student's t)"
+                f"95 % {self.seeds.format_interval()}"
             )
         lines += [
             f"  the paper    {paper.bleu:6.2f}  Table 2, {paper.model}, {paper.pair}",
@@ -159,7 +158,7 @@ def judge(metric: Metric, systems: Sequence[System], texts: Sequence[TrainingTex
         obstacles_by_run.append(_find_obstacles(paper, system, text))
     values = [run.value for run in runs]
     seeds = estimate_spread(values) if len(values) > 1 else None
-    value = seeds.mean if seeds is not None else values[0]
+    value = fmean(values)
 
     obstacles = _collect(systems, obstacles_by_run)
     obstacles += tuple(_find_odd_scores(paper, max(values), seeds))

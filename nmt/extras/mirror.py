@@ -41,7 +41,7 @@ class RunMirror(Mirror):
         return fetch_run(self.url, self.config)
 
     def copy(self) -> None:
-        copy_run(self.url, RunFolder(self.config.folder), Path(self.config.data.store))
+        copy_run(self.url, self.config.run_folder, Path(self.config.data.store))
 
     def start_copy(self) -> None:
         self._copying = self._thread.submit(self._try_to_copy)
@@ -147,7 +147,7 @@ def fetch_run(url: str, config: RunConfig) -> RunConfig | None:
     """Fetch the run of this config if its newest checkpoint is not here, and the store if there is none
     here. Return the config that the run began with if it was fetched.
     """
-    run = RunFolder(config.folder)
+    run = config.run_folder
     newest = max(list_steps(run), default=0)
     with open_mirror(url) as mirror:
         recorded = find_mirrored_run(mirror, config)

@@ -5,16 +5,23 @@ memory of a training is computed, without one.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nmt.config import OptimizerConfig
 
 WEIGHT_BYTES = 4  # weights and moments are fp32
 
-# The names of tensors that have the weight's shape, beside the number of its steps. A rank that updates a
-# share of a weight keeps the same share of them. The first is a mean of the gradients.
-Moments = tuple[str, ...]
-ADAM: Moments = ("exp_avg", "exp_avg_sq")
-MOMENT_BYTES = WEIGHT_BYTES * len(ADAM)  # at least, for an element of a weight
+
+@dataclass(frozen=True)
+class Moments:
+    # Of tensors that have the weight's shape, beside the number of its steps. A rank that updates a
+    # share of a weight keeps the same share of them. The first is a mean of the gradients.
+    names: tuple[str, ...]
+    needs_whole: bool = False  # an update reads the whole matrix, so ranks may not divide it
+
+
+ADAM = Moments(("exp_avg", "exp_avg_sq"))
+MOMENT_BYTES = WEIGHT_BYTES * len(ADAM.names)  # at least, for an element of a weight
 
 
 def choose_moments(config: OptimizerConfig, name: str, shape: Sequence[int]) -> Moments:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 from nmt.score.score import check_lengths
 from nmt.system.errors import UserError
+from nmt.system.tables import format_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,6 +74,9 @@ class Spread:
     std: float  # of the runs, over n - 1
     low: float
     high: float
+
+    def format_interval(self) -> str:
+        return f"interval of the mean {format_interval(self.low, self.high)} (Student's t)"
 
 
 def read_seed() -> int:

@@ -9,9 +9,7 @@ Messages quote what strangers wrote: names, values, complaints of other librarie
 becomes one line here, of limited length, in which nothing acts on a terminal.
 """
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from nmt.system.escapes import escape_line
@@ -55,12 +53,3 @@ def explain_missing(path: str | Path, remedy: str) -> UserError:
         if what == "is a file" and not os.path.isfile(path):
             what = "is a pipe or a device"
     return UserError(f"{path}: {what}; {remedy}")
-
-
-@contextlib.contextmanager
-def explain_unreadable(path: str | Path, remedy: str = "") -> Iterator[None]:
-    """Turn the error of a file that cannot be read into one line that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}){remedy}") from None

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from nmt.system.errors import Failure, UserError, explain_unreadable
+from nmt.system.errors import Failure, UserError
 from nmt.system.progress import clock, say, say_once
 from nmt.system.run_folder import MANIFEST_FILE, RUN_FILES, RunFolder
 from nmt.system.strict_json import Fields, parse_json
@@ -116,6 +116,15 @@ def read_bytes(path: Path, max_bytes: int | None = None, remedy: str = "") -> by
         if max_bytes is not None:
             check_size(file, path, max_bytes)
         return file.read()
+
+
+@contextlib.contextmanager
+def explain_unreadable(path: str | Path, remedy: str = "") -> Iterator[None]:
+    """Turn the error of a file that cannot be read into one line that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}){remedy}") from None
 
 
 def check_size(file: BinaryIO, path: Path, max_bytes: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from nmt.config import ModelConfig, TrainingConfig
+from nmt.config import ModelConfig, OptimizerConfig, TrainingConfig
 from nmt.data.batch import BatchShape
 from nmt.data.plan import divide_tokens
 from nmt.model.backend import PLAIN, Backend
@@ -38,6 +38,7 @@ class TrainingEngine:
         objective: Objective,
         world: World,
         training: TrainingConfig,
+        optimizer: OptimizerConfig,
         shape: BatchShape | None,
     ) -> Replica:
         return Replica(objective, world, training.precision == "bf16")

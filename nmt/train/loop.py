@@ -14,7 +14,6 @@ from torch import nn
 from nmt.checkpoint.checkpoint import Window
 from nmt.system.errors import Failure
 from nmt.system.progress import Progress, clock, format_duration, say
-from nmt.system.run_folder import RunFolder
 from nmt.train.checkpoint_writer import CheckpointWriter, Mirror
 from nmt.train.events import Listener, SkippedEvent
 from nmt.train.memory_probe import explain_out_of_memory, probe_peak_memory
@@ -55,7 +54,7 @@ class Trainer:
     ) -> None:
         self.setup, self.stop, self.status, self.listener = setup, stop, status, listener
         self.config, self.world = setup.config, setup.world
-        self.run = RunFolder(setup.config.folder)
+        self.run = status.run
         self.model, self.optimizer = setup.model, setup.optimizer
         self.state = setup.state
 
@@ -77,7 +76,7 @@ class Trainer:
         # Later the main rank decides, because the ranks' clocks differ.
         self.is_time_up = self.state.elapsed_s >= max_s
         if self.world.is_main:
-            self.log = RunLog(setup, listener)
+            self.log = RunLog(setup, self.run, listener)
             self.writer = CheckpointWriter(
                 self.run, self.config, setup.vocab, self.log.metrics, self.state.step, mirror
             )
@@ -113,13 +112,7 @@ class Trainer:
                 # forward, backward, one step
                 is_log_step = step % training.log_every == 0 or step in (1, training.steps)
                 pending = run_update(
-                    self.setup.replica,
-                    self.optimizer,
-                    update,
-                    step,
-                    self.config,
-                    world,
-                    self.cast_votes,
+                    self.setup.replica, self.optimizer, update, step, self.config, self.cast_votes
                 )
                 self.listener.hear_update(step, update, pending.micro_sums)
                 self.outcomes.add(pending)

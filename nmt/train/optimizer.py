@@ -128,7 +128,7 @@ def _gather_moments(optimizer: Adam, gather: GatherShares) -> Tensors:
     moments: Tensors = {}
     states = {name: optimizer.state[share.weight] for name, share in optimizer.shares.items()}
     first: dict[str, Tensor] = next(iter(states.values()), {})
-    for key in sorted(set().union(*optimizer.moments.values())):
+    for key in sorted({key for kept in optimizer.moments.values() for key in kept.names}):
         own = {name: state[key] for name, state in states.items() if key in state}
         for name, value in gather(own).items():
             moments[f"{key}.{name}"] = value
@@ -143,7 +143,7 @@ def find_idle_weights(optimizer: Adam, gather: GatherShares) -> list[str]:
     """
     moments = _gather_moments(optimizer, gather)
     zeros = {key for key, moment in moments.items() if not moment.any()}
-    return [name for name, kept in optimizer.moments.items() if f"{kept[0]}.{name}" in zeros]
+    return [name for name, kept in optimizer.moments.items() if f"{kept.names[0]}.{name}" in zeros]
 
 
 @torch.no_grad()
@@ -157,7 +157,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Adam) ->
         for name, share in optimizer.shares.items():
             device = share.weight.device
             state = {"step": file.get_tensor(f"step.{name}").to(device, copy=True)}
-            for key in optimizer.moments[name]:
+            for key in optimizer.moments[name].names:
                 value = share.cut_from(file.get_tensor(f"{key}.{name}"))
                 state[key] = value.to(device, copy=True)
             optimizer.state[share.weight] = state

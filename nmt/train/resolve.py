@@ -53,7 +53,6 @@ def resolve(config: RunConfig, recorded: RunConfig, world: World) -> RunConfig:
     The main rank decides for all: it alone has read what is `recorded`, and later it writes that file.
     """
     training = config.training
-    check_precision(training.precision, world.device)
     if training.precision == "auto":
         is_bf16 = world.decide(lambda: _choose_precision(recorded, world.device) == "bf16")
         training = replace(training, precision="bf16" if is_bf16 else "fp32")

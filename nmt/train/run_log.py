@@ -27,9 +27,8 @@ from nmt.train.validate import Validation
 class RunLog:
     """The log of a run. Only the main rank has one."""
 
-    def __init__(self, setup: Setup, listener: Listener) -> None:
+    def __init__(self, setup: Setup, run: RunFolder, listener: Listener) -> None:
         config, self.listener = setup.config, listener
-        run = RunFolder(config.folder)
         self.device = setup.world.device
         self.metrics = MetricsLog(run.metrics, setup.state.metrics_bytes)
         earlier, _ = read_events(run.metrics)

@@ -44,17 +44,17 @@ def train(
     """Start or continue the run in `config.folder`, which began with the config `recorded`; return its
     exit code.
     """
-    run, stop = RunFolder(config.folder), StopRequest()
+    run, stop = config.run_folder, StopRequest()
     config = resolve(config, recorded, world)
     machine = name_machine(world.device, world.size)
     status = StatusFile(run, config.training.steps, machine)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.listening())
-        world.on_main(lambda: _claim_folder(config, run, status, stack))
+        world.on_main(lambda: _claim_folder(config, status, stack))
         if not world.is_main:
             stack.enter_context(status.recording_failures())
         try:
-            setup = resume(open_setup(config, world))
+            setup = resume(open_setup(config, world), run)
             # only now, so that a start that was refused does not decide the settings of the next
             world.on_main(lambda: _record_config(config, run, mirror))
             trainer = Trainer(setup, stop, status, listener, mirror)
@@ -73,10 +73,9 @@ def train(
         return stop.exit_code
 
 
-def _claim_folder(
-    config: RunConfig, run: RunFolder, status: StatusFile, stack: contextlib.ExitStack
-) -> None:
+def _claim_folder(config: RunConfig, status: StatusFile, stack: contextlib.ExitStack) -> None:
     """Lock the run folder, and clear away what killed processes left in it."""
+    run = status.run
     verify(Path(config.data.store))
     make_folder(run.path)
     stack.enter_context(lock(run.path, "nmt-train"))
@@ -96,7 +95,7 @@ def find_begun_run(config: RunConfig) -> RunConfig:
     """Return the config that the run in this folder began with, or this one if none has begun. Raise
     UserError if the folder is that of another run, or is not a run at all.
     """
-    run = RunFolder(config.folder)
+    run = config.run_folder
     _check_run_folder(run, Path(config.data.store))
     recorded = run_checkpoints.load_run_config(run) or config
     changes = list_differences(recorded, config)
@@ -136,7 +135,7 @@ def _announce_run(trainer: Trainer) -> None:
     run folder.
     """
     setup = trainer.setup
-    config, store, model = setup.config, setup.store, setup.model
+    config, store = setup.config, setup.store
     say(
         f"model: {setup.n_weights / 1e6:.1f}M parameters, {format_size(setup.vocab)} pieces; data: "
         f"{len(store):,} pairs, {len(store.tgt.ids):,} target pieces; {config.training.precision} "
@@ -144,7 +143,7 @@ def _announce_run(trainer: Trainer) -> None:
     )
     if setup.mixture is not None:
         say(describe_mixture(setup.mixture, config.data))
-    floor = smoothed_loss_floor(config.training.label_smoothing, model.n_vocab)
+    floor = smoothed_loss_floor(config.training.label_smoothing, setup.model.n_vocab)
     say(
         "yardsticks: a model that knows only how often each piece occurs has an NLL of "
         f"{trainer.log.learning.unigram_nll:.2f} nats per target token; no smoothed loss is below {floor:.2f}"

@@ -23,7 +23,7 @@ from nmt.checkpoint.checkpoint import (
 from nmt.checkpoint.run_checkpoints import find_newest, list_steps, open_checkpoint
 from nmt.config import SILENT_SETTINGS, RunConfig
 from nmt.config_files import list_differences, to_plain_values
-from nmt.corpus.ledger import read_ledger, read_mixture
+from nmt.corpus.ledger import find_mixture, read_ledger
 from nmt.data.batch import BatchShape
 from nmt.data.epoch_stores import EpochStores
 from nmt.data.loader import Loader, make_updates
@@ -72,14 +72,10 @@ class Setup:
     def n_weights(self) -> int:
         return count_weights(self.config.model, self.vocab.sizes)
 
-    @property
-    def store_folder(self) -> Path:
-        return Path(self.config.data.store)
-
     def make_epoch_stores(self) -> EpochStores:
         config = self.config
         return EpochStores(
-            self.store_folder,
+            Path(config.data.store),
             config.vocab.bpe_dropout,
             config.seed,
             config.data.clean.max_pieces,
@@ -109,7 +105,8 @@ def open_setup(config: RunConfig, world: World) -> Setup:
     assert isinstance(micro_tokens, int)  # auto is resolved
     vocab = load_vocab(folder)
     store = open_store(folder, "train", vocab)
-    mixture = read_mixture(folder, config.data, len(store))
+    ledger = read_ledger(folder)
+    mixture = find_mixture(ledger, config.data, len(store))
     shape = None
     engine = choose_training_engine(world.device)
     if engine.has_fixed_shape(config.model, training, world):
@@ -126,7 +123,7 @@ def open_setup(config: RunConfig, world: World) -> Setup:
     use_backend(model, engine.backend)
     objective = Objective(model, training.label_smoothing)
     # Before the optimizer is made: several ranks move the parameters.
-    replica = engine.make_replica(objective, world, training, shape)
+    replica = engine.make_replica(objective, world, training, config.optimizer, shape)
     replica.freeze(training.freeze)
     return Setup(
         config=config,
@@ -140,54 +137,49 @@ def open_setup(config: RunConfig, world: World) -> Setup:
         model=model,
         replica=replica,
         optimizer=make_optimizer(
-            model,
-            config.optimizer,
-            replica.frozen,
-            training.ema,
-            replica.own,
+            model, config.optimizer, replica.frozen, training.ema, replica.own
         ),
+        state=TrainState(store_sha256=ledger.store, kernels=engine.name_kernels(training)),
     )
 
 
-def resume(setup: Setup) -> Setup:
+def resume(setup: Setup, run: RunFolder) -> Setup:
     """Return the setup of a run, with the state of its newest valid checkpoint."""
-    kernels = choose_training_engine(setup.world.device).name_kernels(setup.config.training)
-    new = TrainState(store_sha256=read_ledger(setup.store_folder).store, kernels=kernels)
+    new = setup.state
     stores = set(setup.world.collect(str(new.store_sha256).encode()))
     several = UserError(
-        f"{setup.store_folder}: holds other data on another machine; give all machines the same store"
+        f"{setup.config.data.store}: holds other data on another machine; give all machines the same store"
     )
     setup.world.fail_if(several if len(stores) > 1 else None)
-    state = replace(_restore(setup, new), store_sha256=new.store_sha256, kernels=kernels)
+    state = replace(_restore(setup, run), store_sha256=new.store_sha256, kernels=new.kernels)
     return replace(setup, state=state)
 
 
-def _restore(setup: Setup, new: TrainState) -> TrainState:
+def _restore(setup: Setup, run: RunFolder) -> TrainState:
     """Load the newest valid checkpoint, if there is one, into the model and the optimizer; return its
     state, or else that of a new run.
     """
-    config, world, model, optimizer = setup.config, setup.world, setup.model, setup.optimizer
-    run = RunFolder(config.folder)
+    config, world = setup.config, setup.world
     # Only the main rank verifies it: if all N ranks hashed the same files, that would take N times
     # as long.
     newest = world.on_main(lambda: find_newest(run, config))
     step = int(world.broadcast(newest.step if newest else 0))
-    average = optimizer.average
+    average = setup.optimizer.average
     if not step:
         if config.training.init_from is not None:
             _load_initial_weights(Path(config.training.init_from), setup)
             if average is not None:
                 average.restart()
-        return new
+        return setup.state
     newest = newest or open_unverified(run.checkpoint(step))
-    _check_continued(setup, new, newest)
-    load_weights(newest, model)
+    _check_continued(setup, newest)
+    load_weights(newest, setup.model)
     if average is not None:
         # With training.ema, model.safetensors has the averages, because they are what translates;
         # the weights that training continues from are in the optimizer's file. So the averages are
         # taken from the model here, before load_optimizer overwrites it with the weights.
         average.restart()
-    state = load_optimizer(newest, model, optimizer)
+    state = load_optimizer(newest, setup.model, setup.optimizer)
     changes = _list_dev_changes(newest.config, config)
     if state.best is None or not changes:
         return state
@@ -206,9 +198,9 @@ def _list_dev_changes(old: RunConfig, new: RunConfig) -> list[str]:
     return list_differences(old, new, (*silent, *others))
 
 
-def _check_continued(setup: Setup, new: TrainState, newest: Checkpoint) -> None:
+def _check_continued(setup: Setup, newest: Checkpoint) -> None:
     """Refuse to continue on other data; say what changes the last bits."""
-    old = newest.origin
+    new, old = setup.state, newest.origin
     assert isinstance(old, TrainState)
     name, store = str(newest.path), setup.config.data.store
     remedy = (
@@ -230,7 +222,7 @@ def check_initial_model(config: RunConfig) -> None:
     later, once the store exists.
     """
     path = config.training.init_from
-    if path is None or list_steps(RunFolder(config.folder)):
+    if path is None or list_steps(config.run_folder):
         return
     try:
         initial = open_checkpoint(Path(path))

@@ -25,7 +25,6 @@ from nmt.data.loader import Update
 from nmt.score.score import compute_perplexity
 from nmt.system.device import read_peak_memory
 from nmt.system.progress import clock
-from nmt.system.ranks import World
 from nmt.train.events import TrainEvent
 from nmt.train.optimizer import Adam, learning_rate, set_learning_rate
 from nmt.train.replica import Replica
@@ -97,7 +96,6 @@ def run_update(
     update: Update,
     step: int,
     config: RunConfig,
-    world: World,
     votes: Callable[[], StopVotes] = StopVotes,
 ) -> PendingOutcome:
     """Run one optimizer update without waiting for its results. `votes` is called late, just before
@@ -112,8 +110,10 @@ def run_update(
     replica.sum_gradients()
     replica.drop_frozen_gradients()
     square = replica.gradient_norm().double().square()
-    own_votes = torch.tensor(votes(), dtype=torch.float64).to(world.device, non_blocking=True)
-    values = world.sum(torch.cat((micro_sums.double().sum(0), square[None], own_votes)))
+    own_votes = torch.tensor(votes(), dtype=torch.float64).to(
+        replica.world.device, non_blocking=True
+    )
+    values = replica.world.sum(torch.cat((micro_sums.double().sum(0), square[None], own_votes)))
     values[GRAD_NORM].sqrt_()
     outcome = PendingOutcome(step, update, micro_sums, values)
 

@@ -17,7 +17,8 @@ from itertools import chain, islice
 
 from nmt.corpus.text_files import decode_lines
 from nmt.score.text_checks import warn_of_traces
-from nmt.system.errors import UserError, explain_unreadable
+from nmt.system.errors import UserError
+from nmt.system.files import explain_unreadable
 from nmt.system.progress import say
 
 # Lines of a chunk, the first and the largest. Measured: 64 lose a quarter of the speed, more than

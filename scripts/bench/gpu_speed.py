@@ -98,7 +98,7 @@ def make_setup(recipe: Recipe, store: TokenStore, micro_tokens: int, world: Worl
     model = Transformer(config.model, recipe.n_vocab).to(world.device)
     use_backend(model, engine.backend)
     objective = Objective(model, training.label_smoothing)
-    replica = engine.make_replica(objective, world, training, shape)
+    replica = engine.make_replica(objective, world, training, config.optimizer, shape)
     return Setup(
         config,
         micro_tokens,

@@ -23,7 +23,7 @@ from support.waiting import until
 
 from nmt.commands.prepare import main
 from nmt.config import CleanConfig, CorpusConfig, DataConfig, VocabConfig
-from nmt.corpus.ledger import describe_mixture, format_ledger, read_ledger, read_mixture
+from nmt.corpus.ledger import describe_mixture, find_mixture, format_ledger, read_ledger
 from nmt.corpus.prepare import WORK_FOLDER, prepare
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
@@ -552,15 +552,15 @@ def test_weights_leave_the_store_as_it_is_and_may_change(root: Path) -> None:
     for data in (replace(weighted, store=plain.store), replace(plain, temperature=5.0)):
         assert not prepare(data, VOCAB, 1)
     n_pairs = len(open_store(store, "train"))
-    assert read_mixture(store, plain, n_pairs) is None
-    mixture = read_mixture(store, weighted, n_pairs)
+    assert find_mixture(ledger, plain, n_pairs) is None
+    mixture = find_mixture(ledger, weighted, n_pairs)
     assert mixture is not None
     sizes = [corpus.kept for corpus in ledger.corpora if corpus.split == "train"]
     assert [share.stored for share in mixture.shares] == sizes
     assert [share.drawn for share in mixture.shares] == [round(0.5 * sizes[0]), 80]
     assert describe_mixture(mixture, weighted).endswith(", 80 of b.tsv (32)")
     with pytest.raises(UserError, match=r"ledger\.json: has corpora of .* prepare another data"):
-        read_mixture(store, weighted, n_pairs + 1)
+        find_mixture(ledger, weighted, n_pairs + 1)
 
 
 # ---- recognised or refused --------------------------------------------------------------------------------------

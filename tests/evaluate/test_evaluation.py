@@ -730,12 +730,13 @@ def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
 ) -> None:
     """A setting of the search differs, which needs no training."""
     first, second, third = list_checkpoints(run)
-    change_config(first, "decoding.max_extra=0")
+    change_config(first, "decoding.max_extra=0", "training.clip_norm=0.5")
     change_config(second, "decoding.beam=2", "seed=2")
     found = evaluate(tmp_path, first, second, third)
     assert "spread" not in found and found["settings"] == {
         "decoding.beam": [1, 2, 1],
         "decoding.max_extra": [0, 5, 5],
+        "training.clip_norm": [0.5, None, None],
     }
     assert [score["name"] for score in found["chrf"]] == ["chrF2"] * 3
     bleu = [score["value"] for score in found["scores"]]
@@ -744,7 +745,8 @@ def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
     _, head, *rows = capsys.readouterr().out.splitlines()
     columns = ["BLEU", "95", "%", "chrF2", "difference", "p", *found["settings"]]
     assert head.split() == columns
-    assert rows[0].split()[-2:] == ["1", "0"] and rows[1].split()[-2:] == ["2", "5"]
+    assert rows[0].split()[-3:] == ["0.5", "1", "0"]
+    assert rows[1].split()[-3:] == ["null", "2", "5"]  # as a config has it
     assert f"{differences[0]:+.2f}" in rows[1]
     assert "is a file; give translations" in get_refusal(capsys, first, put(tmp_path / "a", []))
 

@@ -15,7 +15,7 @@ import torch
 from support.pretend_device import GPU, pretend_device
 
 from nmt.commands.train import main
-from nmt.config import RunConfig, TrainingConfig
+from nmt.config import OptimizerConfig, RunConfig, TrainingConfig
 from nmt.config_files import override_config
 from nmt.data.batch import Batch, BatchShape
 from nmt.data.store import Side, TokenStore, open_store
@@ -238,6 +238,7 @@ class Reporting(TrainingEngine):
         objective: Objective,
         world: World,
         training: TrainingConfig,
+        optimizer: OptimizerConfig,
         shape: BatchShape | None,
     ) -> Replica:
         raise Chosen(shape)

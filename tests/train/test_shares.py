@@ -5,6 +5,7 @@ tests/promises/test_many_ranks.py.
 
 import gc
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,12 +17,14 @@ from test_fast_paths import POST, batch_of, draw, draw_short, make
 from torch import Tensor
 
 from nmt.checkpoint.run_checkpoints import list_steps
-from nmt.config import ModelConfig
+from nmt.config import ModelConfig, OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape
 from nmt.engines.cuda import recorded_replica as replica_module
+from nmt.engines.cuda import training
 from nmt.engines.cuda.cuda_graph import capture, warm_up
 from nmt.engines.cuda.recorded_replica import RecordedReplica
 from nmt.engines.cuda.shares import Shares
+from nmt.model.moments import ADAM, Moments
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.loss import Objective
@@ -43,9 +46,12 @@ from nmt.engines import choice
 from nmt.engines.cuda.recorded_replica import RecordedReplica
 from nmt.train.engine import TrainingEngine
 
+WHOLE = "decoder.0.feed_forward.inner.weight"
+
 class OnCpus(TrainingEngine):
-    def make_replica(self, objective, world, training, shape):
-        return RecordedReplica(objective, world, training.precision == "bf16", shape)
+    def make_replica(self, objective, world, training, optimizer, shape):
+        whole = [WHOLE] if world.size == 4 else []  # as for an update of whole matrices
+        return RecordedReplica(objective, world, training.precision == "bf16", shape, whole)
 
 choice.choose_for_training = lambda device: OnCpus(choice.choose_backend(device.type))
 sys.exit(main(sys.argv[1:]))
@@ -297,6 +303,25 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
         with pytest.raises(ValueError):
             capture(work, GPU)
     assert seen == [True, True, False, False] and gc.isenabled()
+
+
+def test_what_an_update_reads_whole_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dict(make_objective().model.named_parameters())
+    matrices = {name for name, p in model.items() if p.dim() > 1 and "embedding" not in name}
+
+    def choose(config: OptimizerConfig, name: str, shape: Sequence[int]) -> Moments:
+        return replace(ADAM, needs_whole=name in matrices)
+
+    monkeypatch.setattr(training, "choose_moments", choose)
+    given = TrainingConfig(), OptimizerConfig(), None
+    owned = []
+    for rank in range(3):
+        world = World(rank, 3, CPU)
+        replica = training.RecordedTraining().make_replica(make_objective(), world, *given)
+        for name in matrices & replica.own.keys():
+            assert replica.own[name].weight.equal(model[name])
+            owned.append(name)
+    assert sorted(owned) == sorted(matrices)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])

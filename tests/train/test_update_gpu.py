@@ -63,7 +63,7 @@ def trained(device: PretendDevice | None) -> tuple[list[Tensor], list[tuple[Any,
         n_tgt = sum(batch.n_tokens for batch in batches)
         micros = [MicroBatch(number, batch) for number, batch in enumerate(batches)]
         update = Update(micros, n_tgt, n_tgt, Cursor())
-        outcomes.add(run_update(replica, optimizer, update, step, config, world))
+        outcomes.add(run_update(replica, optimizer, update, step, config))
         for outcome in outcomes.take_completed(step == 4):
             seen.append((outcome.pending.step, *outcome.stats, outcome.is_applied))
     weights = [

@@ -98,7 +98,7 @@ DEALT = """
         config = load_recorded_config(Path(sys.argv[1]))
         config = replace(config, training=replace(config.training, precision="fp32"))
         setup = open_setup(config, world)
-        dev = open_dev(setup.store_folder, setup.vocab)
+        dev = open_dev(Path(setup.config.data.store), setup.vocab)
         translator = Translator(setup.model, setup.vocab, config.dev_decoding, world.device)
         found = validate(translator, dev, 1, config.evaluation, 150, world)
         if world.is_main:

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor, nn
 
-from nmt.config import TrainingConfig
+from nmt.config import OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch, BatchShape
 from nmt.engines.cpu.backend import CpuBackend, load_compiled
 from nmt.model.backend import use_backend
@@ -38,6 +38,7 @@ class CpuTraining(TrainingEngine):
         objective: Objective,
         world: World,
         training: TrainingConfig,
+        optimizer: OptimizerConfig,
         shape: BatchShape | None,
     ) -> Replica:
         is_bf16 = training.precision == "bf16"

@@ -11,7 +11,7 @@ FSDP2 can be recorded, too, since torch 2.11. It divides each tensor, so that a 
 GPU; here each layer would be a collective of its own, for models that fit many times.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 
@@ -141,10 +141,11 @@ class RecordedReplica(Replica):
         world: World,
         is_bf16: bool,
         shape: BatchShape | None = None,
+        whole: Sequence[str] = (),
     ) -> None:
         super().__init__(objective, world, is_bf16)
         self.shape = shape
-        self.shares = Shares(objective.model, world, is_bf16)
+        self.shares = Shares(objective.model, world, is_bf16, whole)
         # what the objective reads in place of its parameters
         self.used = {f"model.{name}": used for name, used in self.shares.used.items()}
         self.is_first = True  # of an update, the next micro-batch

@@ -10,14 +10,14 @@ Nothing that waits for another rank is part of a recorded micro-batch, so a rank
 others as it does without graphs. A single GPU has no other rank to share with, but uses the same buffers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from nmt.model.transformer import Transformer
-from nmt.system.ranks import OwnShares, Share, World, share_nothing
+from nmt.system.ranks import OwnShares, Share, World
 from nmt.system.tensor_files import Tensors
 
 # Elements; each gradient starts at a multiple of this in its bucket, so that kernels can use wide
@@ -27,14 +27,20 @@ ALIGNMENT = 64
 
 class Bucket:
     """Some parameters and their gradients, end to end in flat fp32 buffers whose addresses never
-    change.
+    change. If an update needs one of them `whole`, none is divided.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], world: World, is_bf16: bool) -> None:
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], world: World, is_bf16: bool, whole: Sequence[str]
+    ) -> None:
         self.parameters, self.world = parameters, world
-        sizes = [-(-p.numel() // ALIGNMENT) * ALIGNMENT for p in parameters.values()]
+        unit = ALIGNMENT
+        sizes = [-(-p.numel() // unit) * unit for p in parameters.values()]
+        if parameters.keys() & whole:
+            unit = max(sizes)  # of which a rank's part has one or several, each for one parameter
+            sizes = [unit] * len(sizes)
         *self.begins, end = accumulate(sizes, initial=0)
-        unit = ALIGNMENT * world.size  # so that all ranks' parts have one size
+        unit *= world.size  # so that all ranks' parts have one size
         self.size = -(-end // unit) * unit
         self.gradients = torch.zeros(self.size, device=world.device)
         self.weights = torch.zeros(self.size, device=world.device)
@@ -63,8 +69,10 @@ class Bucket:
         for at, (name, p) in zip(self.begins, self.parameters.items(), strict=True):
             begin, end = max(at, first), min(at + p.numel(), first + n_own)
             if begin < end:
-                weight = nn.Parameter(self.weights[begin:end])
-                weight.grad = self.gradients[begin:end]
+                weight = p
+                if end - begin < p.numel():
+                    weight = nn.Parameter(self.weights[begin:end])
+                    weight.grad = self.gradients[begin:end]
                 yield name, Share(weight, begin - at, end - at)
 
     def gather(self, own: Tensors, shares: OwnShares) -> Tensors:
@@ -84,7 +92,9 @@ class Shares:
     rank has all of it.
     """
 
-    def __init__(self, model: Transformer, world: World, is_bf16: bool) -> None:
+    def __init__(
+        self, model: Transformer, world: World, is_bf16: bool, whole: Sequence[str] = ()
+    ) -> None:
         self.world = world
         matrices: dict[str, nn.Parameter] = {}
         # Vectors and embeddings, which are read in fp32 too, so no rank may see them rounded.
@@ -92,14 +102,13 @@ class Shares:
         for name, parameter in model.named_parameters():
             is_matrix = name.startswith(("encoder.", "decoder.")) and parameter.dim() > 1
             (matrices if is_matrix else rest)[name] = parameter
-        self.buckets = [Bucket(rest, world, False), Bucket(matrices, world, is_bf16)]
-        self.own = {} if world.size > 1 else share_nothing(model)
+        self.buckets = [Bucket(rest, world, False, whole), Bucket(matrices, world, is_bf16, whole)]
+        self.own: OwnShares = {}
         # what forward passes read instead of each parameter, by name
         self.used: dict[str, Tensor] = {}
         for bucket in self.buckets:
             self.used |= bucket.used
-            if world.size > 1:
-                self.own |= bucket.find_shares()
+            self.own |= bucket.find_shares()
 
     def add_gradients(self, gradients: tuple[Tensor, ...], is_first: bool) -> None:
         """Add the gradients of a micro-batch, in the order of `used`, to those of the update. Those of

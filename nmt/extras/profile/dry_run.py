@@ -20,7 +20,6 @@ from nmt.extras.profile.cost import DeviceTimer, reset_peak_memory
 from nmt.system.device import name_machine, read_peak_memory
 from nmt.system.progress import Progress, clock
 from nmt.system.ranks import World
-from nmt.system.run_folder import RunFolder
 from nmt.train.memory_probe import explain_out_of_memory, make_full_batch
 from nmt.train.resolve import resolve
 from nmt.train.setup import Setup, open_setup
@@ -77,7 +76,7 @@ class DryRun:
                 update = next(updates)
                 timing.waited_s += clock() - started_at
                 self.step += 1
-                run_update(setup.replica, setup.optimizer, update, self.step, setup.config, world)
+                run_update(setup.replica, setup.optimizer, update, self.step, setup.config)
                 timer.mark()
                 timing.n_src += update.n_src
                 timing.n_tgt += update.n_tgt
@@ -151,7 +150,7 @@ class DryRun:
 
 def open_dry_run(config: RunConfig, world: World) -> DryRun:
     """Open what the run of a config would train with, at its update 0."""
-    recorded = world.on_main(lambda: load_run_config(RunFolder(config.folder)))
+    recorded = world.on_main(lambda: load_run_config(config.run_folder))
     return DryRun(open_setup(resolve(config, recorded or config, world), world))
 
 

@@ -4,11 +4,9 @@ A function takes one run if the page repeats it for each (`render_each`), or all
 share a table. Charts, which need JavaScript, are the page's (page.py).
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-from nmt.config_files import flatten_settings, tabulate_differences
+from nmt.config_files import flatten_settings, format_setting, tabulate_differences
 from nmt.evaluate.results import Result, describe_other_search
 from nmt.extras.report.curves import collect_points
 from nmt.extras.report.facts import RunFacts
@@ -170,7 +168,7 @@ def render_recipe(runs: Sequence[RunFacts]) -> str:
         if not run.settings or len(runs) > MOST_RUNS_IN_FULL:
             return deviations
         settings = flatten_settings(run.settings).items()
-        rows = render_rows((key, _format_setting(value)) for key, value in settings)
+        rows = render_rows((key, format_setting(value)) for key, value in settings)
         return deviations + render_details("All settings", rows)
 
     return "\n".join([_render_differences(runs), render_each(runs, render_run)]).strip()
@@ -184,7 +182,7 @@ def _render_differences(runs: Sequence[RunFacts]) -> str:
     table = tabulate_differences(configs, NAMES_AND_PLACES)
     if not table:
         return "<p>All settings are equal.</p>"
-    rows = [[key, *map(_format_setting, values)] for key, values in table.items()]
+    rows = [[key, *map(format_setting, values)] for key, values in table.items()]
     head = ["setting", *(run.name for run in runs)]
     return Table(head, rows).to_html("Settings in which the runs differ")
 
@@ -204,10 +202,6 @@ def _render_deviations(run: RunFacts) -> str:
         rows.append([row.name, row.key or "", row.ours, f"{value} ({source})", row.why])
     head = ("rule", "setting", "this run", "reference", "why")
     return Table(head, rows).to_html(caption, is_stacked=True)
-
-
-def _format_setting(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 # ---- the data --------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ says when it begins. Runs with the same data and vocabulary settings share a sto
 """
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from nmt.config import MACHINE_KEYS, DataConfig, RunConfig, VocabConfig
 from nmt.config_files import (
     PlacedSetting,
     find_shipped_configs,
+    format_setting,
     list_differences,
     load_config,
     load_recorded_config,
@@ -81,7 +81,7 @@ class PlannedRun:
 
     @property
     def folder(self) -> RunFolder:
-        return RunFolder(self.config.folder)
+        return self.config.run_folder
 
     @property
     def label(self) -> str:
@@ -189,7 +189,7 @@ def combine_values(grid: dict[str, list[Any]], tree: YamlTree) -> Iterator[Named
         words = []
         settings = []
         for key, short_key, (i, value) in zip(grid, short_keys, chosen, strict=True):
-            words.append(f"{short_key} {format_setting_value(value)}")
+            words.append(f"{short_key} {format_setting(value)}")
             settings.append(locate_setting(key, value, f"grid.{key}[{i}]", tree))
         yield ", ".join(words), settings
 
@@ -211,10 +211,6 @@ def locate_setting(key: str, value: Any, at: str, tree: YamlTree) -> PlacedSetti
 def refuse_key(key: str, what: str) -> None:
     if key in REFUSED_KEYS:
         raise UserError(f"{what}: {REFUSED_KEYS[key]}; leave it out")
-
-
-def format_setting_value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def check_overrides(rows: Sequence[NamedRow], overrides: Sequence[str], path: Path) -> None:
@@ -245,8 +241,9 @@ def place_run(name: str, config: RunConfig, folder: Path) -> RunConfig:
 def equalize_depths(config: RunConfig) -> RunConfig:
     """Return the config with the depths of both stacks written in one form, as for comparison."""
     model = config.model
-    encoder, decoder = model.encoder_depth, model.decoder_depth
-    model = replace(model, n_layers=1, encoder_layers=encoder, decoder_layers=decoder)
+    model = replace(
+        model, n_layers=1, encoder_layers=model.encoder_depth, decoder_layers=model.decoder_depth
+    )
     return replace(config, model=model)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nmt.config_files import tabulate_differences
-from nmt.extras.sweep.grid import PlannedRun, Sweep, format_setting_value
+from nmt.config_files import format_setting, tabulate_differences
+from nmt.extras.sweep.grid import PlannedRun, Sweep
 from nmt.extras.sweep.result import RunResult, SetScore, read_result
 from nmt.score.score import compute_perplexity
 from nmt.score.significance import find_half_width
@@ -52,7 +52,7 @@ def make_rows(sweep: Sweep, failures: dict[str, str]) -> list[Row]:
 def describe_settings(first: PlannedRun, run: PlannedRun) -> str:
     """Say in which settings a run differs from the first."""
     table = tabulate_differences([first.config, run.config], NOT_SETTINGS)
-    return " ".join(f"{key}={format_setting_value(own)}" for key, (_, own) in table.items())
+    return " ".join(f"{key}={format_setting(own)}" for key, (_, own) in table.items())
 
 
 # ---- as text -------------------------------------------------------------------------------------
