@@ -38,7 +38,7 @@ from nmt.extras.export import ctranslate2, huggingface, tensors
 from nmt.extras.export.export import FORMATS, MAX_COMPARED, export, make_lines
 from nmt.extras.export.parity import Agreement, OwnEngine, compare_engines
 from nmt.model.transformer import Transformer
-from nmt.system.errors import UserError
+from nmt.system.errors import Failure, UserError
 from nmt.system.files import digest_file, seal, write_text
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, VOCAB_FILE
 from nmt.system.strict_yaml import parse_yaml
@@ -375,11 +375,16 @@ def test_the_tokenizer_gives_our_ids_and_text(
     checkpoint: Checkpoint, vocab: Vocab, tmp_path: Path
 ) -> None:
     export(checkpoint, "huggingface", tmp_path / "out", "float32", LINES)
-    tokenizer = huggingface.HuggingFaceEngine(tmp_path / "out").tokenizer
+    engine = huggingface.HuggingFaceEngine(tmp_path / "out")
+    tokenizer = engine.tokenizer
     for line, ids in zip(LINES + ODD, vocab.encode(LINES + ODD), strict=True):
         assert tokenizer(line)["input_ids"] == [*ids, 3], line
     for line, ids in zip(LINES, vocab.encode(LINES), strict=True):
         assert tokenizer.decode([2, *ids, 3, 0], skip_special_tokens=True) == line
+    engine.check_tokenizer(vocab, ODD[2:5], ODD[2:5])  # with pieces that are unknown
+    tokenizer.decode = lambda *_, **__: ""
+    with pytest.raises(Failure, match="tokenizer disagrees on .*: '' instead of 'don t "):
+        engine.check_tokenizer(vocab, [], ODD[2:5])
 
 
 @NEEDS_HF
