@@ -354,12 +354,6 @@ def test_extends_names_the_file_of_the_mistake(load: Loader, tmp_path: Path) -> 
         load("extends: parent.yaml\nname: x")
 
 
-def test_extends_in_a_circle(load: Loader, tmp_path: Path) -> None:
-    (tmp_path / "other.yaml").write_text("extends: c.yaml")
-    with pytest.raises(UserError, match="extend one another, perhaps in a circle"):
-        load("extends: other.yaml")
-
-
 def test_extends_in_a_chain(load: Loader, tmp_path: Path) -> None:
     for i in range(1, 200):
         (tmp_path / f"{i}.yaml").write_text(f"extends: {i + 1}.yaml")
