@@ -193,6 +193,19 @@ def test_mistakes_are_one_line(
     assert (code, out, err.count("\n")) == (2, "", 1) and told in err
 
 
+@pytest.mark.parametrize(
+    "name", ["ledger.json", "vocab.model", "train.src.ids.npy", "train.tgt.offsets.npy"]
+)
+def test_a_damaged_store_is_refused(
+    name: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray((store / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (store / name).write_bytes(content)
+    code, out, err = run(capsys, "--inspect", str(store))
+    assert (code, out, err.count("\n")) == (2, "", 1) and name in err
+
+
 def test_an_id_beyond_the_vocabulary_is_refused(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,3 +30,14 @@ def test_checkpoints_written_for_safety_do_not_displace_those_that_are_averaged(
     training = TrainingConfig(steps=30, checkpoint_every=every, keep_checkpoints=keep)
     prune_checkpoints(run, training, best_step=4, last_step=10)
     assert list_steps(run) == kept
+
+
+def test_a_damaged_checkpoint_is_not_counted(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for step in (5, 10, 15, 20):
+        run.checkpoint(step).mkdir(parents=True)
+    prune_checkpoints(run, TrainingConfig(keep_checkpoints=2), best_step=5, last_step=20)
+    assert list_steps(run) == [5, 15, 20]
+    # training resumed from 15, because 20 is damaged
+    prune_checkpoints(run, TrainingConfig(keep_checkpoints=1), best_step=5, last_step=15)
+    assert list_steps(run) == [5, 15, 20]

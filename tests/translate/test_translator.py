@@ -68,14 +68,6 @@ def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
     assert error.value.number == 12
 
 
-def test_learned_positions_bound_a_line_too(
-    vocab: Vocab, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ours = translator(vocab, shape=replace(SHAPE, positions="learned", max_positions=30))
-    ((one,),) = ours.find_candidates([" ".join(SOURCES)], 1, numbers=[7])
-    assert one.score < 0 and "line 7 has" in capsys.readouterr().err
-
-
 def test_the_shortest_table_of_several_models_bounds_a_line(
     vocab: Vocab, capsys: pytest.CaptureFixture[str]
 ) -> None:
