@@ -69,7 +69,7 @@ def test_each_rule_keeps_of_many_sentences_what_torch_keeps() -> None:
     """All that a beam finishes: where only the best is asked for, a wrong rule seldom shows."""
     model, given = make_speaker(SMALL, N_PIECES), make_sources(random.Random(2), 12, 9, N_PIECES)
     for finishing, stopping in RULES:
-        config = DecodingConfig(finishing=finishing, stopping=stopping)
+        config = DecodingConfig(finishing=finishing, stopping=stopping)  # type: ignore[arg-type]
         check_same_as_torch(model, given, make_rules(config, config.beam))
 
 
