@@ -5,7 +5,6 @@ import io
 import json
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,14 +145,6 @@ def test_a_kill_while_a_checkpoint_is_written_again(
     assert len(os.listdir(tmp_path)) == 3
 
 
-def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
-    write(tmp_path / "c")
-    stored = load_file(tmp_path / "c" / MODEL_FILE)
-    assert [name for name, value in stored.items() if value.shape == (V, 8)] == [
-        "tgt_embedding.weight"
-    ]
-
-
 @pytest.mark.parametrize(
     "name", [MODEL_FILE, "optimizer.safetensors", "state.json", "config.yaml", "vocab.model"]
 )
@@ -252,22 +243,3 @@ def test_the_state_of_an_average(case: str, tmp_path: Path) -> None:
     else:
         with pytest.raises(UserError, match=expected):
             read_origin(tmp_path)
-
-
-def test_the_sums_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
-    write(tmp_path)
-    state = json.loads((tmp_path / STATE_FILE).read_text())
-    sums = {f"window_{name}": value for name, value in state.pop("window").items()}
-    (tmp_path / STATE_FILE).write_text(json.dumps(state | sums))
-    with pytest.raises(UserError, match="window_loss: unknown key; damaged, or of another version"):
-        read_origin(tmp_path)
-
-
-def test_newest(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    assert find_newest(run) is None
-    for step in (5, 10, 15, 20):
-        write(run.checkpoint(step), seed=step, state=replace(STATE, step=step))
-    (run.checkpoint(20) / MODEL_FILE).write_bytes(b"")
-    found = find_newest(run)
-    assert found is not None and found.step == 15

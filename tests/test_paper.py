@@ -237,35 +237,6 @@ def test_explain_tells_of_a_corpus_that_is_not_here(
     assert capsys.readouterr().err == ""  # what is prepared needs no other file
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["name=" + "n" * 99],
-        [
-            "data.train=[{dataset: wmt/wmt14, subset: de-en}, {src: " + "a" * 99 + ", tgt: b}]",
-            "vocab.model=" + "v" * 99,
-        ],
-    ],
-)
-def test_cells_are_whole_and_in_their_columns(overrides: list[str]) -> None:
-    config = load_config("base.yaml", overrides)
-    text = explain(config)
-    head, *lines = text.splitlines()
-    assert max(map(len, lines)) <= 150
-    *_, deviations = [i for i, line in enumerate(lines) if " from the paper's base model" in line]
-    (first,) = [i for i, line in enumerate(lines) if line[2:].startswith("languages")]
-    titles = ("the paper", "tensor2tensor of June", "tensor2tensor of April", "this config")
-    starts = [2, *map(head.index, titles)]
-    rows = check_conformance(config).rows
-    cells = [(row.name, row.paper, row.code_2017, row.code_2023, row.ours) for row in rows]
-    for start, end, column in zip(
-        starts, [*starts[1:], 150], zip(*cells, strict=True), strict=True
-    ):
-        shown = " ".join(line[start:end] for line in lines[first:deviations])
-        assert "".join(shown.split()) == "".join(" ".join(column).split())
-
-
 def test_what_matters_for_other_text_is_told_and_where_the_rest_is() -> None:
     first, *deviations, last = explain(load_config("multi30k.yaml")).splitlines()
     assert (

@@ -23,8 +23,7 @@ from nmt.config import DataConfig, DecodingConfig, EvaluationConfig
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, seal
-from nmt.system.output_folder import sign_card
-from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, MODEL_FILE, VOCAB_FILE, RunFolder
+from nmt.system.run_folder import MANIFEST_FILE, MODEL_FILE, VOCAB_FILE, RunFolder
 
 MEAN = "mean"
 
@@ -203,33 +202,19 @@ def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(
     average_checkpoints([run.checkpoint(50)], tmp_path / "checkpoints" / MEAN)
 
 
-def test_it_replaces_an_average_and_nothing_else_unless_forced(tmp_path: Path) -> None:
+def test_it_replaces_an_average_and_no_checkpoint(tmp_path: Path) -> None:
+    """What may be replaced at all is in tests/system/test_output_folder.py."""
     write(tmp_path / "a")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    for out in ("mine", "mine/thesis.tex", "a"):
-        with pytest.raises(UserError, match="contains something other than an average.*--force"):
-            average_checkpoints([tmp_path / "a"], tmp_path / out)
-    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
-
-    card = tmp_path / MEAN / CARD_FILE
+    write(tmp_path / "b")
     for _ in range(2):
         average_checkpoints([tmp_path / "a"], tmp_path / MEAN)
-        assert not card.exists()
-        card.write_text(sign_card("# Title\n\ntext\n"))  # as nmt-average writes it
-    assert open_checkpoint(tmp_path / MEAN).averaged == ["a"]
-
-    card.write_text("# My own\n")
-    with pytest.raises(UserError, match="README.md: was edited"):
-        average_checkpoints([tmp_path / "a"], tmp_path / MEAN)
-    assert card.read_text() == "# My own\n"
-    for out in ("mine", MEAN):
-        average_checkpoints([tmp_path / "a"], tmp_path / out, is_forced=True)
-        names = {path.name for path in (tmp_path / out).iterdir()}
-        assert names == {MANIFEST_FILE, *COMMON_FILES, VOCAB_FILE}
+    names = {path.name for path in (tmp_path / MEAN).iterdir()}
+    assert names == {MANIFEST_FILE, *COMMON_FILES, VOCAB_FILE}
+    with pytest.raises(UserError, match="contains something other than an average.*--force"):
+        average_checkpoints([tmp_path / "a"], tmp_path / "b")
     with pytest.raises(UserError, match="contains the input"):
         average_checkpoints([tmp_path / "a"], tmp_path / "a", is_forced=True)
-    assert open_checkpoint(tmp_path / "a").step
+    assert open_checkpoint(tmp_path / "a").step and open_checkpoint(tmp_path / "b").step
 
 
 def test_a_checkpoint_that_is_pruned_meanwhile(

@@ -25,7 +25,6 @@ from nmt.config import CorpusConfig, DataConfig, RunConfig
 from nmt.data.vocab import Vocab, VocabPair, Vocabulary
 from nmt.evaluate.results import DecodingSetting, Result
 from nmt.extras.cards.card import render_export_card, write_average_card
-from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
 from nmt.system.files import read_manifest
 from nmt.system.output_folder import is_unedited_card
@@ -200,19 +199,6 @@ def test_it_is_no_part_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
     one = make_checkpoint(tmp_path / "step", Vocab.load(folder / VOCAB_FILE))
     average_checkpoints([one], folder)
     assert open_checkpoint(folder).averaged == ["step"]
-
-
-def test_one_that_was_edited_is_left_alone(folder: Path) -> None:
-    card = folder / "README.md"
-    write_average_card(folder, [])
-    card.write_text(card.read_text().replace("No licence of the weights is known.", "CC BY 4.0."))
-    edited = card.read_bytes()
-    with pytest.raises(UserError, match="README.md: was edited, or was not written by nmt"):
-        write_average_card(folder, [result_of(folder)])
-    assert card.read_bytes() == edited
-    card.unlink()
-    write_average_card(folder, [result_of(folder)])
-    assert "27.30" in card.read_text()
 
 
 def test_other_folders_have_none(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from support.toy_corpus import write_toy_config, write_toy_corpus
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
-from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.config_files import load_config
@@ -49,48 +48,6 @@ def read_refusal(capsys: pytest.CaptureFixture[str], code: int) -> str:
     return lines[0]
 
 
-def test_from_text_to_score(
-    run: Path, tmp_path: Path, trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert nmt_average([str(run), "--last", "2"]) == 0
-    capsys.readouterr()
-    hypotheses, scores = tmp_path / "out.txt", tmp_path / "scores.json"
-    assert nmt_eval([str(run / "average"), "--output", str(hypotheses), "--json", str(scores)]) == 0
-    out = capsys.readouterr().out
-    texts = hypotheses.read_text().split("\n")[:-1]
-    references = (trained / "corpus" / "test.de").read_text().split("\n")[:-1]
-    expected = sacrebleu.corpus_bleu(texts, [references]).score
-    result = json.loads(scores.read_text())
-    bleu = result["scores"][0]
-    assert bleu["value"] == expected and result["sentences"] == 20 == len(texts)
-    assert "tok:13a" in bleu["signature"]
-    assert bleu["signature"] in out and f"{expected:.2f}" in out
-
-
-def test_validation_scores_are_those_of_nmt_eval(run: Path, trained: Path, tmp_path: Path) -> None:
-    scores = tmp_path / "scores.json"
-    source, reference = (str(trained / "corpus" / f"valid.{side}") for side in ("en", "de"))
-    assert nmt_eval([str(run), "--src", source, "--ref", reference, "--json", str(scores)]) == 0
-    line = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()][-1]
-    assert line["kind"] == "valid" and line["step"] == 20
-    assert line["bleu"] == json.loads(scores.read_text())["scores"][0]["value"]  # to the last digit
-
-
-def test_translate_keeps_order_and_empty_lines_and_agrees_with_eval(
-    run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, scored, out = tmp_path / "source", tmp_path / "scored", tmp_path / "out"
-    text = (trained / "corpus" / "test.en").read_bytes()
-    source.write_bytes(b"\n" + text.replace(b"\n", b"\r\n") + b"   \n")
-    assert nmt_eval([str(run), "--output", str(scored)]) == 0
-    capsys.readouterr()
-    assert nmt_translate([str(run), "-i", str(source), "-o", str(out)]) == 0
-    said = capsys.readouterr().err.splitlines()
-    # After so few updates some sentences have no end.
-    assert all(line.endswith("raise decoding.max_extra") for line in said) and len(said) < 2
-    assert out.read_bytes() == b"\n" + scored.read_bytes() + b"\n"
-
-
 def test_print_config_is_a_config(
     toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,15 +56,6 @@ def test_print_config_is_a_config(
     copy.write_text(capsys.readouterr().out)
     assert load_config(str(copy)) == load_config(str(toy), ["model.n_layers=3"])
     assert not (tmp_path / "run").exists()
-
-
-def test_a_second_preparation_finds_the_first(
-    toy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert nmt_prepare(["--config", str(toy)]) == 0
-    capsys.readouterr()
-    assert nmt_prepare(["--config", str(toy)]) == 0
-    assert "already prepared" in capsys.readouterr().err
 
 
 def spoil(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
@@ -166,29 +114,6 @@ def test_a_folder_that_cannot_be_written(toy: Path, capsys: pytest.CaptureFixtur
     assert str(toy) in message and "cannot be written" in message
 
 
-def test_a_flipped_byte_in_a_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = run / "checkpoints" / "step-0000010" / "model.safetensors"
-    spoil(file.parent, file.name, lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:])
-    capsys.readouterr()
-    assert str(file) in read_refusal(capsys, nmt_eval([str(file.parent)]))
-
-
-def test_too_few_checkpoints_to_average(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    assert "has 2 checkpoints" in read_refusal(capsys, nmt_average([str(run), "--last", "5"]))
-    assert not (run / "average").exists()
-
-
-def test_the_paper_without_network_says_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    message = read_refusal(capsys, nmt_train(["--config", "base.yaml"]))
-    assert "wmt/wmt14" in message and "data.train=" in message
-
-
 def test_a_bug_of_ours_ends_in_a_traceback(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.api.load_config", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # a traceback and exit code 1 from the interpreter
@@ -207,15 +132,6 @@ def test_translate_prompts_at_a_terminal(
     assert nmt_translate([str(run)]) == 0
     captured = capsys.readouterr()
     assert "en -> de" in captured.err and captured.out.count("\n") == 1
-
-
-@pytest.mark.parametrize("option", ["--output", "--json"])
-def test_an_output_that_cannot_be_written_is_reported_before_the_work(
-    option: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    for place in (tmp_path, tmp_path / "nowhere" / "x"):
-        assert str(place) in read_refusal(capsys, nmt_eval([str(run), option, str(place)]))
 
 
 @pytest.mark.parametrize(
@@ -271,13 +187,6 @@ def test_micro_tokens_auto_is_resolved_once(
     assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-0000003"
 
 
-def test_a_misspelt_config_is_answered_with_the_bundled_ones(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    message = read_refusal(capsys, nmt_train(["--config", "bsae.yaml"]))
-    assert all(word in message for word in ("bsae.yaml", "base.yaml", "demo.yaml")), message
-
-
 @pytest.mark.parametrize(
     ("command", "words", "option"),
     [
@@ -321,7 +230,7 @@ def test_a_folder_that_is_something_else_is_no_run(
     assert {path: path.read_bytes() for path in folder.iterdir()} == kept
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "report.html", "vocab.model"])
+@pytest.mark.parametrize("name", ["config.yaml", "report.html", "vocab.model", "metrics.jsonl"])
 def test_files_of_the_user_in_the_run_folder(
     name: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

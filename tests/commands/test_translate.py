@@ -112,35 +112,6 @@ def start_translate(
 # ---- text ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_line_is_translated_as_it_is_alone(
-    place: Path, texts: list[str], tmp_path: Path
-) -> None:
-    assert len(set(texts)) > 15
-    assert run_translate(tmp_path, TEXT, place).decode().splitlines() == texts
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "\n",
-        "red dog",
-        "\n\nred dog\n\n",
-        "   \nred dog\n",
-        "red dog\r\nblue cat\r\n",
-        "\ufeffred dog\n",
-    ],
-)
-def test_line_ends_and_empty_lines(
-    text: str, place: Path, translator: Translator, tmp_path: Path
-) -> None:
-    lines = text.removeprefix("\ufeff").replace("\r", "").split("\n")
-    expected = [translate_alone(translator, line) for line in (lines if lines[-1] else lines[:-1])]
-    assert run_translate(tmp_path, text, place).decode() == "".join(
-        line + "\n" for line in expected
-    )
-
-
 ODD = {
     "line ends that are none": "\u2028a\u0085b\x0bc\x0c".encode(),
     "emoji": "\U0001f642\u200d\U0001f469".encode(),
@@ -170,17 +141,6 @@ def test_a_line_out_for_each_line_in(
     assert lines[-2:] == [translate_alone(translator, "blue cat"), ""]
 
 
-def test_invalid_utf8_is_reported_at_most_four_times(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = b"red\n\xff\xff\xff\nblue \xc3\n" + b"\xfe\n" * 9 + b"red dog\n" * 20
-    assert run_translate(tmp_path, text, place).count(b"\n") == 32
-    *told, last, cut = capsys.readouterr().err.splitlines()
-    assert "12 of them repeat the same words" in cut
-    places = [line.split(": ")[1].removeprefix(f"{tmp_path}/") for line in told]
-    assert places == ["in:2:1", "in:3:6", "in:4:1"] and "11 lines" in last
-
-
 def test_a_line_end_in_a_translation_becomes_a_space() -> None:
     one = Translation("a\tb\nc", -1.5, (5, 6), (1, 0))
     assert Layout().lines(1, "x", [one], None) == "a\tb c\n"  # type: ignore[arg-type]
@@ -201,14 +161,6 @@ def test_long_lines_are_cut_with_a_warning(
     best = search(translator.model, pack([[*ids[:40], EOS]]), make_rules(DECODING))[0][0]
     assert cut == translator.vocab.tgt.decode([best.ids])[0]
     assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
-
-
-def test_lines_have_their_numbers_in_later_chunks(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = ["red"] * 2 * FIRST_CHUNK + [". ".join(LINES[:12])]
-    run_translate(tmp_path, "".join(line + "\n" for line in lines), place, *BOUNDS, "cut")
-    assert f"warning: line {len(lines)} has " in capsys.readouterr().err
 
 
 def test_paragraphs_have_their_numbers_in_later_chunks(
@@ -480,17 +432,6 @@ def test_resuming_with_something_else_is_refused(
     assert not (tmp_path / "out.nmt-resume").exists()
 
 
-def test_a_config_is_no_output(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "my.yaml"
-    config.write_text("name: mine\n")
-    (tmp_path / "in").write_text("red dog\n")
-    assert nmt_translate([str(place), "-i", str(tmp_path / "in"), "-o", str(config)]) == 2
-    assert "is named like a config" in capsys.readouterr().err
-    assert config.read_text() == "name: mine\n"
-
-
 def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -749,12 +690,6 @@ def test_a_source_in_pieces_is_translated_with_a_warning(
     source.write_text(TEXT)
     assert nmt_translate([str(place), "-i", str(source)]) == 0
     assert "left in" not in capsys.readouterr().err
-
-
-def test_scoring_several_models_together(place: Path, tmp_path: Path) -> None:
-    alone = evaluate(tmp_path, LINES, place)
-    together = evaluate(tmp_path, LINES, place, "--ensemble", str(place))
-    assert together["scores"] == alone["scores"] and together["ensemble"] == [str(place)]
 
 
 # ---- mistakes -----------------------------------------------------------------------------------------------------

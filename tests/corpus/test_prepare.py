@@ -409,21 +409,6 @@ def test_a_test_set_matters_only_where_it_decides(root: Path, capsys: Capture) -
     refuse(decided, r"test\.tsv: differs from the file that .*was prepared from")
 
 
-def test_identical_sides_and_unreadable_lines(root: Path) -> None:
-    (root / "c.tsv").write_bytes(
-        b"a b\ta b\nba de\tfi \xff\nba de\tfi go\nno tab\n" + b"ba\tde\n" * 9
-    )
-    train = (CorpusConfig(file="c.tsv"),)
-    data = config(root, train=train, on_bad_line="skip", clean=CleanConfig(identical=True))
-    store = make(data, VocabConfig(size=20))
-    assert read_training_pairs(store) == [("ba de", "fi go"), *[("ba", "de")] * 9]
-    corpus = ledger_of(store)["corpora"][0]
-    assert corpus["dropped"] == {"unreadable": 2, "identical sides": 1}
-    for (complaint, _), number in zip(corpus["samples"]["unreadable"], (2, 4), strict=True):
-        assert f"c.tsv:{number}:" in complaint
-    refuse(config(root, "two", train=train), r"c\.tsv:2")
-
-
 def test_bad_lines_of_the_dev_set_are_accounted_for(root: Path) -> None:
     (root / "dev.en").write_bytes(b"w1 \xff\nw2\nw3\n")
     dev = ledger_of(make(config(root, on_bad_line="skip")))["corpora"][-1]

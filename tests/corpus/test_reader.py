@@ -124,11 +124,6 @@ EVERY_FORM = [
 ]
 
 
-@pytest.mark.parametrize("name", ["plain.jsonl", "nested.jsonl", "plain.parquet", "nested.parquet"])
-def test_columns_follow_the_direction(root: Path, name: str) -> None:
-    assert read(CorpusConfig(file=name), root, "de", "en") == [Pair(t, s) for s, t in PAIRS]
-
-
 @pytest.fixture
 def hub(root: Path) -> Path:
     """A folder as wmt/wmt14 lies on the hub: shards with a `translation` column, and a README that

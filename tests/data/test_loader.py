@@ -177,6 +177,11 @@ def test_constant_shapes_hold_the_same_sentences() -> None:
                 batch.labels >= 0
             ).sum() == batch.n_tokens
             assert batch.src.longest >= expected.batch.src.longest
+    # pairs that do not fit have a shape of their own
+    own = plain.micros[0].batch
+    for tight in (replace(shape, sentences=1), replace(shape, longest=1)):
+        batch = make_batch(store, plain.pairs[0], tight)
+        assert rows(batch) == rows(own) and batch.src.longest == own.src.longest
     # an update of one micro-batch leaves the second rank a blank one
     (blank,) = make_micro_batches(store, list(plain.pairs[:1]), World(1, 2, CPU), shape)
     assert blank.batch.has_shape(shape) and blank.batch.n_tokens == 0

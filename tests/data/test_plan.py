@@ -116,23 +116,6 @@ def test_classes_of_length() -> None:
         assert of_class.max() <= 1.1 * of_class.min()
 
 
-@pytest.mark.parametrize(
-    ("micro_tokens", "extra"), [(25_000, 0.0), (12_700, 0.05), (6_450, 0.05), (3_250, 0.1)]
-)
-def test_micro_batches_are_as_few_as_hold_an_update_and_alike(
-    micro_tokens: int, extra: float
-) -> None:
-    rng = np.random.default_rng(0)
-    src = np.clip(rng.lognormal(3.1, 0.6, 20_000), 1, 250).astype(np.int32)
-    tgt = np.clip(src * rng.normal(1.0, 0.15, 20_000), 1, 250).astype(np.int32)
-    plan = plan_epoch(src, tgt, 1, 0, TrainingConfig(), micro_tokens)
-    counts = [len(plan.micros(update)) for update in range(len(plan) - 1)]
-    fewest = [-(-max(plan.n_tokens(update)) // micro_tokens) for update in range(len(plan) - 1)]
-    assert np.mean(counts) <= np.mean(fewest) + extra
-    sums = np.array([[side[m].sum() for m in plan.micros(0)] for side in (src, tgt)])
-    assert sums.max() <= micro_tokens and sums.min() > 0.9 * sums.max()
-
-
 @pytest.mark.parametrize("longest, kind", [(255, np.uint8), (256, np.uint16), (65_536, np.uint32)])
 def test_small_types_hold_what_they_must(longest: int, kind: type) -> None:
     lengths = np.array([longest, 3])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.plain_search import EOS, Ids
-from support.searches import CPU, SMALL, make_sources, put_in_order
+from support.searches import CPU, RULES, SMALL, make_sources, make_speaker, put_in_order
 from support.untrained import make_random_model
 
 pytest.importorskip("numba")
@@ -63,6 +63,14 @@ def check_same_as_torch(model: Transformer, given: list[Ids], rules: SearchRules
 
 
 # ---- the rules ------------------------------------------------------------------------------------
+
+
+def test_each_rule_keeps_of_many_sentences_what_torch_keeps() -> None:
+    """All that a beam finishes: where only the best is asked for, a wrong rule seldom shows."""
+    model, given = make_speaker(SMALL, N_PIECES), make_sources(random.Random(2), 12, 9, N_PIECES)
+    for finishing, stopping in RULES:
+        config = DecodingConfig(finishing=finishing, stopping=stopping)  # type: ignore[arg-type]
+        check_same_as_torch(model, given, make_rules(config, config.beam))
 
 
 @pytest.mark.parametrize("beam", [1, 3])

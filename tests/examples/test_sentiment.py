@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nmt.config import ModelConfig
-from nmt.data.batch import Packed, pack
+from nmt.data.batch import pack
 from nmt.model.transformer import Transformer
 
 ROOT = Path(__file__).parents[2]
@@ -82,39 +82,6 @@ def test_packed_equals_torchs_own_encoder_on_padded_texts(dtype: torch.dtype, bo
     expected = model.output((encoded * live).sum(1) / live.sum(1))
 
     assert (model(pack(IDS)) - expected).abs().max() < bound
-
-
-@torch.inference_mode()
-def test_a_text_has_the_same_result_alone_in_any_batch_and_before_padding() -> None:
-    model = make_classifier(torch.float32)
-    together = model(pack(IDS))
-    alone = torch.cat([model(pack([ids])) for ids in IDS])
-    assert (together - alone).abs().max() < 1e-6
-    whole = pack(IDS)
-    tokens = torch.cat((whole.tokens, torch.tensor([7, 7, 7])))  # beyond the last text
-    ended = Packed(tokens, whole.offsets, whole.longest, whole.n_live)
-    assert (model(ended) - together).abs().max() < 1e-6
-
-
-DENYING = [" at all", "ardly", "anything but", "obody", "never found", "far from"]
-
-
-def test_the_label_is_what_is_said_and_what_is_denied_and_not_which_words_are_there() -> None:
-    labels = set()
-    for label, text in reviews.make_reviews(300, seed=3):
-        n_good = n_bad = 0
-        clauses = text[:-1].split(". ")
-        for clause in clauses:
-            words = f" {clause},"
-            good = [word for word in reviews.GOOD if f" {word} " in words or f" {word}," in words]
-            bad = [word for word in reviews.BAD if f" {word} " in words or f" {word}," in words]
-            is_denied = any(sign in clause for sign in DENYING)
-            assert len(good) + len(bad) == 1
-            assert (label == "pos") == (bool(good) != is_denied), clause
-            n_good, n_bad = n_good + len(good), n_bad + len(bad)
-        assert len(clauses) == 1 or n_good == n_bad
-        labels.add(label)
-    assert labels == {"pos", "neg"}
 
 
 # ---- the two scripts ---------------------------------------------------------------------------------------------

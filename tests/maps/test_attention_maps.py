@@ -71,10 +71,14 @@ def record_inputs(model: Transformer, src: list[int], tgt: list[int]) -> dict[At
 
 @torch.no_grad()
 def test_weights_are_those_of_torch(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And links are the places of most attention in the layer next to the last."""
     monkeypatch.setattr("nmt.extras.maps.attention_maps.MAX_WEIGHTS", 4_000)  # several batches
-    model = make_model(vocab, SHAPE)
+    monkeypatch.setattr("nmt.extras.maps.alignment.MAX_CELLS", 200)
+    model = make_model(vocab, replace(SHAPE, n_layers=3))
     src, tgt = draw_pairs(vocab, 8)
+    src[4] = []
     found = list(compute_attention_maps(model, vocab, src, tgt))
+    assert [one.alignment for one in found] == align(model, src, tgt)
     for source, target, one in zip(src, tgt, found, strict=True):
         inputs = record_inputs(model, source, target)
         assert one.encoder is not None and one.decoder is not None
@@ -87,6 +91,8 @@ def test_weights_are_those_of_torch(vocab: Vocab, monkeypatch: pytest.MonkeyPatc
             x, memory = inputs[block.memory_attention][:2]
             expected = torch_weights(block.memory_attention, x, memory)
             np.testing.assert_allclose(one.memory[index], expected, atol=2e-5)
+        places = one.memory[1].mean(0)[: len(target), : max(1, len(source))]
+        assert one.alignment == places.argmax(1).tolist()
 
 
 @pytest.mark.parametrize("shape", list_shapes(20).values(), ids=list_shapes(20).keys())

@@ -3,7 +3,6 @@ full forward passes.
 """
 
 import math
-import random
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -75,24 +74,6 @@ def say_step_by_step(plain: Full, source: Ids, said: list[int]) -> list[float]:
     """The log-probability of each piece after those before it."""
     rows = plain.after_each(source, [tuple(said[:n]) for n in range(len(said))])
     return [row[piece] for row, piece in zip(rows, said, strict=True)]
-
-
-def test_the_batch_does_not_matter_and_the_sum_is_that_of_full_forward_passes(vocab: Vocab) -> None:
-    scorer = make_scorer(vocab, DecodingConfig(), "pre")
-    rng = random.Random(3)
-    pieces = range(4, vocab.size)
-    sources = [rng.choices(pieces, k=rng.randint(1, 20)) for _ in range(6)]
-    targets = [rng.choices(pieces, k=rng.randint(0, 20)) for _ in range(6)]
-    plain = Full(scorer.translator.model)
-    expected = []
-    for source, target in zip(sources, targets, strict=True):
-        said = [*target, EOS]
-        expected.append(say_step_by_step(plain, (*source, EOS), said))
-
-    for budget in (1, 64, 4096):
-        found = compute_log_probs(scorer.translator.prepared_models, sources, targets, CPU, budget)
-        for row, truth in zip(found, expected, strict=True):
-            assert row == pytest.approx(truth, abs=1e-5)
 
 
 def test_lines_are_scored_as_they_are_translated(vocab: Vocab) -> None:

@@ -34,14 +34,12 @@ from nmt.evaluate.verdict import judge
 from nmt.paper import check_conformance
 from nmt.score.metrics import find_paper_metric
 from nmt.score.score import Score
-from nmt.system.errors import UserError
 from nmt.system.run_folder import STATE_FILE, RunFolder
 from nmt.train.kept_checkpoints import prune_checkpoints
 from nmt.translate.translator import LoadedModel, TextToText
 
 BIG = load_config("big.yaml")
 A_MINUTE, HOURS = 0.01, 500.0  # seconds between two looks at the clock
-FIRST_MINUTES = [20, 30, 40, 50, 60]
 
 
 class Clock:
@@ -167,20 +165,3 @@ def test_the_papers_runs_average_the_same_share_at_any_speed(
     assert has_papers_interval(config) and list_missing_averaging(config, steps) == []
     by_clock = replace(training, checkpoint_every=None)
     assert not has_papers_interval(replace(config, training=by_clock))
-
-
-def test_five_checkpoints_of_the_first_hour_are_not_what_is_averaged(tmp_path: Path) -> None:
-    """Ten minutes apart by the clock, the paper's five fell into the first hour of a slow machine,
-    and a fast one had none. Only --every takes them now.
-    """
-    config = load_config("base.yaml")
-    run = RunFolder(tmp_path)
-    run.config.write_text(format_config(config))
-    for minute in FIRST_MINUTES:
-        save_at(run, step=100 * minute + 7, seconds=60 * minute)
-    by_clock = choose_checkpoints(run, 5, None, 10.0)
-    assert [candidate.elapsed_s / 60 for candidate in by_clock] == FIRST_MINUTES
-    (complaint,) = list_missing_averaging(config, [candidate.step for candidate in by_clock])
-    assert complaint.startswith("averaging: checkpoints 1,000 to 1,000 updates apart, in the paper")
-    with pytest.raises(UserError, match="has 0 checkpoints that averaging counts"):
-        choose_checkpoints(run, 5, None, None)

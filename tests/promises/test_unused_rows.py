@@ -10,7 +10,6 @@ import pytest
 import torch
 from support.prepared_toy import prepare_toy
 from support.untrained import TINY, make_checkpoint, make_random_model
-from torch import Tensor
 
 from nmt.average.mean import average_checkpoints
 from nmt.checkpoint.checkpoint import load_weights
@@ -18,7 +17,7 @@ from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import DecodingConfig, RunConfig
 from nmt.config_files import override_config
 from nmt.data.batch import pack
-from nmt.data.vocab import BOS, EOS, Vocab
+from nmt.data.vocab import EOS, Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import seal
@@ -26,9 +25,7 @@ from nmt.system.ranks import World
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.train.checkpoint_writer import Mirror
 from nmt.train.events import Listener
-from nmt.train.loss import compute_loss_sums
 from nmt.train.run_start import find_begun_run, train
-from nmt.translate.length_penalty import compute_penalty
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 from nmt.translate.translator import make_translator
@@ -47,42 +44,11 @@ def make_model() -> Transformer:
     return model
 
 
-def write_out_log_probs(model: Transformer, src: list[int], tgt: list[int]) -> Tensor:
-    """The log-probability of each piece and of eos, by a softmax over all rows."""
-    states = model(pack([src]), pack([[BOS, *tgt]]))
-    log_probs = (states @ model.tgt_embedding.weight.T).log_softmax(1)
-    return log_probs[torch.arange(len(tgt) + 1), [*tgt, EOS]]
-
-
-@pytest.mark.parametrize("beam", [1, 4])
-def test_search_scores_by_all_rows_and_chooses_no_unused_one(model: Transformer, beam: int) -> None:
-    config = DecodingConfig(beam=beam, max_extra=6)
-    for src, found in zip(
-        SOURCES, search(model, pack(SOURCES), make_rules(config, beam)), strict=True
-    ):
-        for hypothesis in found:
-            assert max(hypothesis.ids, default=0) < V
-            total = float(write_out_log_probs(model, src, hypothesis.ids).sum())
-            penalty = float(compute_penalty(len(hypothesis.ids) + 1, make_rules(config)))
-            assert hypothesis.score == pytest.approx(total / penalty, abs=1e-5)
-
-
 def test_samples_hold_no_unused_row(model: Transformer) -> None:
     config = DecodingConfig(sample=True, max_extra=20, temperature=5.0)
     found = search(model, pack(SOURCES), make_rules(config, 20))
     ids = {i for samples in found for sample in samples for i in sample.ids}
     assert len(ids) > V // 2 and max(ids) < V
-
-
-def test_the_loss_smooths_over_all_rows(model: Transformer) -> None:
-    hidden = torch.randn(5, TINY.d_model)
-    labels = torch.tensor([4, 5, V - 1, 3, 9])
-    log_probs = (hidden @ model.projection.weight.T).log_softmax(1)  # (5, ROWS)
-    wanted = torch.full((5, ROWS), 0.1 / (ROWS - 1))
-    wanted[torch.arange(5), labels] = 0.9
-    smoothed, nll = compute_loss_sums(hidden, model.projection.weight, labels, 0.1)
-    assert float(smoothed) == pytest.approx(float(-(wanted * log_probs).sum()), rel=1e-5)
-    assert float(nll) == pytest.approx(float(-log_probs[torch.arange(5), labels].sum()), rel=1e-5)
 
 
 @pytest.fixture(scope="module", name="config")

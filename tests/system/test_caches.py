@@ -158,6 +158,14 @@ def test_own_folders_stay_caches(
     assert capsys.readouterr().err == ""
 
 
+def test_where_no_code_is_kept_downloads_are_in_a_folder_like_any(open_home: Path) -> None:
+    own = open_home / ".cache"
+    (own / "nmt").mkdir(parents=True)
+    (own / "nmt").chmod(0o777)
+    provide_caches()
+    assert (own / "huggingface").stat().st_mode == own.stat().st_mode
+
+
 def test_earlier_downloads_are_read_where_they_are(home: Path, tmp_path: Path) -> None:
     """Nothing can be made in these folders: as a read-only disk, but root can write to any."""
     os.environ["HOME"] = "/proc/self"

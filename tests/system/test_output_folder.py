@@ -6,7 +6,12 @@ import pytest
 
 from nmt.system.errors import UserError
 from nmt.system.files import seal
-from nmt.system.output_folder import check_replaceable, is_unedited_card, sign_card
+from nmt.system.output_folder import (
+    MAX_CARD_BYTES,
+    check_replaceable,
+    is_unedited_card,
+    sign_card,
+)
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
 
@@ -60,6 +65,10 @@ def test_a_signed_card_until_somebody_edits_it(out: Path) -> None:
         sign_card("text\n").replace("\n", "\r\n"),
         sign_card("text\n").removesuffix("\n"),
     ]
+    room = MAX_CARD_BYTES - len(sign_card("\n"))
+    for n in (room, room + 1):
+        card.write_text(sign_card("x" * n + "\n"))
+        assert is_unedited_card(card) == (n == room)
     for text in edits:
         card.write_text(text, newline="")
         assert not is_unedited_card(card)

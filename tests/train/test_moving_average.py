@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import RunConfig
@@ -25,22 +24,6 @@ SHORT = ["training.steps=6", "training.validate_every=2", "evaluation.bleu=false
 
 def train(toy: Path, name: str, *settings: str) -> RunConfig:
     return train_toy(toy, *SHORT, f"out={toy.parent}/{name}", *settings)
-
-
-def test_it_is_that_of_torch() -> None:
-    torch.manual_seed(1)
-    layer = nn.Linear(3, 3)
-    # below (n + 1) / (n + 10) from the first update on
-    ours = MovingAverage(dict(layer.named_parameters()), 0.15)
-    theirs = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.15))
-    theirs.update_parameters(layer)  # which begins with these weights
-    for step in range(1, 6):
-        with torch.no_grad():
-            layer.weight.normal_()
-        ours.add(step)
-        theirs.update_parameters(layer)
-        expected = theirs.state_dict()["module.weight"]
-        torch.testing.assert_close(ours.averages["weight"], expected, rtol=1e-6, atol=1e-7)
 
 
 def test_the_weights_come_back_even_after_an_error() -> None:

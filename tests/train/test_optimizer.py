@@ -16,20 +16,6 @@ from nmt.config_files import list_differences, load_config
 from nmt.system.errors import UserError
 from nmt.train.optimizer import learning_rate, make_optimizer
 
-
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [
-        (1, 1.74692810742171e-07),  # 512^-0.5 * 4000^-1.5
-        (4000, 6.98771242968684e-04),  # 512^-0.5 * 4000^-0.5, the peak
-        (100_000, 1.39754248593737e-04),  # 512^-0.5 * 100000^-0.5
-    ],
-)
-def test_schedule_of_the_base_model(step: int, expected: float) -> None:
-    rate = learning_rate(step, 512, 100_000, OptimizerConfig())
-    assert rate == pytest.approx(expected, rel=1e-12)
-
-
 PEAK, WARMUP, N_STEPS = 3e-3, 20, 100
 Rates = Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]
 TORCHS_SCHEDULERS: dict[str, Rates] = {

@@ -46,20 +46,6 @@ def test_a_processor_computes_in_bf16_if_it_has_instructions_for_it(
 
 
 @pytest.mark.parametrize(
-    ("capability", "chosen"),
-    [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16"), ((12, 0), "bf16")],
-)
-def test_a_gpu_computes_in_bf16_from_ampere_on(
-    capability: tuple[int, int], chosen: str, toy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    config = load_recorded_config(toy)
-    config = replace(config, training=replace(config.training, precision="auto"))
-    gpu = World(0, 1, torch.device("cuda"))
-    assert resolve(config, config, gpu).training.precision == chosen
-
-
-@pytest.mark.parametrize(
     ("architecture", "chosen"),
     [
         ("gfx906:sramecc+:xnack-", "fp32"),

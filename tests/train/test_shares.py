@@ -28,7 +28,6 @@ from nmt.model.moments import ADAM, Moments
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.loss import Objective
-from nmt.train.replica import Replica
 
 # At a rate of 0.05 rounding alone grows to 1e-3 in 24 updates
 CALM = ("training.log_every=1", "optimizer.scale=0.05")
@@ -161,23 +160,6 @@ def draw_batch(seed: int) -> Batch:
 def check_near(there: Tensor, here: Tensor) -> None:
     assert isinstance(there, DeviceTensor)
     assert here.any() and (there.on_host - here).norm() <= 1e-5 * here.norm()
-
-
-@pytest.mark.parametrize("is_bf16", [False, True])
-def test_gradients_are_those_of_the_core(is_bf16: bool) -> None:
-    """Of updates of two micro-batches; the second update replaces the gradients of the first."""
-    ours, theirs = make_objective(), make_objective()
-    replica = RecordedReplica(ours, ALONE, is_bf16)
-    plain = Replica(theirs, ALONE, is_bf16)
-    for seed in range(4):
-        batch = draw_batch(seed)
-        assert torch.equal(replica.run(batch, 0.1, seed), plain.run(batch, 0.1, seed))
-        if seed % 2:
-            for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-                assert p.grad is not None and q.grad is not None
-                assert q.grad.any() and (p.grad - q.grad).norm() <= 1e-6 * q.grad.norm()
-            replica.clear_gradients()
-            plain.clear_gradients()
 
 
 @pytest.fixture

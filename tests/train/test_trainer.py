@@ -120,18 +120,6 @@ def test_outcomes_that_come_late_change_no_figure(
     assert Late.n_behind == 4  # after updates 3, 9, 11 and 13; the others log, validate or save
 
 
-@pytest.mark.parametrize(
-    "change", ["model.dropout=0.3", "seed=9", "training.tgt_tokens=200", "optimizer.scale=2.0"]
-)
-def test_a_changed_setting_is_refused_by_name(
-    change: str, ground: Ground, whole: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(ground.argv("whole", *LOGGED, change)) == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and change.split("=")[0] in error[0] and "out=" in error[0]
-    assert whole.path.name in error[0]
-
-
 def test_ranks_with_different_texts_are_refused(
     ground: Ground, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,19 +165,6 @@ def test_the_folder_of_another_program_is_refused(
     refused = "config.yaml:1: learning_rate: unknown key; damaged, or of another version of nmt"
     assert refused in capsys.readouterr().err
     assert {path: path.read_text() for path in texts} == texts
-
-
-@pytest.mark.parametrize("name", ["vocab.model", "metrics.jsonl", "report.html"])
-def test_a_file_of_the_user_is_not_replaced(
-    name: str, ground: Ground, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = ground.run(f"own-{name}")
-    run.path.mkdir()
-    (run.path / name).write_text("precious")
-    assert main(ground.argv(run.path.name)) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{run.path / name}: exists, but its folder is not that of a run" in line
-    assert [file.read_text() for file in run.path.iterdir()] == ["precious"]
 
 
 def test_the_root_folder_is_refused(ground: Ground) -> None:

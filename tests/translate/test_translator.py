@@ -1,20 +1,16 @@
 """Text to text against sentence-by-sentence search: n-best lists, long lines, prefixes, failures."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from support.toy_corpus import sentences
-from support.untrained import DECODING, SHAPE, make_checkpoint, make_model, make_vocab
+from support.untrained import DECODING, SHAPE, make_model, make_vocab
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
 from nmt.data.vocab import EOS, Vocab
 from nmt.system.errors import Failure
-from nmt.system.files import seal
-from nmt.system.run_folder import MODEL_FILE
 from nmt.translate.search import search
 from nmt.translate.search_rules import make_rules
 from nmt.translate.sentences import RunningText
@@ -22,7 +18,6 @@ from nmt.translate.translator import (
     LineTooLong,
     Translation,
     Translator,
-    open_translator,
 )
 
 SOURCES = [src for src, _ in sentences(30, seed=5)]
@@ -34,51 +29,11 @@ def translator(
     return Translator(make_model(vocab, shape), vocab, config, torch.device("cpu"))
 
 
-def test_n_best_are_those_of_each_sentence_alone(vocab: Vocab) -> None:
-    ours = translator(vocab)
-    lines = [SOURCES[0], "", *SOURCES[1:], "   "]
-    found = ours.find_candidates(lines, 2)
-    for line, candidates in zip(lines, found, strict=True):
-        ids = vocab.encode([line])[0]
-        if not ids:
-            assert [(one.text, one.score, one.piece_ids) for one in candidates] == [("", 0.0, ())]
-            continue
-        alone = search(ours.model, pack([[*ids, EOS]]), make_rules(DECODING, 2))[0]
-        assert [one.text for one in candidates] == vocab.decode([one.ids for one in alone])
-        assert [one.score for one in candidates] == pytest.approx(
-            [one.score for one in alone], abs=1e-5
-        )
-    assert [one.text for one in ours.translate(lines)] == [
-        candidates[0].text for candidates in found
-    ]
-    assert len({one[0].text for one in found}) > 10  # sources do matter
-
-
 def test_a_model_in_training_mode_stays_in_it(vocab: Vocab) -> None:
     ours = translator(vocab, shape=replace(SHAPE, dropout=0.5))
     ours.model.train()
     assert ours.translate(SOURCES) == ours.translate(SOURCES)  # without dropout
     assert ours.model.training
-
-
-def test_a_model_of_nan_is_a_failure(vocab: Vocab) -> None:
-    ours = translator(vocab)
-    ours.model.projection.weight.fill_(float("nan"))
-    with pytest.raises(Failure, match="NaN or infinite"):
-        ours.translate(SOURCES[:3])
-
-
-def test_finite_weights_that_overflow_are_a_failure(vocab: Vocab, tmp_path: Path) -> None:
-    """Opening a checkpoint finds no fault with them."""
-    checkpoint = make_checkpoint(tmp_path / "average", vocab)
-    weights = load_file(checkpoint / MODEL_FILE)
-    (best,) = open_translator([str(checkpoint)], ["device=cpu"]).translator.translate(SOURCES[:1])
-    weights["tgt_embedding.weight"][best.piece_ids[0]] = 3e38
-    save_file(weights, checkpoint / MODEL_FILE)
-    seal(checkpoint)
-    broken = open_translator([str(checkpoint)], ["device=cpu"]).translator
-    with pytest.raises(Failure, match="search found no hypothesis.* NaN or infinite"):
-        broken.translate(SOURCES[:1])
 
 
 def test_a_text_is_the_translations_of_its_sentences(
@@ -111,14 +66,6 @@ def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
     ) as error:
         ours.find_candidates([*SOURCES[:2], " ".join(SOURCES)], 1, numbers=[10, 11, 12])
     assert error.value.number == 12
-
-
-def test_learned_positions_bound_a_line_too(
-    vocab: Vocab, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ours = translator(vocab, shape=replace(SHAPE, positions="learned", max_positions=30))
-    ((one,),) = ours.find_candidates([" ".join(SOURCES)], 1, numbers=[7])
-    assert one.score < 0 and "line 7 has" in capsys.readouterr().err
 
 
 def test_the_shortest_table_of_several_models_bounds_a_line(
