@@ -30,7 +30,6 @@ from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 from nmt.train.checkpoint_writer import Mirror
 from nmt.train.events import Listener
 from nmt.train.loop import Trainer
-from nmt.train.on_track import smoothed_loss_floor
 from nmt.train.resolve import resolve
 from nmt.train.setup import open_setup, resume
 from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
@@ -134,7 +133,7 @@ def _announce_run(trainer: Trainer) -> None:
     run folder.
     """
     setup = trainer.setup
-    config, store, model = setup.config, setup.store, setup.model
+    config, store = setup.config, setup.store
     say(
         f"model: {setup.n_weights / 1e6:.1f}M parameters, {format_size(setup.vocab)} pieces; data: "
         f"{len(store):,} pairs, {len(store.tgt.ids):,} target pieces; {config.training.precision} "
@@ -142,10 +141,9 @@ def _announce_run(trainer: Trainer) -> None:
     )
     if setup.mixture is not None:
         say(describe_mixture(setup.mixture, config.data))
-    floor = smoothed_loss_floor(config.training.label_smoothing, model.n_vocab)
     say(
-        "yardsticks: a model that knows only how often each piece occurs has an NLL of "
-        f"{trainer.log.learning.unigram_nll:.2f} nats per target token; no smoothed loss is below {floor:.2f}"
+        f"yardstick: an NLL of {trainer.log.learning.unigram_nll:.2f} takes no more than the frequencies of the "
+        "pieces; a model that learns to translate soon falls far below it"
     )
     if config.training.ema is not None:
         say(
