@@ -236,7 +236,7 @@ def test_what_was_scored_of_a_run_stands_in_its_results(
 ) -> None:
     checkpoint, output = run / "checkpoints" / "step-0000060", tmp_path / "out.txt"
     found = evaluate(tmp_path, run, "--output", output)
-    assert f"next: nmt-report {os.path.relpath(run)}, which" in capsys.readouterr().err
+    assert f"next: nmt-report {os.path.relpath(run)}, for" in capsys.readouterr().err
     [record] = read_records(run)
     assert found["scores"][0]["value"] == bleu(lines_of(output), lines_of(ground / "test.de")) > 1
     expected = {
