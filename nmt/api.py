@@ -19,6 +19,7 @@ quick: torch is imported by the first function that needs it.
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
@@ -209,7 +210,7 @@ def train(config: RunConfig) -> int:
         recorded = world.on_main(prepare_run) or config  # the other ranks leave it to the main one
         exit_code = run_start.train(config, recorded, world, listener, mirror)
         # All ranks wait: torchrun kills the others as soon as one exits with a nonzero code.
-        world.on_main(lambda: _write_page(config.folder))
+        world.on_main(lambda: _end_run(config.folder, exit_code))
         return exit_code
 
 
@@ -235,9 +236,9 @@ def _open_mirror(config: RunConfig) -> "Mirror":
     return RunMirror(config.training.mirror, config)
 
 
-def _write_page(folder: Path) -> None:
-    """Write the run's HTML report, even if the run was stopped. A failure only causes a warning:
-    training is unaffected.
+def _end_run(folder: Path, exit_code: int) -> None:
+    """Write the run's HTML report, even if the run was stopped, and name the next command. A failure only
+    causes a warning: training is unaffected.
     """
     from nmt.system.progress import say
 
@@ -245,11 +246,13 @@ def _write_page(folder: Path) -> None:
         check_extra("report", "the page")
         from nmt.extras.report.page import write_report
 
-        write_report(folder)
+        say(f"its curves and samples: {write_report(folder)}")
     except (OSError, UserError) as error:
         say(f"warning: no report: {error}")
     except Exception as error:  # a bug, but the training is done and saved
         say(f"warning: no report, because of a bug; please report it: {error!r}")
+    if not exit_code:
+        say(f"next: nmt-average {shlex.quote(str(folder))}")
 
 
 def evaluate(

@@ -178,12 +178,14 @@ def parse_override(text: str) -> PlacedSetting:
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z_0-9-]+(\.[a-z_0-9-]+)*", key):
         raise UserError(
-            f"{text!r} is not of the form section.key=value (for example training.steps=1000)"
+            f"{text!r} is not of the form section.key=value, without spaces (such as training.steps=1000)"
         )
     written = f"{{value: {value}}}" if value.strip() else "value: ''"
     parsed = parse_yaml(written, f"command line, {key}")
     if set(parsed.values) != {"value"}:
-        raise UserError(f"{text!r}: the value contains YAML syntax; quote it: {key}='\"...\"'")
+        raise UserError(
+            f"{text!r}: is YAML syntax; write 1000 or 0.5, or quote it: {key}='\"...\"'"
+        )
     inner_keys = [inner.removeprefix("value") for inner in parsed.lines if inner]
     lines = {key + inner: "command line" for inner in inner_keys}
     return PlacedSetting(key, parsed.values["value"], lines)

@@ -259,7 +259,8 @@ def test_bad_text_is_refused_in_one_line(load: Loader, text: str | bytes, compla
     "override, complaint",
     [
         ("training.steps", "'training.steps' is not of the form section.key=value"),
-        ("=5", "is not of the form"),
+        ("=5", "is not of the form section.key=value, without spaces"),
+        ("training.steps=1,000", "write 1000 or 0.5"),
         ("Training.steps=5", "is not of the form"),
         ("training..steps=5", "is not of the form"),
         ("training.stesp=5", "command line: training.stesp: unknown key; did you mean steps?"),

@@ -1,6 +1,7 @@
 """nmt-average: the mean of several checkpoints, which is what the paper evaluates."""
 
 import math
+import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from functools import partial
@@ -184,6 +185,7 @@ def average_run(args: Namespace) -> int:
     write_card(out, scores)
     counted = "1 checkpoint" if len(names) == 1 else f"{len(names)} checkpoints"
     say(f"{out}: the mean of {counted} ({', '.join(names)})")
+    say(f"next: nmt-eval {shlex.quote(str(out))}")
     return 0
 
 

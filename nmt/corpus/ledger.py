@@ -313,7 +313,7 @@ def describe_mixture(mixture: Mixture, data: DataConfig) -> str:
 
 
 def format_ledger(ledger: Ledger) -> str:
-    """Format what came in, what was kept, what was dropped and why."""
+    """Format what came in, what was kept, what was dropped and why; digests are in the file alone."""
     src, tgt = ledger.languages
     rows = []
     for corpus in ledger.corpora:
@@ -325,15 +325,6 @@ def format_ledger(ledger: Ledger) -> str:
     lines = Table(head, rows).to_lines(numbers=range(1, 5))
     for corpus in ledger.corpora:
         lines += _describe_overlaps(corpus)
-    for file in ledger.files:
-        lines.append(f"{file.sha256}  {file.name} ({file.size:,} bytes, {file.lines:,} lines)")
-    kinds = ["BPE"] if ledger.tgt_bpe is None else [f"{src} BPE", f"{tgt} BPE"]
-    for bpe, kind in zip(ledger.bpes, kinds, strict=True):
-        origin = "given"
-        if bpe.lines:
-            origin = f"learned from {bpe.words:,} words of {bpe.lines:,} lines"
-        lines.append(f"{bpe.sha256}  {kind} of {bpe.pieces:,} pieces, {origin}")
-    lines.append(f"{ledger.store}  the store")
     return "\n".join(map(escape_line, lines))
 
 

@@ -105,7 +105,7 @@ def find_local_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
                 f"{path}: is an archive; give archive: {path.name}, and two of its members as src and tgt"
             )
         if not os.path.isfile(path):  # Path.is_file would raise if the name is too long
-            remedy = f"give a file (relative paths start from data.root={data.root})"
+            remedy = f"give a file (relative paths start from data.root={data.root}; ~, $ and * mean themselves)"
             raise explain_missing(path, remedy)
     if len(paths) == 2 and os.path.samefile(*paths):
         raise UserError(f"{paths[1]}: is the same file as {paths[0]}; give two different files")

@@ -140,10 +140,9 @@ def decode_lines(lines: list[bytes], first: int, name: str) -> tuple[list[str], 
             texts.append(line.decode().removesuffix("\n").removesuffix("\r"))
         except UnicodeDecodeError as error:
             texts.append("")
-            bad[i] = (
-                f"{name}:{first + i}:{error.start + 1}: byte 0x{line[error.start]:02x} is not valid UTF-8; "
-                "convert the file to UTF-8"
-            )
+            remedy = "name it .gz" if line[:2] == b"\x1f\x8b" else "convert the file to UTF-8"
+            place = f"{name}:{first + i}:{error.start + 1}"
+            bad[i] = f"{place}: byte 0x{line[error.start]:02x} is not valid UTF-8; {remedy}"
     if first == 1 and texts:
         texts[0] = texts[0].removeprefix("\ufeff")
     return texts, bad

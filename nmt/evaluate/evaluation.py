@@ -7,6 +7,8 @@ results.json.
 """
 
 import hashlib
+import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -393,3 +395,4 @@ def _record(system: System, write_card: CardWriter) -> None:
             write_scored_texts(run, texts)
         if checkpoint.averaged:
             write_card(checkpoint.path, results)
+        say(f"next: nmt-report {shlex.quote(os.path.relpath(run))}, for a page with this result")

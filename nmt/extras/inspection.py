@@ -27,7 +27,7 @@ def describe_store(folder: Path) -> str:
     splits = ["train"]
     if ids_file("valid", "src") in read_manifest(folder):
         splits.append("valid")
-    figures = []
+    figures = [escape_line(f"digest: {ledger.store}")]
     for split in splits:
         store = open_store(folder, split, vocab)
         sides = ((store.src, vocab.src), (store.tgt, vocab.tgt))

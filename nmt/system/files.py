@@ -197,7 +197,7 @@ def check_writable(path: Path) -> None:
         raise UserError(f"{path}: is not a regular file; choose another path")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(
-            f"{path}: its folder does not exist or is not writable; choose another path"
+            f"{path}: its folder does not exist, or you may not write into it; choose another path"
         )
 
 
@@ -420,7 +420,7 @@ def read_manifest(folder: Path) -> Fields:
     path = folder / MANIFEST_FILE
     if not has_plain_file(path):
         raise UserError(
-            f"{folder}: has no {MANIFEST_FILE}, so it is not a complete checkpoint or store; use another copy"
+            f"{folder}: has no {MANIFEST_FILE}, so it is no checkpoint or store; give a run, or one of its checkpoints"
         )
     entries = read_json(path, MAX_MANIFEST_BYTES)
     if not isinstance(entries, dict):

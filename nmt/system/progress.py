@@ -18,6 +18,7 @@ from tqdm import tqdm
 from nmt.system.escapes import escape_line
 
 Element = TypeVar("Element")
+BESIDE_FIGURES = 30  # columns: a name, and a bar that is wide enough to show something
 
 
 def clock() -> float:
@@ -61,7 +62,8 @@ class Progress:
 
     `total` may change while the work goes on. At `ends_at` on the clock the work is over, even if
     not all is done. With `starts_slowly`, the first piece of work does not count for the speed. `postfix`
-    is text after the figures, such as `loss 3.21`. A log gets a line every `line_s` seconds at most.
+    is text after the figures, such as `loss 3.21, nll 2.84`, whose last parts a narrow terminal leaves out.
+    A log gets a line every `line_s` seconds at most.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Progress:
         self.started_at = self.last_line = clock()
         self.is_shown, self.line_s, self.ends_at = is_shown, line_s, ends_at
         self.postfix = ""
+        self.other_s = 0.0  # that work of another kind will still take
         self.bar: tqdm[Never] | None = None
         if is_shown and is_terminal():
             self.bar = tqdm(
@@ -101,7 +104,8 @@ class Progress:
         if postfix is not None:
             self.postfix = postfix
         if self.bar is not None:
-            self.bar.total, self.bar.bar_format = self.total, self.bar_format()
+            room = (self.bar.ncols or math.inf) - BESIDE_FIGURES
+            self.bar.total, self.bar.bar_format = self.total, self.bar_format(room)
             self.bar.update(n)
         elif self.is_shown and may_print and clock() - self.last_line >= self.line_s:
             self.last_line = clock()
@@ -110,9 +114,12 @@ class Progress:
     def line(self) -> str:
         return f"{self.what}: {self.figures()}"
 
-    def bar_format(self) -> str:
-        """Return what tqdm shows: a bar, if the total is known, and the figures of a line."""
-        return "{l_bar}{bar}| " + self.figures() if self.total else "{desc}: " + self.figures()
+    def bar_format(self, room: float = math.inf) -> str:
+        """Return what tqdm shows: a bar, if the total is known, and as many figures as there is room for."""
+        figures = self.figures()
+        while len(figures) > room:
+            figures = figures.rpartition(", ")[0]
+        return ("{l_bar}{bar}| " if self.total else "{desc}: ") + figures
 
     def figures(self) -> str:
         rate = (self.done - self.start) / max(clock() - self.started_at, 1e-9)
@@ -122,7 +129,7 @@ class Progress:
             text += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:,.2f}/s"
         left = self.ends_at - clock()
         if self.total and rate:
-            left = min((self.total - self.done) / rate, left)
+            left = min((self.total - self.done) / rate + self.other_s, left)
         if self.total and left < math.inf:
             text += f", {format_duration(max(left, 0.0))} left"
         if self.postfix:

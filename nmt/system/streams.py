@@ -8,7 +8,7 @@ perhaps a checkpoint, would get one of them and the messages of C libraries insi
 
 What a terminal would obey, such as an escape sequence in the name of a stranger's corpus, is
 written out: in messages always, so that a log is safe to read too, and in standard output only if
-that is a terminal. A file or a pipe gets every byte as it is.
+that is a terminal. A file or a pipe gets every byte as it is. Only a terminal gets colour.
 """
 
 import codecs
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 STDIN, STDOUT, STDERR = 0, 1, 2
 # How a progress bar begins its line anew, or moves to that of another bar.
 BAR_MOVE = re.compile(r"\r|\n*(\x1b\[A)+")
+WARNING = re.compile(r"^ *(nmt-\w+: )?(warning|error|failed)(?=: )", re.MULTILINE)
+SCORE = re.compile(r"\bBLEU +\d+\.\d\d\b")
+
+
+def colour(text: str) -> str:
+    """Return what a terminal is shown: warnings in yellow and scores in bold, unless the user wants neither."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb":
+        return text
+    return SCORE.sub("\x1b[1m\\g<0>\x1b[0m", WARNING.sub("\x1b[33m\\g<0>\x1b[0m", text))
 
 
 class ReaderLeft(BrokenPipeError):
@@ -52,7 +61,8 @@ class _MessageStream(io.TextIOWrapper):
     def write(self, text: str, /) -> int:
         move = BAR_MOVE.match(text)
         start = move.end() if move else 0
-        super().write(text[:start] + escape_lines(text[start:]))
+        shown = escape_lines(text[start:])
+        super().write(text[:start] + (colour(shown) if self.isatty() else shown))
         return len(text)
 
 
@@ -92,7 +102,7 @@ class _TerminalOutput(_DataOutput):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def _write(self, data: "ReadableBuffer") -> int:
-        left = memoryview(escape_lines(self._decoder.decode(bytes(data))).encode())
+        left = memoryview(colour(escape_lines(self._decoder.decode(bytes(data)))).encode())
         while left:
             left = left[super()._write(left) :]
         return memoryview(data).nbytes

@@ -141,8 +141,13 @@ class Trainer:
                 if is_save_step or self.is_save_due or self.stop.exit_code or self.end_reason:
                     self.apply_outcomes(wait_for_newest=True)
                     self.save()
-                # validating and saving do not count
-                self.throughput.started_at += clock() - started_at
+                # validating and saving do not count for the speed, but for the time left
+                took_s = clock() - started_at
+                self.throughput.started_at += took_s
+                progress.started_at += took_s
+                if self.state.validated == step:
+                    n_left = math.ceil((self.expected_steps - step) / training.validate_every)
+                    progress.other_s = took_s * n_left
 
         self.listener.enter("end")
         if self.end_reason and not self.is_validation_due:
@@ -294,8 +299,8 @@ class Trainer:
             return None
         lr = self.optimizer.param_groups[0]["lr"]
         return (
-            f"loss {window.mean_loss:.3f}, nll {window.mean_nll:.3f}, lr {lr:.2e}, "
-            f"{throughput.n_tgt / throughput.seconds:,.0f} target tokens/s"
+            f"loss {window.mean_loss:.3f}, nll {window.mean_nll:.3f}, "
+            f"{throughput.n_tgt / throughput.seconds:,.0f} target tokens/s, lr {lr:.2e}"
         )
 
     def log_window(self) -> None:

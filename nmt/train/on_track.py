@@ -59,17 +59,6 @@ def unigram_entropy(side: Side, sampled_ids: int = SAMPLED_IDS) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def smoothed_loss_floor(smoothing: float, n_vocab: int) -> float:
-    """Compute the entropy of a label-smoothed target in nats, the lowest possible smoothed loss.
-
-    The target gives 1 - eps to the gold piece and eps / (V - 1) to each other (nmt/train/loss.py).
-    """
-    if not smoothing:
-        return 0.0
-    other = smoothing / (n_vocab - 1)
-    return -(1 - smoothing) * math.log(1 - smoothing) - smoothing * math.log(other)
-
-
 class LearningCheck:
     """Watches the log lines of a run, and warns if it has not learned or has lost what it had
     learned; once of each per process.

@@ -66,10 +66,11 @@ class RunLog:
                 elapsed_s=round(state.elapsed_s, 1),
             )
         )
-        bleu = f", BLEU {score.value:.2f}" if score else ""
+        # one validation stands under the other, as the rows of a table
+        bleu = f"  BLEU {score.value:5.2f}" if score else ""
         mark = "  (best)" if is_best else ""
         say(
-            f"update {state.step}: dev NLL {result.nll:.4f}, perplexity {result.perplexity:.2f}"
+            f"update {state.step:>6}: dev NLL {result.nll:7.4f}  perplexity {result.perplexity:8.2f}"
             f"{bleu}{mark}"
         )
 

@@ -31,7 +31,6 @@ from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 from nmt.train.checkpoint_writer import Mirror
 from nmt.train.events import Listener
 from nmt.train.loop import Trainer
-from nmt.train.on_track import smoothed_loss_floor
 from nmt.train.resolve import resolve
 from nmt.train.setup import open_setup, resume
 from nmt.train.shutdown import PREEMPTED, StatusFile, StopRequest
@@ -143,10 +142,9 @@ def _announce_run(trainer: Trainer) -> None:
     )
     if setup.mixture is not None:
         say(describe_mixture(setup.mixture, config.data))
-    floor = smoothed_loss_floor(config.training.label_smoothing, setup.model.n_vocab)
     say(
-        "yardsticks: a model that knows only how often each piece occurs has an NLL of "
-        f"{trainer.log.learning.unigram_nll:.2f} nats per target token; no smoothed loss is below {floor:.2f}"
+        f"yardstick: an NLL of {trainer.log.learning.unigram_nll:.2f} takes no more than the frequencies of the "
+        "pieces; a model that learns to translate soon falls far below it"
     )
     if config.training.ema is not None:
         say(

@@ -71,6 +71,7 @@ def test_scores_and_minutes_are_said_and_kept(
     said = capsys.readouterr()
     assert said.out == "" and "update 40, minute 24.0, dev NLL 2.0000, BLEU 21.00" in said.err
     assert "update 50, minute 30.0, dev NLL 2.2000, BLEU 22.00" in said.err
+    assert said.err.endswith(f"next: nmt-eval {run.average}\n")
     assert read_state(run.average) == {
         "averaged": ["step-0000040", "step-0000050"],
         "step": 50,

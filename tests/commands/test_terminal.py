@@ -114,7 +114,9 @@ def run_at_terminal(
 
 def check_screen(written: str, width: int) -> list[str]:
     """Return the lines of the screen, after a look that nothing strange is on it."""
-    text = written.replace("^C", "")  # the terminal's own echo
+    text = re.sub(r"\x1b\[\d*m", "", written).replace(
+        "^C", ""
+    )  # colour, and the terminal's own echo
     assert "<U+" not in text, text
     stray = [char for char in MOVES.sub("", text) if not char.isprintable()]
     assert stray == [], text

@@ -281,12 +281,17 @@ TWO = CorpusConfig(src="x.en", tgt="x.de")
             b"a\n" * 3,
             "ROOT/x.en:3:5: byte 0xdf is not valid UTF-8; convert the file to UTF-8",
         ),
+        (
+            b"\x1f\x8b\n",
+            b"a\n",
+            "ROOT/x.en:1:2: byte 0x8b is not valid UTF-8; name it .gz",
+        ),
         (b"a\xed\xa0\x80\n", b"a\n", "ROOT/x.en:1:2: byte 0xed is not valid UTF-8"),
         (b"a\n\xff\n", b"\xfe\nb\n", "ROOT/x.de:1:1: byte 0xfe is not valid UTF-8"),
         (
             None,
             b"a\n",
-            "ROOT/x.en: not found; give a file (relative paths start from data.root=ROOT)",
+            "ROOT/x.en: not found; give a file (relative paths start from data.root=ROOT; ~, $ and * mean themselves)",
         ),
     ],
 )

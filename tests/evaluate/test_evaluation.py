@@ -232,10 +232,11 @@ def test_what_cannot_be_scored_rightly_is_refused_and_forced(
 
 
 def test_what_was_scored_of_a_run_stands_in_its_results(
-    run: Path, ground: Path, tmp_path: Path
+    run: Path, ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint, output = run / "checkpoints" / "step-0000060", tmp_path / "out.txt"
     found = evaluate(tmp_path, run, "--output", output)
+    assert f"next: nmt-report {os.path.relpath(run)}, for" in capsys.readouterr().err
     [record] = read_records(run)
     assert found["scores"][0]["value"] == bleu(lines_of(output), lines_of(ground / "test.de")) > 1
     expected = {

@@ -66,7 +66,8 @@ def with_ledger(store: Path, **more: Any) -> Path:
 
 def test_every_figure_equals_one_counted_by_hand(store: Path) -> None:
     shown = dict(line.split(": ") for line in describe_store(store).split("\n\n")[-1].splitlines())
-    assert list(shown) == ["train en", "train de", "valid en", "valid de"]
+    assert list(shown) == ["digest", "train en", "train de", "valid en", "valid de"]
+    assert shown["digest"] == read_json(store / "ledger.json")["store"]
     vocab = load_vocab(store).src
     for split in ("train", "valid"):
         opened = open_store(store, split)

@@ -5,6 +5,7 @@ set is trained on, and nothing is overwritten.
 import os
 import random
 import zipfile
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from nmt.config_files import load_config
 from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import Block, read_blocks
 from nmt.extras.init import suggest, survey
-from nmt.extras.init.first_config import find_config_for, guess_languages
+from nmt.extras.init.first_config import choose_languages, find_config_for, guess_languages
 from nmt.extras.init.hours import USED_SHARE
 from nmt.extras.init.recipe import SIZES, choose_size
 from nmt.system.errors import UserError
@@ -114,11 +115,15 @@ def test_sets_are_drawn_from_text_whose_pairs_all_occur_three_times(
     assert f"drops {n_dropped:,} pairs here" in (pair / "my.yaml").read_text()
 
 
-def test_no_given_sentence_is_trained_on(pair: Path) -> None:
+def test_no_given_sentence_is_trained_on(pair: Path, capsys: Capture) -> None:
+    write_lines(pair / "train.en", [*read_lines_of(pair / "train.en"), "left"])
+    write_lines(pair / "train.de", [*read_lines_of(pair / "train.de"), ""])
     write_lines(pair / "dev.en", [*read_lines_of(pair / "train.en")[:20], "new"])
     write_lines(pair / "dev.de", [*read_lines_of(pair / "train.de")[:20], "neu"])
     options = ["--valid-src", "dev.en", "--valid-tgt", "dev.de"]
     assert nmt_init([*TWO_FILES, *options, "-o", "my.yaml"]) == 0
+    said = capsys.readouterr().err
+    assert ", 1 an empty side\n" in said and "\n40 training pairs have a side in common" in said
     assert not list(pair.glob("my.valid.*")) and len(read_lines_of(pair / "my.test.en")) == 100
     src, tgt = read_training_text(pair / "my.yaml")
     for name in ("dev", "my.test"):
@@ -225,6 +230,15 @@ def test_refusals_are_one_line(pair: Path, capsys: Capture) -> None:
 )
 def test_languages_are_in_the_names(names: str, languages: tuple[str, str] | None) -> None:
     assert guess_languages(names.split()) == languages
+
+
+@pytest.mark.parametrize(
+    "given, codes", [("english-DE_AT", "en-de"), ("de_AT-de_CH", "de_AT-de_CH")]
+)
+def test_languages_are_called_by_their_codes(given: str, codes: str, capsys: Capture) -> None:
+    assert choose_languages(Namespace(languages=given)) == tuple(codes.split("-"))
+    said = f"--languages {given}: called {codes} from now on\n"
+    assert capsys.readouterr().err == ("" if given == codes else said)
 
 
 # ---- the size --------------------------------------------------------------------------------------------------

@@ -60,6 +60,17 @@ def test_slow_updates_are_timed_once(
     assert asked == counts and timing.n_updates == counts[-1]
 
 
+def test_a_busy_machine_is_named(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for load in (3, 9):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: [load])
+        open_dry_run(config, ALONE)
+        said = capsys.readouterr().err
+        assert ("warning: this machine is busy: load 9 on 2 cores" in said) == (load == 9)
+
+
 def test_waiting_for_data_is_shown(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = Loader.__next__
 

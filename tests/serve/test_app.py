@@ -58,6 +58,12 @@ def test_answers_are_the_translators(server: RunningServer, question: dict[str, 
     assert_same(server, question, answer.json)
 
 
+def test_languages_may_be_in_capitals_with_a_region_or_names(server: RunningServer) -> None:
+    question = ask(LINES[:1], "fr")
+    for words in ({"source": "EN"}, {"source": "English", "target": "FR-ca"}):
+        assert_same(server, question, server.post("/translate", question | words).json)
+
+
 def test_requests_mixed_in_batches_are_answered_as_if_alone(server: RunningServer) -> None:
     rng = Random(1)
     questions: list[dict[str, Any]] = []
@@ -92,7 +98,7 @@ def test_a_long_text_is_answered_in_groups_that_leave_room_for_others(
     "question, status, words",
     [
         ([], 400, "not a JSON object"),
-        ({}, 400, "'q': field required"),
+        ({}, 400, "'q': field required; JSON needs the header Content-Type: application/json"),
         (ask([]), 400, r"'q': .*\[\]"),
         (ask([1]), 400, r"'q': .* valid string .*1"),  # type: ignore[list-item]
         (ask("a", "x" * 99), 400, "en to x{20} is not supported; there is en to de, en to fr"),

@@ -82,7 +82,6 @@ class Terminal(io.StringIO):
 
 def test_a_bar_shows_what_a_line_does(time: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setenv("COLUMNS", "100")
     with Progress("training {1}", 1000, "updates", ends_at=60.0) as shown:
         for step in range(1, 4):
             time[0] = 10.0 * step
@@ -97,6 +96,22 @@ def test_a_bar_shows_what_a_line_does(time: list[float], monkeypatch: pytest.Mon
 
     with Progress("reading", None, "lines"):
         assert terminal.getvalue().endswith("\rreading: 0 lines")
+
+
+def test_a_narrow_terminal_has_room_for_a_bar(
+    time: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    for columns, last in ((80, "loss 4.411"), (110, "nll 3.651"), (160, "lr 1.96e-03")):
+        with Progress("training", 400, "updates") as shown:
+            assert shown.bar is not None
+            shown.bar.dynamic_ncols, shown.bar.ncols = False, columns
+            time[0] += 400
+            shown.advance(160, "loss 4.411, nll 3.651, 1,374 target tokens/s, lr 1.96e-03")
+            shown.bar.refresh()
+            drawn = terminal.getvalue().rpartition("\r")[2]
+        assert len(drawn) == columns and drawn.endswith(last)
+        assert len(drawn.split("|")[1]) >= 10
 
 
 @pytest.mark.parametrize("state", ["absent", "closed", "broken"])

@@ -130,6 +130,19 @@ for text in {PAYLOADS}:
     assert shown.count("<U+001B>[31mred") == 7
 
 
+def test_only_a_terminal_gets_colour_unless_the_user_wants_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "print('an error: no', ' warning: BLEU 0.123', sep='\\n', file=sys.stderr); print('BLEU   2.34')"
+    plain = "an error: no\n warning: BLEU 0.123\nBLEU   2.34\n"
+    monkeypatch.setenv("TERM", "xterm")
+    coloured = plain.replace(" warning", "\x1b[33m warning\x1b[0m")
+    assert run_at_terminal(code) == coloured.replace("BLEU   2.34", "\x1b[1mBLEU   2.34\x1b[0m")
+    assert run_shell(code, "2>&1").stdout == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run_at_terminal(code) == plain
+
+
 def test_progress_bars_still_move() -> None:
     shown = run_at_terminal("""
 from nmt.system.progress import track

@@ -13,11 +13,12 @@ from support.finished_run import read_lines, read_losses, read_tensors, train_to
 import nmt.api
 from nmt.average.select import list_candidates
 from nmt.config import RunConfig
+from nmt.system import progress
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress
 from nmt.system.run_folder import RunFolder
 from nmt.train import loop
-from nmt.train.validate import MIN_BLEU, rate_bleu
+from nmt.train.validate import MIN_BLEU, Validation, rate_bleu
 
 QUICK = ["training.steps=40", "training.validate_every=2", "evaluation.bleu=false"]
 
@@ -90,6 +91,20 @@ def test_a_bar_moves_between_log_lines(toy: Path, monkeypatch: pytest.MonkeyPatc
     assert len(set(losses)) == 6  # a mean that each update changes
     logged = {step: losses[step - 1] for step, (_, is_due) in enumerate(shown, 1) if is_due}
     assert logged == pytest.approx(read_losses(config.folder), abs=1e-3)
+
+
+def test_time_left_counts_validations_as_what_they_take(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Updates take no time at all on this clock, and each validation takes a minute."""
+    to_come = [Validation(1.0, None, 1.0)] * 4
+    for module in (loop, progress):
+        monkeypatch.setattr(module, "clock", lambda: -60 * len(to_come))
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(loop, "validate", lambda *_: to_come.pop())
+    train_toy(toy, *QUICK, "training.steps=7", "training.log_every=1")
+    left = re.findall(r"training: (\d)/7 .*, ([\d:]+) left", capsys.readouterr().err)
+    assert left[-2:] == [("6", "2:00"), ("7", "1:00")]
 
 
 def test_hours_end_training_and_count_over_all_starts(

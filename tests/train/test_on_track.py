@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from support.ground import Ground
 from support.rings import amount
 
@@ -18,8 +17,7 @@ from nmt.data.store import Side
 from nmt.system.run_folder import RunFolder
 from nmt.train import on_track
 from nmt.train.events import Event, WarningEvent, parse_line, read_events
-from nmt.train.loss import compute_loss_sums
-from nmt.train.on_track import LearningCheck, smoothed_loss_floor, unigram_entropy
+from nmt.train.on_track import LearningCheck, unigram_entropy
 
 # Two sentences, five five six and seven: 6 tokens with their end marks.
 SIDE = Side(np.array([5, 5, 6, 7], np.uint16), np.array([0, 3, 4], np.int64))
@@ -61,19 +59,6 @@ def test_a_large_store_is_sampled_from_end_to_end() -> None:
     ids = np.concatenate(halves).astype(np.uint16)
     side = Side(ids, np.arange(0, 100_001, 10))
     assert unigram_entropy(side, 5_000) == pytest.approx(unigram_entropy(side), abs=0.01)
-
-
-@pytest.mark.parametrize("smoothing, n_vocab", [(0.1, 37_000), (0.2, 9), (0.0, 9)])
-def test_the_floor_is_the_loss_of_a_perfect_model(smoothing: float, n_vocab: int) -> None:
-    target = torch.full((1, n_vocab), smoothing / (n_vocab - 1), dtype=torch.float64)
-    target[0, 3] = 1 - smoothing
-    logits = target.clamp(min=1e-300).log()
-    floor = smoothed_loss_floor(smoothing, n_vocab)
-    assert floor == pytest.approx(float(torch.nn.functional.cross_entropy(logits, target)))
-    # and by the loss that training has: (1, 1) @ (V, 1).T are those logits
-    one = torch.ones(1, 1, dtype=torch.float64)
-    smoothed, _ = compute_loss_sums(one, logits.T, torch.tensor([3]), smoothing)
-    assert floor == pytest.approx(float(smoothed))
 
 
 # ---- when it warns -------------------------------------------------------------------------------

@@ -281,6 +281,9 @@ def test_the_page_of_a_run_is_written_when_it_is_done(
     assert main(ground.argv("whole", *LOGGED)) == 0
     assert "warning: no report" in capsys.readouterr().err
     whole.report.rmdir()
+    assert main(ground.argv("whole", *LOGGED)) == 0
+    next_line = f"its curves and samples: {whole.report}\nnext: nmt-average {whole.path}\n"
+    assert capsys.readouterr().err.endswith(next_line)
 
 
 def test_what_only_a_compiled_model_needs_is_not_imported(ground: Ground) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nmt.agreement import check_corpus, find_direction
 from nmt.config import RANDOM_SEED, CorpusConfig, DataConfig
 from nmt.config_files import load_config
+from nmt.languages import find_code
 from nmt.system.errors import UserError
 from nmt.system.files import make_folder, refuse_run_file
 from nmt.system.progress import say
@@ -74,7 +75,12 @@ def choose_languages(args: Namespace) -> tuple[str, str]:
         raise UserError(
             f"--languages {args.languages}: is not a pair of languages; write it as en-de"
         )
-    return match[1], match[2]
+    src, tgt = find_code(match[1]), find_code(match[2])
+    if src == tgt:  # two regions of one language
+        return match[1], match[2]
+    if match[0] != f"{src}-{tgt}":
+        say(f"--languages {match[0]}: called {src}-{tgt} from now on")
+    return src, tgt
 
 
 def guess_languages(names: Sequence[str]) -> tuple[str, str] | None:

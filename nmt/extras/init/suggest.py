@@ -188,6 +188,10 @@ def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
         if look_unrelated(other.characters):
             say(f"warning: {describe_corpus(corpus)}: do not look like translations of each other")
     n_shared = int(is_shared.sum())
+    if n_shared:
+        say(
+            f"{n_shared:,} training pairs have a side in common with the dev or test set that you gave"
+        )
     if n_shared > survey.n_pairs / 2:
         raise UserError(
             f"{n_shared:,} of {survey.n_pairs:,} training pairs have a side in common with the dev or "
@@ -261,7 +265,7 @@ def _describe(survey: Survey, data: DataConfig) -> None:
     say(
         f"{describe_corpus(data.train[0])}: {data.src} to {data.tgt}, {survey.n_pairs:,} pairs, "
         f"{n_words[0]:,} and {n_words[1]:,} words; {survey.is_repeated.sum():,} pairs equal an earlier "
-        f"one, {survey.is_identical.sum():,} have equal sides"
+        f"one, {survey.is_identical.sum():,} have equal sides, {(survey.characters.min(1) == 0).sum():,} an empty side"
     )
     if survey.n_unreadable:
         say(f"warning: {survey.n_unreadable:,} unreadable pairs, such as {survey.complaint}")

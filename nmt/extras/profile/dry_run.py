@@ -5,6 +5,7 @@ lock, no checkpoint. On many ranks all run the same number of updates, or rank 0
 a world of its own. Tokens are those of all ranks; memory is this rank's.
 """
 
+import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from nmt.data.loader import Loader, MicroBatch, Update
 from nmt.data.plan import Cursor
 from nmt.extras.profile.cost import DeviceTimer, reset_peak_memory
 from nmt.system.device import name_machine, read_peak_memory
-from nmt.system.progress import Progress, clock
+from nmt.system.progress import Progress, clock, say
 from nmt.system.ranks import World
 from nmt.train.memory_probe import explain_out_of_memory, make_full_batch
 from nmt.train.resolve import resolve
@@ -29,6 +30,7 @@ from nmt.translate.translator import Translator
 
 MIN_TIMED_UPDATES = 3
 TIMED_LINES = 50  # of the dev set
+BUSY = 1.5  # load per core; the preparation that comes before brings it to 1
 
 
 @dataclass
@@ -149,7 +151,13 @@ class DryRun:
 
 
 def open_dry_run(config: RunConfig, world: World) -> DryRun:
-    """Open what the run of a config would train with, at its update 0."""
+    """Open what the run of a config would train with, at its update 0; say if others use the machine too."""
+    load, n_cores = os.getloadavg()[0], os.cpu_count() or 1
+    if world.is_main and load > BUSY * n_cores:
+        say(
+            f"warning: this machine is busy: load {load:.0f} on {n_cores} cores; what is timed now holds "
+            "only while it stays so"
+        )
     recorded = world.on_main(lambda: load_run_config(config.run_folder))
     return DryRun(open_setup(resolve(config, recorded or config, world), world))
 

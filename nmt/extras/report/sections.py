@@ -149,7 +149,7 @@ def list_summary(run: RunFacts) -> Iterator[tuple[str, Cell]]:
     best = find_best_validation(run)
     if best is not None:
         yield "best dev BLEU", f"{best.bleu:.2f} at update {best.step:,}"
-        yield "signature", Code(best.signature or "")
+        yield "signature of dev BLEU", Code(best.signature or "")
     losses = collect_points(run.events, "valid", "nll")
     if losses:
         step, lowest = min(losses, key=lambda point: point[1])

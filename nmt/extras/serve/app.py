@@ -29,7 +29,7 @@ from nmt.extras.serve.messages import (
     explain_invalid,
 )
 from nmt.extras.serve.models import ServedModel
-from nmt.languages import name_language
+from nmt.languages import find_code, name_language
 from nmt.system.errors import Failure, UserError
 from nmt.system.strict_json import Fields, parse_json
 from nmt.translate.sentences import RunningText
@@ -231,9 +231,10 @@ def choose_model(asked: TextsRequest, models: Sequence[ServedModel]) -> ServedMo
         )
     if source == "auto":
         (source,) = sources
-    for model in models:
-        if (model.src, model.tgt) == (source, asked.target):
-            return model
+    for read in (str, find_code):  # exactly, or else in capitals, with a region or by name
+        for model in models:
+            if (read(model.src), read(model.tgt)) == (read(source), read(asked.target)):
+                return model
     pairs = ", ".join(other.direction for other in models)
     raise HTTPException(
         400, f"{source[:20]} to {asked.target[:20]} is not supported; there is {pairs}"

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field, StrictInt, model_validat
 from nmt.system.strict_json import Fields
 
 SHOWN_CHARACTERS = 99  # of a wrong value
+NO_JSON = "; JSON needs the header Content-Type: application/json"  # curl sends another
 
 
 def read_digits(value: Any) -> Any:
@@ -62,7 +63,7 @@ def explain_invalid(errors: Sequence[Mapping[str, Any]]) -> str:
     """Say in one line what is wrong with a request: the key, its value, and what it must be."""
     first = errors[0]
     key = first["loc"][0]
-    shown = f" ({first['input']!r:.{SHOWN_CHARACTERS}})" if first["type"] != "missing" else ""
+    shown = f" ({first['input']!r:.{SHOWN_CHARACTERS}})" if first["type"] != "missing" else NO_JSON
     if key == "format" and first["input"] == "html":
         return (
             "format: html is not supported; LibreTranslate translates HTML with this model, from the "
