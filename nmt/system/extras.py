@@ -1,9 +1,12 @@
 """What only some features need: packages of others, each with an extra of this one (`pip install
-'nmtkit[serve]'`), and the folders of nmt/extras/, which the core does without.
+'.[serve]'`), and the folders of nmt/extras/, which the core does without.
 """
 
 import importlib
+import json
+from importlib.metadata import distribution
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from nmt.system.errors import UserError
@@ -28,8 +31,16 @@ EXTRAS = {
 
 
 def name_remedy(package: str) -> str:
-    """Return the command that installs a package."""
-    return f"pip install 'nmtkit[{EXTRAS[package]}]'"
+    """Return the command that installs a package, from where this copy of nmt came: nmtkit may be anything in an
+    index of packages that did not give this copy.
+    """
+    extra = EXTRAS[package]
+    checkout = Path(__file__).parents[2]
+    if (checkout / "setup.cfg").is_file():
+        return f"pip install -e '{'.' if checkout.samefile('.') else checkout}[{extra}]'"
+    record = distribution("nmtkit").read_text("direct_url.json")  # pip's, unless from an index
+    source = f" @ {json.loads(record)['url']}" if record else ""
+    return f"pip install 'nmtkit[{extra}]{source}'"
 
 
 def is_installed(package: str) -> bool:
@@ -59,7 +70,7 @@ def warn_uncompiled(error: Exception) -> None:
     if isinstance(error, ModuleNotFoundError) and error.name == "numba":
         say_once(f"without numba, CPUs train and translate more slowly; {name_remedy('numba')}")
     else:
-        reason = f"{type(error).__name__}: {error}"
         say_once(
-            f"warning: compiling for this processor fails ({reason}), so CPUs train and translate more slowly"
+            f"warning: compiling for this processor fails ({type(error).__name__}: {error}), so CPUs train and "
+            "translate more slowly"
         )
