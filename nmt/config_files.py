@@ -177,12 +177,16 @@ def parse_override(text: str) -> PlacedSetting:
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z_0-9-]+(\.[a-z_0-9-]+)*", key):
         raise UserError(
-            f"{text!r} is not of the form section.key=value (for example training.steps=1000)"
+            f"{text!r} is not of the form section.key=value (for example training.steps=1000, "
+            "without spaces)"
         )
     written = f"{{value: {value}}}" if value.strip() else "value: ''"
     parsed = parse_yaml(written, f"command line, {key}")
     if set(parsed.values) != {"value"}:
-        raise UserError(f"{text!r}: the value contains YAML syntax; quote it: {key}='\"...\"'")
+        raise UserError(
+            f"{text!r}: the value contains YAML syntax; write a number as 1000 or 0.5, "
+            f"and quote it if it is text: {key}='\"...\"'"
+        )
     inner_keys = [inner.removeprefix("value") for inner in parsed.lines if inner]
     lines = {key + inner: "command line" for inner in inner_keys}
     return PlacedSetting(key, parsed.values["value"], lines)

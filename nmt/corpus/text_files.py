@@ -159,6 +159,8 @@ def check_encoding(lines: list[bytes], name: str) -> None:
         raise UserError(
             f"{name}:1: is UTF-16 or UTF-32; convert it to UTF-8: iconv -f UTF-16 -t UTF-8 FILE"
         )
+    if start.startswith(b"\x1f\x8b"):
+        raise UserError(f"{name}:1: is compressed by gzip; give it a name that ends in .gz")
     n_single = start.count(b"\r") - start.count(b"\r\n")
     if n_single > len(lines):
         say_once(

@@ -22,7 +22,6 @@ EXTRAS = {
     "transformers": "export",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
-    "vl_convert": "report",
     "fastapi": "serve",
     "python_multipart": "serve",
     "uvicorn": "serve",
@@ -57,11 +56,7 @@ def import_extra(package: str) -> Any:
 
 def check_extra(name: str, asked: str) -> None:
     """Raise UserError if nmt/extras/NAME, which `asked` needs, is missing."""
-    try:
-        is_there = find_spec(f"nmt.extras.{name}") is not None
-    except ModuleNotFoundError:  # nmt/extras/ itself is missing
-        is_there = False
-    if not is_there:
+    if not (is_installed("nmt.extras") and is_installed(f"nmt.extras.{name}")):
         raise UserError(f"{asked}: needs nmt/extras/{name}, which is missing; install nmt again")
 
 

@@ -186,10 +186,11 @@ def check_writable(path: Path) -> None:
     """Fail now if the file `path` cannot be written later; only a plain file is ever replaced."""
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         raise UserError(f"{path}: is not a regular file; choose another path")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(
-            f"{path}: its folder does not exist or is not writable; choose another path"
+    if not os.access(path.parent, os.W_OK):
+        why = (
+            "belongs to another user, or is read-only" if path.parent.is_dir() else "does not exist"
         )
+        raise UserError(f"{path}: its folder {why}; choose another path")
 
 
 def refuse_run_file(path: Path) -> None:
@@ -412,7 +413,8 @@ def read_manifest(folder: Path) -> Fields:
     path = folder / MANIFEST_FILE
     if not has_plain_file(path):
         raise UserError(
-            f"{folder}: has no {MANIFEST_FILE}, so it is not a complete checkpoint or store; use another copy"
+            f"{folder}: has no {MANIFEST_FILE}, so it is not a complete checkpoint or store; give the run itself, not "
+            "a folder above or in it, or use another copy"
         )
     entries = read_json(path, MAX_MANIFEST_BYTES)
     if not isinstance(entries, dict):

@@ -9,6 +9,7 @@ for some microseconds (docs/benchmarks.md).
 """
 
 import ctypes
+import logging
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import sys
 
 from nmt.system.caches import provide_caches
 from nmt.system.errors import UserError
+from nmt.system.progress import say
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 MAX_COMPILERS = 32  # torch's own limit for one process
@@ -33,6 +35,12 @@ def tune_process() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # compiled code is kept, so that a second start is quick
     provide_caches()
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    if not re.fullmatch(r"\s*0*[1-9][\d,\s]*", threads):
+        say(f"warning: OMP_NUM_THREADS is {threads!r}, not a number of threads, and is ignored")
+        del os.environ["OMP_NUM_THREADS"]
+    # of a toolkit without a GPU, for which torch's own line would be the first that a newcomer sees
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     # otherwise each rank would start as many compilers as the machine has cores
     n_ranks = read_rank_variable("LOCAL_WORLD_SIZE", 1)
     if n_ranks > 1:

@@ -114,11 +114,15 @@ def test_sets_are_drawn_from_text_whose_pairs_all_occur_three_times(
     assert f"drops {n_dropped:,} pairs here" in (pair / "my.yaml").read_text()
 
 
-def test_no_given_sentence_is_trained_on(pair: Path) -> None:
+def test_no_given_sentence_is_trained_on(pair: Path, capsys: Capture) -> None:
+    write_lines(pair / "train.de", [*read_lines_of(pair / "train.de")[:-3], "", "", ""])
     write_lines(pair / "dev.en", [*read_lines_of(pair / "train.en")[:20], "new"])
     write_lines(pair / "dev.de", [*read_lines_of(pair / "train.de")[:20], "neu"])
     options = ["--valid-src", "dev.en", "--valid-tgt", "dev.de"]
     assert nmt_init([*TWO_FILES, *options, "-o", "my.yaml"]) == 0
+    told = capsys.readouterr().err
+    assert "0 have equal sides, 3 an empty one\n" in told
+    assert "dev.en + dev.de: 20 of 21 pairs have a side in common with the training text" in told
     assert not list(pair.glob("my.valid.*")) and len(read_lines_of(pair / "my.test.en")) == 100
     src, tgt = read_training_text(pair / "my.yaml")
     for name in ("dev", "my.test"):

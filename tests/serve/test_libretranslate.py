@@ -100,6 +100,7 @@ def test_html_is_refused_and_names_who_takes_it(server: RunningServer) -> None:
         (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": -1}', 400, "'altern"),
         (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": true}', 400, "integer"),
         (FORM, b"q=a&q=b&source=en&target=de", 400, "occurs twice"),
+        (FORM, b'{"q": "a"}', 415, "Content-Type: application/json"),  # curl -d, without -H
         (FORM, b"q=a&source=en&target=de&alternatives=x", 400, "integer"),
         (FORM, b"&".join(b"a=1" for _ in range(60)), 400, ""),
         (MULTIPART, b"------y\r\n", 400, ""),

@@ -185,6 +185,12 @@ def choose_held_out(survey: Survey, data: DataConfig, seed: int) -> HeldOut:
     for corpus in filter(None, given.values()):
         other = survey_corpus(corpus, data)
         is_shared |= survey.shares_a_side(other)
+        n_known = other.shares_a_side(survey).sum()
+        if n_known > other.n_pairs / 2:
+            say(
+                f"warning: {describe_corpus(corpus)}: {n_known} of {other.n_pairs} pairs have a side in common "
+                "with the training text"
+            )
         if look_unrelated(other.characters):
             say(f"warning: {describe_corpus(corpus)}: do not look like translations of each other")
     n_shared = int(is_shared.sum())
@@ -261,7 +267,8 @@ def _describe(survey: Survey, data: DataConfig) -> None:
     say(
         f"{describe_corpus(data.train[0])}: {data.src} to {data.tgt}, {survey.n_pairs:,} pairs, "
         f"{n_words[0]:,} and {n_words[1]:,} words; {survey.is_repeated.sum():,} pairs equal an earlier "
-        f"one, {survey.is_identical.sum():,} have equal sides"
+        f"one, {survey.is_identical.sum():,} have equal sides, {(survey.characters == 0).any(1).sum():,} an "
+        "empty one"
     )
     if survey.n_unreadable:
         say(f"warning: {survey.n_unreadable:,} unreadable pairs, such as {survey.complaint}")

@@ -212,6 +212,10 @@ async def read_values(request: Request) -> Mapping[str, Any]:
         form = await request.form(max_files=0, max_fields=MAX_FIELDS)
         if len(form) < len(form.multi_items()):
             raise HTTPException(400, "a key of the form occurs twice; send a list as JSON")
+        if next(iter(form), "").startswith("{"):
+            raise HTTPException(
+                415, "a form, but it looks like JSON; send Content-Type: application/json"
+            )
         return {**request.query_params, **form}
     if await request.body() or (kind and not request.query_params):
         raise HTTPException(
