@@ -61,9 +61,7 @@ class PlacedSetting:
 
 
 def find_shipped_configs() -> Path:
-    """Return the folder of the shipped configs: next to the package in a checkout, inside it in a
-    wheel.
-    """
+    """Return the folder of the shipped configs: next to the package in a checkout, inside it in a wheel."""
     package = Path(__file__).resolve().parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -177,16 +175,13 @@ def parse_override(text: str) -> PlacedSetting:
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z_0-9-]+(\.[a-z_0-9-]+)*", key):
         raise UserError(
-            f"{text!r} is not of the form section.key=value (for example training.steps=1000, "
-            "without spaces)"
+            f"{text!r} is not of the form section.key=value, without spaces (for example training.steps=1000)"
         )
     written = f"{{value: {value}}}" if value.strip() else "value: ''"
     parsed = parse_yaml(written, f"command line, {key}")
     if set(parsed.values) != {"value"}:
-        raise UserError(
-            f"{text!r}: the value contains YAML syntax; write a number as 1000 or 0.5, "
-            f"and quote it if it is text: {key}='\"...\"'"
-        )
+        remedy = f"write a number as 1000 or 0.5; if it is text, quote it: {key}='\"...\"'"
+        raise UserError(f"{text!r}: the value contains YAML syntax; {remedy}")
     inner_keys = [inner.removeprefix("value") for inner in parsed.lines if inner]
     lines = {key + inner: "command line" for inner in inner_keys}
     return PlacedSetting(key, parsed.values["value"], lines)

@@ -262,7 +262,7 @@ def test_bad_text_is_refused_in_one_line(load: Loader, text: str | bytes, compla
     "override, complaint",
     [
         ("training.steps", "'training.steps' is not of the form section.key=value"),
-        ("training.steps", "training.steps=1000, without spaces"),
+        ("training.steps", "section.key=value, without spaces (for"),
         ("training.steps=1,000", "write a number as 1000 or 0.5"),
         ("=5", "is not of the form"),
         ("Training.steps=5", "is not of the form"),

@@ -1,6 +1,4 @@
-"""What only some features need: packages of others, each with an extra of this one (`pip install
-'.[serve]'`), and the folders of nmt/extras/, which the core does without.
-"""
+"""What only some features need: packages, each in an extra of this one, and the folders of nmt/extras/."""
 
 import importlib
 import json
@@ -30,9 +28,7 @@ EXTRAS = {
 
 
 def name_remedy(package: str) -> str:
-    """Return the command that installs a package, from where this copy of nmt came: nmtkit may be anything in an
-    index of packages that did not give this copy.
-    """
+    """Return the command that installs a package, from where this copy of nmtkit came."""
     extra = EXTRAS[package]
     checkout = Path(__file__).parents[2]
     if (checkout / "setup.cfg").is_file():

@@ -167,9 +167,7 @@ def rename(path: Path, new_path: Path) -> None:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> Path:
-    """Make the folder `path` unless it exists, and fail now rather than later if no file can be
-    made in it.
-    """
+    """Make the folder `path` unless it exists, and fail now rather than later if no file can be made in it."""
     try:
         path.mkdir(mode, parents=True, exist_ok=True)
         # A nameless or unique file, because several threads may try at the same time.
@@ -187,16 +185,12 @@ def check_writable(path: Path) -> None:
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         raise UserError(f"{path}: is not a regular file; choose another path")
     if not os.access(path.parent, os.W_OK):
-        why = (
-            "belongs to another user, or is read-only" if path.parent.is_dir() else "does not exist"
-        )
+        why = "is read-only or not yours" if path.parent.is_dir() else "does not exist"
         raise UserError(f"{path}: its folder {why}; choose another path")
 
 
 def refuse_run_file(path: Path) -> None:
-    """Refuse an output that the user named if it is a file of a run, or lies in a folder that nmt
-    sealed.
-    """
+    """Refuse an output that the user named if it is a file of a run, or lies in a folder that nmt sealed."""
     path = path.resolve()
     run = RunFolder(path.parent)
     is_of_run = path.name in RUN_FILES and run.checkpoints.exists()
@@ -413,8 +407,7 @@ def read_manifest(folder: Path) -> Fields:
     path = folder / MANIFEST_FILE
     if not has_plain_file(path):
         raise UserError(
-            f"{folder}: has no {MANIFEST_FILE}, so it is not a complete checkpoint or store; give the run itself, not "
-            "a folder above or in it, or use another copy"
+            f"{folder}: has no {MANIFEST_FILE}, so it is no complete checkpoint or store; give a run or another copy"
         )
     entries = read_json(path, MAX_MANIFEST_BYTES)
     if not isinstance(entries, dict):

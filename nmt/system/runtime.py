@@ -1,5 +1,4 @@
-"""What this library sets for the C library, OpenMP, oneDNN and the kernel, so that users need not
-export anything.
+"""What this library sets for the C library, OpenMP, oneDNN and the kernel, so that users need not export it.
 
 glibc returns each large block when it is freed and faults it in again, page by page, at the next
 allocation: a few per cent of a training step on CPU. Huge pages avoid most of the other
@@ -39,7 +38,7 @@ def tune_process() -> None:
     if not re.fullmatch(r"\s*0*[1-9][\d,\s]*", threads):
         say(f"warning: OMP_NUM_THREADS is {threads!r}, not a number of threads, and is ignored")
         del os.environ["OMP_NUM_THREADS"]
-    # of a toolkit without a GPU, for which torch's own line would be the first that a newcomer sees
+    # torch would tell each start of a toolkit without a GPU
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     # otherwise each rank would start as many compilers as the machine has cores
     n_ranks = read_rank_variable("LOCAL_WORLD_SIZE", 1)
@@ -64,15 +63,12 @@ def read_rank_variable(name: str, default: int) -> int:
 
 
 def count_cores() -> int:
-    """Count the cores that this process may use; a batch system may grant fewer than the machine
-    has.
-    """
+    """Count the cores that this process may use; a batch system may grant fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def choose_matmul_library() -> None:
-    """On AMD, let oneDNN do fp32 matrix products, because MKL takes a slow path there: half the
-    speed.
+    """On AMD, let oneDNN do fp32 matrix products, because MKL takes a slow path there: half the speed.
 
     torch gives them to oneDNN only where bf16 arithmetic is allowed, and oneDNN uses that where the
     processor can multiply whole tiles of bf16. So a trial product shows whether fp32 stays fp32; if
