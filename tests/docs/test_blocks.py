@@ -1,8 +1,9 @@
 """Every code block of README and docs/ is checked: Python by mypy, YAML by the reader of configs, lines
 for a shell by the parsers of our commands, by the Makefile and by the options of our scripts.
 
-Commands are run by test_commands_run.py. Here also those are checked that no machine of ours can run: options and
-settings are read by the parser of the command and by the config that it names. What cannot be checked is listed in `UNCHECKED` and `FOREIGN`, each with the reason.
+Commands are run by test_commands_run.py. Those that no machine of ours can run are checked here too: options and
+settings are read by the parser of the command and by the config that it names. What cannot be checked is listed in
+`UNCHECKED` and `FOREIGN`, each with the reason.
 """
 
 import configparser

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -34,7 +35,7 @@ NOT_RUN = dict(
     line.split(" -> ") for line in (ROOT / "tests/docs/not_run.txt").read_text().splitlines()
 )
 SLOW = re.compile(  # what trains, or loads another engine
-    r"nmt-train (?!.*--(print-config|explain))|nmt-prepare --config|nmt-export |--hours|--curve|ctranslate2|"
+    r"nmt-train (?!.*--(print-config|explain))|nmt-prepare --config|nmt-export |--curve|ctranslate2|"
     "--profile|--workers"
 )
 TOY = """
@@ -46,7 +47,7 @@ training.keep_checkpoints=20 optimizer.warmup_steps=2 data.workers=1 decoding.ma
 SPLITS = [f"data.{split}={{src: {split}.en, tgt: {split}.de}}" for split in ("valid", "test")]
 TEXT = ["data.train=[{src: train.en, tgt: train.de}]", *SPLITS, "data.root=."]
 LANGUAGES = {"de-en": ("de", "en"), "reverse": ("de", "en"), "hour": ("en", "fr")}
-WRITTEN = re.compile(r"(?:(?:-o|--output|--json|--report|--attention) |> ?)[^\s>]+")
+WRITTEN = re.compile(r"(?:(?:-o|--output|--json|--report|--attention) |> ?| out=)[^\s>]+")
 RUNS = re.compile(r"\b(runs/[\w-]+|RUN|CHECKPOINT|STEP[12])((?:/[\w-]+)*)")
 TEXTS = re.compile(
     r"[\w./-]+\.(?:en|de|fr|hyp|ref|sv|tsv|zip)(?:\.gz)?(?![\w.])|\b(?:FILE|A|B|text)(?![\w./])"
@@ -111,7 +112,8 @@ def put_text(path: Path, program: str = "") -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    n = 1300 if program == "nmt-init" else 300 if "train" in path.name else 10
+    is_long = program == "nmt-init" and not path.name.startswith("test")
+    n = 1300 if is_long or "train" in path.name else 10
     pairs = sentences(n, seed=sum(path.name.partition(".")[0].encode()))
     src, tgt = ("".join(f"{line}\n" for line in side) for side in zip(*pairs, strict=True))
     text = src if re.search(r"\.en\b|^text$", path.name) else tgt
@@ -139,6 +141,8 @@ def put_run(made: Path, folder: Path, inner: str) -> None:
             data = replace(load_config(str(checkpoint / "config.yaml")).data, src=src, tgt=tgt)
             change_config(checkpoint, data=data, seed=int(seed))
     checkpoint = folder / inner
+    if inner == "average" and not checkpoint.exists():  # the run was trained before
+        shutil.copytree(made / "run/average", checkpoint)
     step = re.fullmatch(r"step-(\d+)", checkpoint.name)
     if step and not checkpoint.exists():  # another than those that there are
         shutil.copytree(folder / "checkpoints/last", checkpoint)
@@ -180,11 +184,11 @@ def run_line(page: Path, line: str, made: Path) -> str | None:
     if program == "nmt-sweep" and "--dry-run" not in words:
         words.append("--dry-run")
     if "--config" in words and program in ("nmt-train", "nmt-prepare"):
-        words = shrink(words, len(os.listdir()))
+        words = shrink(words, crc32(line.encode()))
     if program == "nmt-init":
         words.append("--force")  # examples may write what one before has written
     if program == "nmt-train":  # and train what one before has read
-        outs = re.findall(r"(?:out=|--config )(?:\S+/)?([\w-]+)", line)
+        outs = re.findall(r"(?: out=|--config )(?:\S+/)?([\w-]+)", line)
         shutil.rmtree(f"runs/{outs[-1] if outs else ''}", ignore_errors=True)
     read = WRITTEN.sub("", f"{line} {' '.join(words)}")
     for folder, inner in RUNS.findall(read):
