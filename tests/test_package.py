@@ -3,6 +3,7 @@
 import configparser
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from support.waiting import until
 
 import nmt
 from nmt.commands.train import main as nmt_train
+from nmt.system import extras
 from nmt.system.errors import UserError
-from nmt.system.extras import EXTRAS, import_extra
+from nmt.system.extras import EXTRAS, import_extra, name_remedy
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text())
@@ -49,12 +51,12 @@ def test_ci_runs_each_python() -> None:
 
 
 def test_extras_hold_what_messages_promise() -> None:
-    extras = read_extras()
+    offered = read_extras()
     for module, extra in EXTRAS.items():
-        names = re.findall(r"^[\w-]+", extras[extra], re.MULTILINE)
+        names = re.findall(r"^[\w-]+", offered[extra], re.MULTILINE)
         assert PACKAGES.get(module, module) in names, module
-    for_users = set(extras) - {"docs", "dev"}
-    (all_of_them,) = re.findall(r"nmtkit\[(.*)\]", extras["all"])
+    for_users = set(offered) - {"docs", "dev"}
+    (all_of_them,) = re.findall(r"nmtkit\[(.*)\]", offered["all"])
     assert set(all_of_them.split(",")) == for_users - {"all"} and set(EXTRAS.values()) < for_users
     assert set(re.findall(r"`(\w+)`", (ROOT / "docs/install.md").read_text())) >= for_users
 
@@ -62,10 +64,43 @@ def test_extras_hold_what_messages_promise() -> None:
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for package in EXTRAS:
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails
-        with pytest.raises(
-            UserError, match=rf"^{package} cannot be imported \(.*\); pip install 'nmtkit\["
-        ):
+        extra = re.escape(f"[{EXTRAS[package]}]")
+        remedy = rf"pip install -e '\.{extra}'"
+        with pytest.raises(UserError, match=rf"^{package} cannot be imported \(.*\); {remedy}$"):
             import_extra(package)
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ('{"url": "file:///n.whl", "archive_info": {}}', " @ file:///n.whl"),
+        (None, ""),  # from an index
+    ],
+)
+def test_an_extra_comes_from_where_this_copy_came(
+    record: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = tmp_path / "nmtkit-1.dist-info"
+    records.mkdir()
+    (records / "METADATA").write_text("Name: nmtkit\n")
+    if record is not None:
+        (records / "direct_url.json").write_text(record)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert name_remedy("fastapi").startswith("pip install -e ")  # in a checkout
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "nmt/system/extras.py"))
+    assert name_remedy("fastapi") == f"pip install 'nmtkit[serve]{told}'"
+
+
+def test_nothing_says_to_install_what_an_index_calls_nmtkit() -> None:
+    """Until it can be had there: anybody may register the name."""
+    files = [*ROOT.glob("*.md"), *ROOT.glob("scripts/nmt-*")]
+    for pattern in ("nmt/**/*.*", "docs/**/*.md", "examples/**/*.*"):
+        files += [
+            path for path in ROOT.glob(pattern) if path.suffix in (".py", ".md", ".html", ".js")
+        ]
+    wrong = re.compile(r"(install[^\n]*|`)nmtkit(\[[a-z]|$)", re.MULTILINE)
+    assert len(files) > 200
+    assert [str(path) for path in files if wrong.search(path.read_text())] == []
 
 
 def test_a_hub_corpus_needs_the_hub_extra(
@@ -79,7 +114,7 @@ def test_a_hub_corpus_needs_the_hub_extra(
         f"data.store={tmp_path / 'store'}",
     ]
     assert nmt_train(["--config", "base.yaml", *settings]) == 2
-    assert "; pip install 'nmtkit[hub]'" in capsys.readouterr().err.splitlines()[-1]
+    assert "; pip install -e '.[hub]'" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.soak  # asks the package index
@@ -148,6 +183,11 @@ def test_the_wheel_makes_the_journey(tmp_path: Path) -> None:
     run = installation.run
     place = run("python", "-c", "import nmt; print(nmt.__file__)")
     assert Path(place.strip()).is_relative_to(tmp_path)
+    told = "from nmt.system.extras import name_remedy; print(name_remedy('numba'))"
+    assert str(installation.wheel) in (remedy := run("python", "-c", told))
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", installation.bin / "python"]
+    words = shlex.split(remedy)[1:]  # tried as it says
+    subprocess.run([*pip, *words, "--dry-run", "--no-deps"], check=True)
     training = ("--config", "demo.yaml", "training.steps=40", "training.checkpoint_every=10")
     run("nmt-train", *training, "device=cpu")
     assert run("nmt-launch", "--print-folder", *training) == "runs/demo\n"

@@ -15,7 +15,7 @@ EXAMPLES = """\
 The export and the checkpoint translate the same lines and score the same translations. In float32
 the log-probability of each piece must agree to 1e-4 and 99.9% of the lines must be the same; with
 fewer bits the mean difference is bounded. If the check fails, nothing is written and the exit code is 1.
-ctranslate2 and transformers come with pip install 'nmtkit[export]'."""
+ctranslate2 and transformers come with the extra export."""
 
 FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors", "argos")
 

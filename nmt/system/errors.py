@@ -48,8 +48,14 @@ def describe_error(error: BaseException) -> str:
 def explain_missing(path: str | Path, remedy: str) -> UserError:
     """The one message for a file or a folder that the user named and that is not there, or is no such."""
     what = "not found"
-    if os.path.exists(path):  # Path.exists would raise if the name is too long
-        what = "is a folder" if os.path.isdir(path) else "is a file"
-        if what == "is a file" and not os.path.isfile(path):
-            what = "is a pipe or a device"
+    if os.path.isdir(path):  # Path.is_dir would raise if the name is too long
+        what = "is a folder"
+    elif os.path.isfile(path):
+        what = "is a file"
+    elif os.path.exists(path):
+        what = "is a pipe or a device"
+    elif os.path.islink(path):
+        what = "is a link that leads nowhere"
+    elif {*"~$*"} & {*str(path)}:
+        what = "not found, and ~, $ and * stand for themselves here"
     return UserError(f"{path}: {what}; {remedy}")

@@ -1,9 +1,10 @@
-"""What only some features need: packages of others, each with an extra of this one (`pip install
-'nmtkit[serve]'`), and the folders of nmt/extras/, which the core does without.
-"""
+"""What only some features need: packages, each in an extra of this one, and the folders of nmt/extras/."""
 
 import importlib
+import json
+from importlib.metadata import distribution
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from nmt.system.errors import UserError
@@ -19,7 +20,6 @@ EXTRAS = {
     "transformers": "export",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
-    "vl_convert": "report",
     "fastapi": "serve",
     "python_multipart": "serve",
     "uvicorn": "serve",
@@ -28,8 +28,14 @@ EXTRAS = {
 
 
 def name_remedy(package: str) -> str:
-    """Return the command that installs a package."""
-    return f"pip install 'nmtkit[{EXTRAS[package]}]'"
+    """Return the command that installs a package, from where this copy of nmtkit came."""
+    extra = EXTRAS[package]
+    checkout = Path(__file__).parents[2]
+    if (checkout / "setup.cfg").is_file():
+        return f"pip install -e '{'.' if checkout.samefile('.') else checkout}[{extra}]'"
+    record = distribution("nmtkit").read_text("direct_url.json")  # pip's, unless from an index
+    source = f" @ {json.loads(record)['url']}" if record else ""
+    return f"pip install 'nmtkit[{extra}]{source}'"
 
 
 def is_installed(package: str) -> bool:
@@ -46,11 +52,7 @@ def import_extra(package: str) -> Any:
 
 def check_extra(name: str, asked: str) -> None:
     """Raise UserError if nmt/extras/NAME, which `asked` needs, is missing."""
-    try:
-        is_there = find_spec(f"nmt.extras.{name}") is not None
-    except ModuleNotFoundError:  # nmt/extras/ itself is missing
-        is_there = False
-    if not is_there:
+    if not (is_installed("nmt.extras") and is_installed(f"nmt.extras.{name}")):
         raise UserError(f"{asked}: needs nmt/extras/{name}, which is missing; install nmt again")
 
 
@@ -59,7 +61,7 @@ def warn_uncompiled(error: Exception) -> None:
     if isinstance(error, ModuleNotFoundError) and error.name == "numba":
         say_once(f"without numba, CPUs train and translate more slowly; {name_remedy('numba')}")
     else:
-        reason = f"{type(error).__name__}: {error}"
         say_once(
-            f"warning: compiling for this processor fails ({reason}), so CPUs train and translate more slowly"
+            f"warning: compiling for this processor fails ({type(error).__name__}: {error}), so CPUs train and "
+            "translate more slowly"
         )

@@ -176,9 +176,7 @@ def rename(path: Path, new_path: Path) -> None:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> Path:
-    """Make the folder `path` unless it exists, and fail now rather than later if no file can be
-    made in it.
-    """
+    """Make the folder `path` unless it exists, and fail now rather than later if no file can be made in it."""
     try:
         path.mkdir(mode, parents=True, exist_ok=True)
         # A nameless or unique file, because several threads may try at the same time.
@@ -195,16 +193,13 @@ def check_writable(path: Path) -> None:
     """Fail now if the file `path` cannot be written later; only a plain file is ever replaced."""
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         raise UserError(f"{path}: is not a regular file; choose another path")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(
-            f"{path}: its folder does not exist, or you may not write into it; choose another path"
-        )
+    if not os.access(path.parent, os.W_OK):
+        why = "is read-only or not yours" if path.parent.is_dir() else "does not exist"
+        raise UserError(f"{path}: its folder {why}; choose another path")
 
 
 def refuse_run_file(path: Path) -> None:
-    """Refuse an output that the user named if it is a file of a run, or lies in a folder that nmt
-    sealed.
-    """
+    """Refuse an output that the user named if it is a file of a run, or lies in a folder that nmt sealed."""
     path = path.resolve()
     run = RunFolder(path.parent)
     is_of_run = path.name in RUN_FILES and run.checkpoints.exists()

@@ -1,5 +1,4 @@
-"""What this library sets for the C library, OpenMP, oneDNN and the kernel, so that users need not
-export anything.
+"""What this library sets for the C library, OpenMP, oneDNN and the kernel, so that users need not export it.
 
 glibc returns each large block when it is freed and faults it in again, page by page, at the next
 allocation: a few per cent of a training step on CPU. Huge pages avoid most of the other
@@ -9,6 +8,7 @@ for some microseconds (docs/benchmarks.md).
 """
 
 import ctypes
+import logging
 import os
 import re
 import signal
@@ -18,6 +18,7 @@ import sys
 
 from nmt.system.caches import provide_caches
 from nmt.system.errors import UserError
+from nmt.system.progress import say
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 MAX_COMPILERS = 32  # torch's own limit for one process
@@ -33,6 +34,12 @@ def tune_process() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # compiled code is kept, so that a second start is quick
     provide_caches()
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    if not re.fullmatch(r"\s*0*[1-9][\d,\s]*", threads):
+        say(f"warning: OMP_NUM_THREADS is {threads!r}, not a number of threads, and is ignored")
+        del os.environ["OMP_NUM_THREADS"]
+    # torch would tell each start of a toolkit without a GPU
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     # otherwise each rank would start as many compilers as the machine has cores
     n_ranks = read_rank_variable("LOCAL_WORLD_SIZE", 1)
     if n_ranks > 1:
@@ -56,15 +63,12 @@ def read_rank_variable(name: str, default: int) -> int:
 
 
 def count_cores() -> int:
-    """Count the cores that this process may use; a batch system may grant fewer than the machine
-    has.
-    """
+    """Count the cores that this process may use; a batch system may grant fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def choose_matmul_library() -> None:
-    """On AMD, let oneDNN do fp32 matrix products, because MKL takes a slow path there: half the
-    speed.
+    """On AMD, let oneDNN do fp32 matrix products, because MKL takes a slow path there: half the speed.
 
     torch gives them to oneDNN only where bf16 arithmetic is allowed, and oneDNN uses that where the
     processor can multiply whole tiles of bf16. So a trial product shows whether fp32 stays fp32; if

@@ -18,7 +18,7 @@ from nmt.extras.serve.start import read_keys
 from nmt.system.errors import UserError
 
 for package in ("fastapi", "uvicorn", "python_multipart"):
-    pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
+    pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
 
 
 OFF = "decoding.compile=off"  # compiling would take longer than all else

@@ -1,9 +1,9 @@
 """Every code block of README and docs/ is checked: Python by mypy, YAML by the reader of configs, lines
 for a shell by the parsers of our commands, by the Makefile and by the options of our scripts.
 
-Nothing is run here, where data, hours or GPUs are missing: options and settings are read by the parser of
-the command and by the config that it names. So a file that a line names need not exist, and a wrong result is
-not found. What cannot be checked is listed in `UNCHECKED` and `FOREIGN`, each with the reason.
+Commands are run by test_commands_run.py. Those that no machine of ours can run are checked here too: options and
+settings are read by the parser of the command and by the config that it names. What cannot be checked is listed in
+`UNCHECKED` and `FOREIGN`, each with the reason.
 """
 
 import configparser
@@ -197,7 +197,7 @@ def find_fault_of_extras(words: list[str]) -> str | None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     for word in words:
-        if extras := re.fullmatch(r"(?:\.|nmtkit)\[(.*)\]", word):
+        if extras := re.fullmatch(r"\.\[(.*)\]", word):
             for extra in extras[1].split(","):
                 if extra not in setup["options.extras_require"]:
                     return f"setup.cfg has no extra {extra}"
@@ -286,7 +286,7 @@ def test_blocks_of_other_languages_are_listed() -> None:
         "cat text | nmt-translate RUN --n-best four",
         "nmt-translat RUN",
         "make demos",
-        "pip install 'nmtkit[exports]'",
+        "pip install '.[exports]'",
         "nmt-launch --host 2 -- --config demo.yaml",
         "nmt-launch -- --config demo.yaml seeds=1",
         "python scripts/bench/step.py --confg demo.yaml",

@@ -446,7 +446,7 @@ def test_a_missing_library_is_reported_with_its_remedy(
     to: str, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[to], None)
-    with pytest.raises(UserError, match=r"pip install 'nmtkit\[export\]'"):
+    with pytest.raises(UserError, match=r"pip install -e .*\[export\]'"):
         export(checkpoint, to, tmp_path / "out", "float32", LINES)
     assert not (tmp_path / "out").exists()
 

@@ -25,7 +25,7 @@ needs_ray = [needs_package("ray", "ray")]
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"^ray cannot be imported .*pip install 'nmtkit\[ray\]'"):
+    with pytest.raises(UserError, match=r"^ray cannot be imported .*pip install -e .*\[ray\]'"):
         with open_cluster(2, uses_gpu=False):
             pass
 

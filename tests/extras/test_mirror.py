@@ -265,7 +265,7 @@ def test_what_is_no_place_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="training.mirror=nothing://place: .*nothing"):
         fetch(make_config(tmp_path / "two", "nothing://place"))
     with pytest.raises(
-        UserError, match=r"training.mirror=s3://.*s3fs.*pip install 'nmtkit\[mirror\]'"
+        UserError, match=r"training.mirror=s3://.*s3fs.*pip install -e .*\[mirror\]'"
     ):
         fetch(make_config(tmp_path / "two", "s3://bucket/run"))
     for url in ("bucket/prefix", "s3://", "ftp://me:secret@host/x"):

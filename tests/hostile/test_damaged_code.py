@@ -18,7 +18,7 @@ from support.prepared_toy import prepare_toy
 from nmt.config_files import format_config
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 
-pytest.importorskip("numba", reason="numba is not installed; pip install 'nmtkit[cpu]'")
+pytest.importorskip("numba", reason="numba is not installed; pip install '.[cpu]'")
 
 TRAIN_AND_GO_ON = """
 import shutil, sys

@@ -26,7 +26,7 @@ def needs_package(name: str, extra: str = "export") -> pytest.MarkDecorator:
     """Skip a test without this package of an extra."""
     return pytest.mark.skipif(
         importlib.util.find_spec(name) is None,
-        reason=f"{name} is not installed; pip install 'nmtkit[{extra}]'",
+        reason=f"{name} is not installed; pip install '.[{extra}]'",
     )
 
 

@@ -17,7 +17,7 @@ from support.untrained import DATA, make_checkpoint, make_vocab
 from support.waiting import until
 
 for package in ("fastapi", "uvicorn", "python_multipart"):
-    pytest.importorskip(package, reason=f"{package} is not installed; pip install 'nmtkit[serve]'")
+    pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
 
 from nmt.extras.serve.app import ServeLimits  # noqa: E402
 from nmt.extras.serve.models import ServedModel  # noqa: E402

@@ -396,7 +396,9 @@ def test_verify_wants_a_manifest_that_stays_in_its_folder(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="outside"):
         verify(path)
     (path / MANIFEST_FILE).unlink()
-    with pytest.raises(UserError, match=rf"has no {MANIFEST_FILE}, so it is no checkpoint or store; give"):
+    with pytest.raises(
+        UserError, match=rf"has no {MANIFEST_FILE}, so it is no checkpoint or store; give"
+    ):
         verify(path)
 
 

@@ -82,6 +82,32 @@ def test_ranks_of_a_machine_share_its_cores_for_compiling(
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "3"  # the user's own
 
 
+@pytest.mark.parametrize("threads", ["0", "two", "", "-1", "3", "4, 2"])
+def test_a_number_of_threads_that_is_none_is_told_once(
+    threads: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    tune_process()
+    tune_process()
+    is_number = threads[:1] in ("3", "4")
+    told = f"warning: OMP_NUM_THREADS is {threads!r}, not a number of threads, and is ignored\n"
+    assert capsys.readouterr().err == ("" if is_number else told)
+    assert os.environ.get("OMP_NUM_THREADS") == (threads if is_number else None)
+
+
+def test_torch_is_silent_about_a_toolkit_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch.utils import cpp_extension
+
+    tune_process()
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(cpp_extension.logger, "propagate", True)
+    assert cpp_extension._find_cuda_home() == "/usr/local/cuda"
+    assert caplog.text == ""
+
+
 def test_torch_takes_the_number_of_compilers_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.config import decide_compile_threads
 

@@ -109,7 +109,7 @@ def test_what_cannot_be_tracked_is_refused(
 
     monkeypatch.setattr("nmt.extras.tracking.sinks.is_installed", lambda name: False)
     assert nmt_train(["--config", str(toy), "training.track=[tensorboard]"]) == 2
-    assert "pip install 'nmtkit[tensorboard]'" in capsys.readouterr().err.splitlines()[-1]
+    assert "pip install -e '.[tensorboard]'" in capsys.readouterr().err.splitlines()[-1]
     assert not (toy.parent / "store").exists() and not (toy.parent / "run").exists()
     monkeypatch.undo()
 

@@ -28,7 +28,6 @@ from nmt.extras.report.sentences import render_dev_samples, render_test_lines
 from nmt.extras.report.vega import read_chart_script
 from nmt.system.errors import ForeseenError, UserError, explain_missing
 from nmt.system.escapes import escape_html, escape_line
-from nmt.system.extras import name_remedy
 from nmt.system.files import check_writable, refuse_run_file, write_text
 from nmt.system.output_folder import check_replaceable_file
 from nmt.system.progress import say
@@ -39,9 +38,7 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 4  # of runs in the title of a page
 MOST_RUNS_SCORED = 4  # line by line, which takes a second for each
-NO_CHARTS = (
-    f"Charts need vl-convert ({name_remedy('vl_convert')}); these are tables of the same figures."
-)
+NO_CHARTS = "Charts need vl-convert, of the extra report; these are tables of the same figures."
 
 
 def write_report(run: Path) -> Path:
