@@ -185,7 +185,7 @@ def test_the_wheel_makes_the_journey(tmp_path: Path) -> None:
     assert Path(place.strip()).is_relative_to(tmp_path)
     told = "from nmt.system.extras import name_remedy; print(name_remedy('numba'))"
     assert str(installation.wheel) in (remedy := run("python", "-c", told))
-    pip = [sys.executable, "-m", "pip", "--quiet", "--python", installation.bin / "python"]
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(installation.bin / "python")]
     words = shlex.split(remedy)[1:]  # tried as it says
     subprocess.run([*pip, *words, "--dry-run", "--no-deps"], check=True)
     training = ("--config", "demo.yaml", "training.steps=40", "training.checkpoint_every=10")

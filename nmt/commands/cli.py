@@ -32,7 +32,7 @@ from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
 from nmt.system.extras import check_extra
 from nmt.system.memory import is_out_of_memory
-from nmt.system.progress import say_once
+from nmt.system.progress import say, say_once
 from nmt.system.streams import STDOUT, ReaderLeft, secure_standard_streams
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def start_command(
         keys = Counter(word.partition("=")[0] for word in vars(args).get("overrides", ()))
         for key, n in keys.items():
             if n > 1:
-                say_once(f"note: {key} is given {n} times; the last value counts")
+                say(f"note: {key} is given {n} times; the last value counts")
         if extra is not None:
             check_extra(extra, program)
         return work(args)
@@ -355,7 +355,7 @@ def open_lines_output(
     """Open -o FILE or standard output, which must not be one of the inputs, and a progress bar. The
     number in between is how many lines of FILE --resume keeps, a multiple of `at_a_time`.
     """
-    from nmt.system.progress import Progress, is_terminal, say
+    from nmt.system.progress import Progress, is_terminal
     from nmt.translate.stream import check_not_among, open_output
 
     out: IO[bytes]
