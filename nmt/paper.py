@@ -433,8 +433,8 @@ def read_test_set(
     if paper.subset is not None:
         if ours == f"sacrebleu {paper.subset.sacrebleu}":
             why = "the set as filtered for WMT14's own evaluation"
-            if paper.find_subset(data.src, data.tgt):
-                why += f", {len(paper.subset_lines()):,} lines of {paper.lines:,}"
+            if lines := paper.list_subset(data.src, data.tgt):
+                why += f", {len(lines):,} lines of {paper.lines:,}"
             why += f"; the paper's is {paper.sacrebleu}"
         elif ours == paper.name:
             why = f"files, recognised by their names alone: {paper.name} in full has {paper.lines:,} lines"
