@@ -133,10 +133,6 @@ def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
     """Read a published model's settings, its vocabulary, and its tensors by our names."""
     try:
         return _read(folder)
-    except OSError as error:
-        raise UserError(
-            f"{error.filename}: cannot be read ({error.strerror}); use another copy"
-        ) from None
     except (RuntimeError, IndexError) as error:
         reason = describe_error(error)
         raise UserError(
