@@ -312,22 +312,27 @@ def describe_mixture(mixture: Mixture, data: DataConfig) -> str:
 # ---- for people -------------------------------------------------------------------------------------------------
 
 
-def format_ledger(ledger: Ledger) -> str:
-    """Format what came in, what was kept, what was dropped and why."""
+def tabulate_corpora(ledger: Ledger) -> Table:
     src, tgt = ledger.languages
     rows = []
     for corpus in ledger.corpora:
-        times = "" if corpus.weight is None else f" x {corpus.weight:.4g}"
-        tokens = [f"{n:,}" for n in corpus.tokens]
-        figures = [f"{corpus.lines:,}", f"{corpus.kept:,}{times}", *tokens]
+        figures = [f"{n:,}" for n in (corpus.lines, corpus.kept, *corpus.tokens)]
+        if corpus.weight is not None:
+            figures[1] += f" x {corpus.weight:.4g}"
         rows.append([corpus.name, *figures, corpus.dropped_by_rule or "-"])
-    head = ["corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped"]
-    lines = Table(head, rows).to_lines(numbers=range(1, 5))
+    return Table(("corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped"), rows)
+
+
+def format_ledger(ledger: Ledger) -> str:
+    """Format what came in, what was kept, what was dropped and why."""
+    lines = tabulate_corpora(ledger).to_lines(numbers=range(1, 5))
     for corpus in ledger.corpora:
         lines += _describe_overlaps(corpus)
     for file in ledger.files:
         lines.append(f"{file.sha256}  {file.name} ({file.size:,} bytes, {file.lines:,} lines)")
-    kinds = ["BPE"] if ledger.tgt_bpe is None else [f"{src} BPE", f"{tgt} BPE"]
+    kinds = ["BPE"]
+    if ledger.tgt_bpe is not None:
+        kinds = [f"{language} BPE" for language in ledger.languages]
     for bpe, kind in zip(ledger.bpes, kinds, strict=True):
         origin = "given"
         if bpe.lines:
