@@ -48,16 +48,13 @@ class Bootstrap:
 @dataclass(frozen=True)
 class Comparison:
     """Two systems on the same references. Each p is two-sided: how often a difference at least this
-    large would be seen if the systems were equally good. Each system has its own interval, on the
-    same resamples."""
+    large would be seen if the systems were equally good."""
 
     a: float
     b: float
     difference: float  # b - a
     p_bootstrap: float
     p_randomisation: float
-    interval_a: Bootstrap
-    interval_b: Bootstrap
     n_bootstrap: int
     n_randomisation: int
     seed: int
@@ -151,8 +148,6 @@ def compare_systems(
         difference=difference,
         p_bootstrap=p_bootstrap,
         p_randomisation=p_randomisation,
-        interval_a=_summarize(counter, resampled_a, seed),
-        interval_b=_summarize(counter, resampled_b, seed),
         n_bootstrap=n_bootstrap,
         n_randomisation=n_randomisation,
         seed=seed,
