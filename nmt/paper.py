@@ -53,7 +53,6 @@ HARMLESS_KEYS = {
     "training.checkpoint_every",
     "training.keep_checkpoints",
 }
-PAPER_PAIRS = {"en-de": "En-De", "en-fr": "En-Fr"}
 # The paper names WMT14 alone. News Commentary v9 is WMT14's; the authors' own file had WMT16's v11.
 PAPER_CORPORA = {
     "en-de": ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v9.de-en"),
@@ -487,7 +486,7 @@ def _strip_packing(path: str) -> str:
 def explain(config: RunConfig) -> str:
     """Return the table, the deviations, and notes: what nmt-train --explain prints."""
     conformance = check_conformance(config)
-    pair = PAPER_PAIRS[conformance.pair]
+    pair = conformance.pair.title()
     deviating = conformance.deviations
     own = [row.ours for row in deviating if row.key == "data.train" and not row.why]
     if own:  # what follows from another text is not told row by row
