@@ -18,7 +18,6 @@ quick: torch is imported by the first function that needs it.
 """
 
 import json
-import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -146,8 +145,7 @@ def convert_published(name: str | Path, out: Path | None = None, is_forced: bool
     """Return the path of a checkpoint. A Marian model of Hugging Face, a folder or hf:OWNER/NAME, is
     first converted to one, `out` or in the cache.
     """
-    is_on_hub = str(name).startswith("hf:")
-    if not is_on_hub and not os.path.exists(os.path.join(name, "config.json")):
+    if not nmt.config_files.is_published(str(name)):
         return Path(name)
 
     check_extra("export", f"{name}: a published model")

@@ -255,9 +255,14 @@ def _fill_in_languages(data: DataConfig) -> DataConfig:
     )
 
 
+def is_published(name: str) -> bool:
+    """Whether a name is that of another toolkit's model: of the Hugging Face hub, or a folder in its form."""
+    return name.startswith("hf:") or os.path.exists(os.path.join(name, "config.json"))
+
+
 def _use_vocab_of(start: str, vocab: VocabConfig) -> VocabConfig:
     """Use the vocabulary of the model that training starts from, unless one is given."""
-    if start.startswith("hf:") or os.path.exists(os.path.join(start, "config.json")):
+    if is_published(start):
         raise UserError(
             f"training.init_from={start}: is a model of another toolkit; nmt-init --from {start} writes "
             "a config that continues it"

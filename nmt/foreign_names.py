@@ -54,10 +54,8 @@ def explain_foreign_name(name: str, ending: str = "", section: str = "") -> str 
 
 
 def _describe(counterpart: Counterpart, ending: str) -> str:
-    shown = []
-    for ours in counterpart.ours:
-        is_option = " " in ours  # of a command, with its name
-        shown.append(ours if is_option else ours + ending)
+    # an option is written with the name of its command
+    shown = [ours if " " in ours else ours + ending for ours in counterpart.ours]
     text = f"it is {' and '.join(shown)} here"
     if counterpart.note:
         text += f" ({counterpart.note})"

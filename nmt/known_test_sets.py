@@ -50,17 +50,12 @@ class KnownSet:
         hub = f"wmt14 {hub_config} {self.hub_split}"
         return self.name, hub, f"sacrebleu {self.sacrebleu}"
 
-    def find_subset(self, src: str, tgt: str) -> KnownSubset | None:
-        if self.subset is not None and self.subset.direction == (src, tgt):
-            return self.subset
-        return None
-
-    def subset_lines(self) -> tuple[int, ...]:
-        """List the lines of the whole set, from 0, that the subset holds."""
-        assert self.lines is not None and self.subset is not None
-        remaining = set(range(self.lines))
-        remaining.difference_update(*self.subset.left_out)
-        return tuple(sorted(remaining))
+    def list_subset(self, src: str, tgt: str) -> tuple[int, ...]:
+        """List the lines of the whole set, from 0, that its subset for these languages holds, if it has one."""
+        if self.subset is None or self.subset.direction != (src, tgt):
+            return ()
+        remaining = set(range(self.lines or 0))
+        return tuple(sorted(remaining.difference(*self.subset.left_out)))
 
 
 def _read_table() -> Iterator[KnownSet]:
@@ -88,7 +83,7 @@ def find_filtered_set(n_lines: int, src: str, tgt: str) -> KnownSet | None:
     Another text may have as many lines: the digest of the subset is not known.
     """
     for known in KNOWN_SETS:
-        if known.find_subset(src, tgt) and len(known.subset_lines()) == n_lines:
+        if n_lines == (len(known.list_subset(src, tgt)) or None):
             return known
     return None
 
@@ -101,5 +96,6 @@ def name_sizes() -> dict[int, str]:
         names[known.lines] = known.name
         if known.subset is not None:
             names[known.lines] = f"{known.name} in full (sacreBLEU's {known.sacrebleu})"
-            names[len(known.subset_lines())] = f"sacreBLEU's filtered {known.subset.sacrebleu}"
+            n_kept = len(known.list_subset(*known.subset.direction))
+            names[n_kept] = f"sacreBLEU's filtered {known.subset.sacrebleu}"
     return names

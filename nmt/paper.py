@@ -53,7 +53,6 @@ HARMLESS_KEYS = {
     "training.checkpoint_every",
     "training.keep_checkpoints",
 }
-PAPER_PAIRS = {"en-de": "En-De", "en-fr": "En-Fr"}
 # The paper names WMT14 alone. News Commentary v9 is WMT14's; the authors' own file had WMT16's v11.
 PAPER_CORPORA = {
     "en-de": ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v9.de-en"),
@@ -433,8 +432,8 @@ def read_test_set(
     if paper.subset is not None:
         if ours == f"sacrebleu {paper.subset.sacrebleu}":
             why = "the set as filtered for WMT14's own evaluation"
-            if paper.find_subset(data.src, data.tgt):
-                why += f", {len(paper.subset_lines()):,} lines of {paper.lines:,}"
+            if lines := paper.list_subset(data.src, data.tgt):
+                why += f", {len(lines):,} lines of {paper.lines:,}"
             why += f"; the paper's is {paper.sacrebleu}"
         elif ours == paper.name:
             why = f"files, recognised by their names alone: {paper.name} in full has {paper.lines:,} lines"
@@ -487,7 +486,7 @@ def _strip_packing(path: str) -> str:
 def explain(config: RunConfig) -> str:
     """Return the table, the deviations, and notes: what nmt-train --explain prints."""
     conformance = check_conformance(config)
-    pair = PAPER_PAIRS[conformance.pair]
+    pair = conformance.pair.title()
     deviating = conformance.deviations
     own = [row.ours for row in deviating if row.key == "data.train" and not row.why]
     if own:  # what follows from another text is not told row by row

@@ -73,7 +73,7 @@ def draw_attention_of_text(
     layers = torch.cat(weights).numpy()  # (layers, heads, L, L)
     pieces = vocab.pieces(ids)
     nothing = np.zeros((0, 0, 0, 0), np.float32)  # there is no decoder
-    of_encoder = AttentionMap(pieces, [label, "</s>"], [], memory=nothing, encoder=layers)
+    of_encoder = AttentionMap(pieces, [label, "</s>"], [], {"memory": nothing, "encoder": layers})
     title = f"{label}: what each piece attends to"
     write_bytes(path, render_attention_page([of_encoder], title).encode())
 

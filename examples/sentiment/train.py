@@ -206,7 +206,7 @@ def encode_reviews(vocab: Vocab, recipe: Recipe, reviews: Sequence[Review]) -> E
 def format_confusion(labels: Sequence[str], confusion: Tensor) -> str:
     """Format a row for each true label, with a column for each predicted one, and the accuracy."""
     rows = [[label, *counts] for label, counts in zip(labels, confusion.tolist(), strict=True)]
-    table = Table(["", *labels], rows).to_text()
+    table = "\n".join(Table(["", *labels], rows).to_lines())
     return f"{table}\naccuracy {compute_accuracy(confusion):.1%} of {confusion.sum():,}"
 
 

@@ -17,11 +17,7 @@ RANGES = {"test": (0, 500), "valid": (500, 1000), "train": (1000, 21000)}
 
 def generate_pairs(split: str) -> Iterator[TextPair]:
     """Yield the sentence pairs of one split, English first."""
-    return islice(_read_pairs(), *RANGES[split])
-
-
-def _read_pairs() -> Iterator[TextPair]:
     with lzma.open(CORPUS) as lines:
-        for line in lines:
+        for line in islice(lines, *RANGES[split]):
             en, de = line.decode().rstrip("\n").split("\t")
             yield en, de

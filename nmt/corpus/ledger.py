@@ -312,17 +312,20 @@ def describe_mixture(mixture: Mixture, data: DataConfig) -> str:
 # ---- for people -------------------------------------------------------------------------------------------------
 
 
-def format_ledger(ledger: Ledger) -> str:
-    """Format what came in, what was kept, what was dropped and why; digests are in the file alone."""
+def tabulate_corpora(ledger: Ledger) -> Table:
     src, tgt = ledger.languages
     rows = []
     for corpus in ledger.corpora:
-        times = "" if corpus.weight is None else f" x {corpus.weight:.4g}"
-        tokens = [f"{n:,}" for n in corpus.tokens]
-        figures = [f"{corpus.lines:,}", f"{corpus.kept:,}{times}", *tokens]
+        figures = [f"{n:,}" for n in (corpus.lines, corpus.kept, *corpus.tokens)]
+        if corpus.weight is not None:
+            figures[1] += f" x {corpus.weight:.4g}"
         rows.append([corpus.name, *figures, corpus.dropped_by_rule or "-"])
-    head = ["corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped"]
-    lines = Table(head, rows).to_lines(numbers=range(1, 5))
+    return Table(("corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped"), rows)
+
+
+def format_ledger(ledger: Ledger) -> str:
+    """Format what came in, what was kept, what was dropped and why; digests are in the file alone."""
+    lines = tabulate_corpora(ledger).to_lines(numbers=range(1, 5))
     for corpus in ledger.corpora:
         lines += _describe_overlaps(corpus)
     return "\n".join(map(escape_line, lines))

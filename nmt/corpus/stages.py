@@ -7,6 +7,7 @@ the stages that are complete and does the others from their beginning.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -83,9 +84,9 @@ class Preparation:
         """
         key = digest_values([LAYOUT, made_with, list_versions()])
         folder = self.work / f"{name}.{key[:16]}"
-        result = read_stage_result(folder, kind)
-        if result is not None:
-            return folder, result
+        if (folder / DONE_FILE).exists():
+            with suppress(UserError):  # damaged: it has to be done again
+                return folder, read_record(folder / DONE_FILE, kind, remedy="")
         for old in self.work.glob(f"{name}.*"):  # unfinished, or made with other settings
             remove_entry(old)
         folder.mkdir()
@@ -98,16 +99,6 @@ class Preparation:
         if seconds >= 1:
             say(f"stage {name}: {seconds:.1f} s")
         return folder, result
-
-
-def read_stage_result(folder: Path, kind: type[Record]) -> Record | None:
-    """Read the result of a finished stage; None if it has to be done again."""
-    if not (folder / DONE_FILE).exists():
-        return None
-    try:
-        return read_record(folder / DONE_FILE, kind, remedy="")
-    except UserError:  # damaged
-        return None
 
 
 @dataclass(frozen=True)

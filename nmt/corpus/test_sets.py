@@ -217,6 +217,6 @@ def _describe_difference(lines: list[str], known: KnownSet, ours: str, theirs: s
 def _find_subset(known_as: str | None, data: DataConfig) -> tuple[int, ...] | None:
     """The lines that are in sacreBLEU's filtered wmt14 too."""
     for known in KNOWN_SETS:
-        if known.name == known_as and known.find_subset(data.src, data.tgt):
-            return known.subset_lines()
+        if known.name == known_as:
+            return known.list_subset(data.src, data.tgt) or None
     return None

@@ -17,10 +17,9 @@ OBEYED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066
 # underscore between letters or digits, as in `d_model`, and not a `>`, which ends only what another begins.
 MARKUP = re.compile(r"[\\`*{}\[\]<#|~$&]|(?<![^\W_])_|_(?![^\W_])")
 
-# What HTML may not contain: lone surrogates and code points that are no characters.
-N_PLANES = 17  # of Unicode; the last two code points of each are no characters
-ENDS_OF_PLANES = [chr(0x10000 * plane + 0xFFFE) for plane in range(N_PLANES)]
-ENDS_OF_PLANES += [chr(0x10000 * plane + 0xFFFF) for plane in range(N_PLANES)]
+# What HTML may not contain: lone surrogates and code points that are no characters, such as the last two
+# of each of Unicode's planes.
+ENDS_OF_PLANES = [chr(end - i) for end in range(0xFFFF, 0x110000, 0x10000) for i in (0, 1)]
 NO_CHARACTER = re.compile(f"[\ud800-\udfff\ufdd0-\ufdef{''.join(ENDS_OF_PLANES)}]")
 
 

@@ -36,6 +36,8 @@ MAX_JSON_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
+# the name of a file that a killed process may have left half-written
+ABANDONED = re.compile(r"\.[0-9a-f]{16}\.[0-9]+\.tmp")
 LOCK_FILE = ".lock"  # stays in the folder that it locks
 
 
@@ -257,11 +259,6 @@ def _remove_abandoned(folder: Path, name: str) -> None:
             remove_entry(path)
 
 
-def is_abandoned_name(name: str) -> bool:
-    """Whether a killed process may have left a file of this name, half-written, by `write_bytes`."""
-    return re.fullmatch(r"\.[0-9a-f]{16}\.[0-9]+\.tmp", name) is not None
-
-
 def write_json(path: Path, value: Any) -> None:
     # A file name may hold bytes that are not UTF-8; they become JSON escapes.
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
@@ -388,7 +385,7 @@ def move_sealed_files(folder: Path, path: Path) -> None:
 def list_own_names(folder: Path) -> set[str]:
     """List what is in a folder but for what killed processes leave, and the lock."""
     names = {path.name for path in folder.iterdir()} - {LOCK_FILE}
-    return {name for name in names if not is_abandoned_name(name)}
+    return {name for name in names if not ABANDONED.fullmatch(name)}
 
 
 def seal(folder: Path, known: Mapping[str, str] | None = None) -> None:

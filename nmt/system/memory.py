@@ -8,6 +8,7 @@ before it is.
 """
 
 import contextlib
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,9 @@ def find_memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimit
     if soft_limit != resource.RLIM_INFINITY:
         limits.append(MemoryLimit(soft_limit, "the limit of ulimit -v"))
     if sys.platform == "linux":
-        sizes = _read_machine_sizes(proc / "meminfo")
+        # lines such as `MemTotal:  65536 kB`
+        rows = re.findall(r"^(\w+): +(\d+) kB$", _read_text(proc / "meminfo"), re.MULTILINE)
+        sizes = {name: 1024 * int(size) for name, size in rows}
         swap = sizes.get("SwapTotal", 0)
         if "MemTotal" in sizes:
             limits.append(MemoryLimit(sizes["MemTotal"] + swap, "all memory of this machine"))
@@ -42,19 +45,9 @@ def find_memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimit
     return min(limits, key=lambda limit: limit.n_bytes)
 
 
-def _read_machine_sizes(meminfo: Path) -> dict[str, int]:
-    """Read lines such as `MemTotal:  65536 kB`, in bytes."""
-    sizes = {}
-    for line in _read_lines(meminfo):
-        words = line.split()
-        if len(words) == 3 and words[1].isdigit() and words[2] == "kB":
-            sizes[words[0].rstrip(":")] = 1024 * int(words[1])
-    return sizes
-
-
 def _read_cgroup_limits(cgroup: Path, root: Path) -> Iterator[int]:
     """Yield the limits of this process's control group and of those around it."""
-    for line in _read_lines(cgroup):  # such as `0::/job` or `4:memory:/job`
+    for line in _read_text(cgroup).splitlines():  # such as `0::/job` or `4:memory:/job`
         _, _, rest = line.partition(":")
         controllers, _, name = rest.partition(":")
         if controllers and "memory" not in controllers.split(","):
@@ -63,15 +56,15 @@ def _read_cgroup_limits(cgroup: Path, root: Path) -> Iterator[int]:
         folder = top / name.strip("/")
         while folder.is_relative_to(top):
             for file in CGROUP_LIMITS:
-                yield from (int(text) for text in _read_lines(folder / file) if text.isdigit())
+                yield from map(int, re.findall(r"^[0-9]+$", _read_text(folder / file)))
             folder = folder.parent
 
 
-def _read_lines(path: Path) -> list[str]:
+def _read_text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace").splitlines()
+        return path.read_text(errors="replace")
     except OSError:
-        return []
+        return ""
 
 
 def format_memory(n_bytes: float) -> str:

@@ -56,9 +56,6 @@ class Table:
             columns.append([align(text, width) for text in column])
         return [GAP.join(row).rstrip() for row in zip(*columns, strict=True)]
 
-    def to_text(self) -> str:
-        return "\n".join(self.to_lines())
-
     def to_markdown(self) -> str:
         lines = []
         for row in self._head_and_rows:

@@ -257,20 +257,19 @@ def _load_initial_weights(path: Path, setup: Setup) -> None:
         remedy = f"give another data.store=DIR, to be prepared with {models}"
         name, store = f"training.init_from={path}", config.data.store
         check_agreement("BPE model", name, initial.vocab.digest, store, vocab.digest, remedy)
-    if is_grown and "embeddings" in config.training.freeze:
-        raise UserError(
-            f"training.freeze names embeddings, but {config.data.store} has pieces that "
-            f"{path} has not, and they must be learned; leave embeddings out"
-        )
-    if is_grown:
+        load_weights(initial, setup.model)
+    else:
+        if "embeddings" in config.training.freeze:
+            raise UserError(
+                f"training.freeze names embeddings, but {config.data.store} has pieces that "
+                f"{path} has not, and they must be learned; leave embeddings out"
+            )
         if world.is_main:
             say(
                 f"the vocabulary has grown from {format_size(initial.vocab)} to "
                 f"{format_size(vocab)} pieces; new ones begin as the mean of the others"
             )
         load_grown_weights(initial, setup.model)
-    else:
-        load_weights(initial, setup.model)
     if world.is_main:
         directions = find_direction(initial.config.data), find_direction(config.data)
         if None not in directions and directions[0] != directions[1]:

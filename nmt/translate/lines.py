@@ -49,6 +49,15 @@ class Chunk:
         return Chunk(self.first, self.lines[:n], self.share, self.prefixes[:n])
 
 
+def refuse_short(name: str, n_lines: int, n_done: int) -> None:
+    """Refuse an input that has fewer lines than its output, which --resume continues."""
+    if n_lines < n_done:
+        raise UserError(
+            f"{name}: has {n_lines:,} lines, fewer than the {n_done:,} already done; give the input that the "
+            "output was made from"
+        )
+
+
 class LineReader:
     """The lines of the open file `handle`, which messages call `name`."""
 
@@ -77,11 +86,7 @@ class LineReader:
                 share = n_bytes / self.size if self.size else 0.0
                 yield Chunk(first + n_skipped, lines[n_skipped:], share)
             first += len(block)
-        if first <= skip:
-            raise UserError(
-                f"{self.name}: has {first - 1:,} lines, fewer than the {skip:,} already translated; give the "
-                "input that the output was made from"
-            )
+        refuse_short(self.name, first - 1, skip)
         if self.n_invalid > MAX_WARNINGS:
             say(f"warning: {self.name}: {self.n_invalid:,} lines are not valid UTF-8")
 

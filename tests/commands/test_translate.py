@@ -468,7 +468,7 @@ def test_an_output_longer_than_the_input_cannot_be_resumed(
     (tmp_path / "out").write_text("hund\n" * 41)
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--resume"]
     assert nmt_translate(command) == 2
-    assert "in: has 40 lines, fewer than the 41 already translated" in capsys.readouterr().err
+    assert "in: has 40 lines, fewer than the 41 already done" in capsys.readouterr().err
     (tmp_path / "out").write_text("hund\n" * 40)
     assert nmt_translate(command) == 0 and (tmp_path / "out").read_text() == "hund\n" * 40
 

@@ -81,17 +81,16 @@ def test_weights_are_those_of_torch(vocab: Vocab, monkeypatch: pytest.MonkeyPatc
     assert [one.alignment for one in found] == align(model, src, tgt)
     for source, target, one in zip(src, tgt, found, strict=True):
         inputs = record_inputs(model, source, target)
-        assert one.encoder is not None and one.decoder is not None
         for index, layer in enumerate(model.encoder):
             expected = torch_weights(layer.attention, inputs[layer.attention][0])
-            np.testing.assert_allclose(one.encoder[index], expected, atol=2e-5)
+            np.testing.assert_allclose(one.kinds["encoder"][index], expected, atol=2e-5)
         for index, block in enumerate(model.decoder):
             expected = torch_decoder_weights(block.attention, inputs[block.attention][0])
-            np.testing.assert_allclose(one.decoder[index], expected, atol=2e-5)
+            np.testing.assert_allclose(one.kinds["decoder"][index], expected, atol=2e-5)
             x, memory = inputs[block.memory_attention][:2]
             expected = torch_weights(block.memory_attention, x, memory)
-            np.testing.assert_allclose(one.memory[index], expected, atol=2e-5)
-        places = one.memory[1].mean(0)[: len(target), : max(1, len(source))]
+            np.testing.assert_allclose(one.kinds["memory"][index], expected, atol=2e-5)
+        places = one.kinds["memory"][1].mean(0)[: len(target), : max(1, len(source))]
         assert one.alignment == places.argmax(1).tolist()
 
 
@@ -107,14 +106,13 @@ def test_shapes_sums_and_links(shape: ModelConfig, vocab: Vocab) -> None:
         n, m, heads = len(source) + 1, len(target) + 1, shape.n_heads
         assert one.source == vocab.pieces([*source, EOS]) and one.source[-1] == "</s>"
         assert one.target == vocab.pieces([*target, EOS])
-        assert one.encoder is not None and one.decoder is not None
-        assert one.memory.shape == (shape.decoder_depth, heads, m, n)
-        assert one.encoder.shape == (shape.encoder_depth, heads, n, n)
-        assert one.decoder.shape == (shape.decoder_depth, heads, m, m)
-        for weights in (one.memory, one.encoder, one.decoder):
+        assert one.kinds["memory"].shape == (shape.decoder_depth, heads, m, n)
+        assert one.kinds["encoder"].shape == (shape.encoder_depth, heads, n, n)
+        assert one.kinds["decoder"].shape == (shape.decoder_depth, heads, m, m)
+        for weights in one.kinds.values():
             assert weights.dtype == np.float32
             np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
-        assert not np.triu(one.decoder, 1).any()
+        assert not np.triu(one.kinds["decoder"], 1).any()
 
 
 def decode(text: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -129,11 +127,11 @@ def test_json_round_trip(vocab: Vocab) -> None:
     assert fields["alignment"] == one.alignment
     assert list(fields["attention"]) == ["memory", "encoder", "decoder"]
     for kind, layers in fields["attention"].items():
-        weights = getattr(one, kind)
+        weights = one.kinds[kind]
         read = np.array([[decode(head, weights.shape[2:]) for head in layer] for layer in layers])
         np.testing.assert_allclose(read, weights, atol=0.5 / 255 + 1e-6)
     # one layer of two, its heads averaged, without the end marks
-    assert one.memory[0].mean(0)[:-1, :-1].argmax(1).tolist() == one.alignment
+    assert one.kinds["memory"][0].mean(0)[:-1, :-1].argmax(1).tolist() == one.alignment
 
 
 def test_translations_of_lines(tmp_path: Path) -> None:
@@ -159,4 +157,4 @@ def test_translations_of_lines(tmp_path: Path) -> None:
 def assert_equal_maps(one: AttentionMap, other: AttentionMap | None) -> None:
     assert other is not None
     assert (one.source, one.target, one.alignment) == (other.source, other.target, other.alignment)
-    np.testing.assert_allclose(one.memory, other.memory, atol=1e-6)
+    np.testing.assert_allclose(one.kinds["memory"], other.kinds["memory"], atol=1e-6)

@@ -26,7 +26,9 @@ def make_map(source: list[str], target: list[str], layers: int = 3, heads: int =
         return weights / weights.sum(-1, keepdims=True)
 
     links = [row % n for row in range(m - 1)]
-    return AttentionMap(source, target, links, draw(m, n), draw(n, n), draw(m, m))
+    return AttentionMap(
+        source, target, links, {"memory": draw(m, n), "encoder": draw(n, n), "decoder": draw(m, m)}
+    )
 
 
 PLAIN = make_map(["▁the", "▁dog", "</s>"], ["▁der", "▁H", "und", "</s>"])
@@ -87,8 +89,7 @@ def read_cell(page: Any) -> tuple[str, str, float]:
 def test_view_by_keys_and_pointer(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(render_attention_page([PLAIN], "a page"), encoding="utf-8")
-    memory, decoder = PLAIN.memory, PLAIN.decoder
-    assert decoder is not None
+    memory, decoder = PLAIN.kinds["memory"], PLAIN.kinds["decoder"]
     with open_page(path.as_uri()) as opened:
         page = opened.page
         selects = page.locator(".attention-controls select")

@@ -111,8 +111,6 @@ def test_comparison_is_the_command_lines(tmp_path: Path) -> None:
     assert (found.a, found.b) == pytest.approx((first["score"], second["score"]), abs=1e-9)
     assert found.difference == found.b - found.a
     assert found.p_randomisation == pytest.approx(shuffled["p_value"], abs=1e-12)
-    for ours, theirs in ((found.interval_a, first), (found.interval_b, second)):
-        assert (ours.mean, half(ours)) == pytest.approx((theirs["mean"], theirs["ci"]), abs=1e-9)
 
 
 class Total:
@@ -168,7 +166,6 @@ def test_a_system_against_itself_has_p_of_1(metric: str) -> None:
     lines = damaged(0.2, 1)[:100]
     found = compare_systems(METRICS[metric](), lines, list(lines), [REFERENCES[:100]], 30, 30)
     assert (found.difference, found.p_bootstrap, found.p_randomisation) == (0, 1, 1)
-    assert found.interval_a == found.interval_b
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])

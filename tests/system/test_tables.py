@@ -14,7 +14,7 @@ TABLE = Table(
 
 
 def test_text_is_aligned_and_does_nothing_but_appear() -> None:
-    assert TABLE.to_text() == (
+    assert "\n".join(TABLE.to_lines()) == (
         "name              score  digest\na|b <i>           9.5    a1|b2\nwide<U+202E>name  10.25"
     )
 

@@ -86,7 +86,7 @@ def convert_if_published(path: Path, out: Path | None, is_forced: bool) -> Path:
     it is kept for the next time. Any other path comes back as it is.
     """
     is_on_hub = str(path).startswith(HUB)
-    if not is_on_hub and not _is_published(path):
+    if not is_on_hub and "model_type" not in _read_if_there(path / SETTINGS_FILE):
         return path
     cache = (find_cache_folder() or Path(make_temporary_folder())) / "published"
     if is_on_hub:
@@ -104,12 +104,6 @@ def convert_if_published(path: Path, out: Path | None, is_forced: bool) -> Path:
     make_folder(out.parent)
     save_checkpoint(out, Snapshot(tensors, {}), Average([path.resolve().name], 0), config, vocab)
     return out
-
-
-def _is_published(folder: Path) -> bool:
-    """Whether the folder has a model as Hugging Face's transformers saves it."""
-    settings = _read_if_there(folder / SETTINGS_FILE)
-    return "model_type" in settings
 
 
 def _read_if_there(path: Path) -> Fields:
@@ -133,10 +127,6 @@ def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
     """Read a published model's settings, its vocabulary, and its tensors by our names."""
     try:
         return _read(folder)
-    except OSError as error:
-        raise UserError(
-            f"{error.filename}: cannot be read ({error.strerror}); use another copy"
-        ) from None
     except (RuntimeError, IndexError) as error:
         reason = describe_error(error)
         raise UserError(

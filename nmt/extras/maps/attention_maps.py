@@ -25,7 +25,6 @@ from nmt.extras.maps.alignment import (
 )
 from nmt.model.dropout import suspend_dropout
 from nmt.model.transformer import Transformer
-from nmt.system.records import leave_out_none
 from nmt.system.strict_json import Fields
 from nmt.translate.batching import pack_pairs
 from nmt.translate.translator import TextToText, Translation
@@ -39,19 +38,14 @@ class AttentionMap:
     source: list[str]  # pieces, "</s>" last
     target: list[str]  # pieces of the translation, "</s>" last
     alignment: list[int]  # for each piece of the translation, "</s>" apart, its source piece
-    memory: WeightArray  # (layers, heads, target, source)
-    encoder: WeightArray | None = None  # (layers, heads, source, source)
-    decoder: WeightArray | None = None  # (layers, heads, target, what was read: "<s>" first)
-
-    def list_kinds(self) -> dict[str, WeightArray]:
-        """The kinds of attention that are there, by name."""
-        kinds = {"memory": self.memory, "encoder": self.encoder, "decoder": self.decoder}
-        return leave_out_none(kinds)
+    # (layers, heads, queries, keys), by kind: memory, of target and source; encoder, of the source; decoder,
+    # of the target and what was read, "<s>" first
+    kinds: dict[str, WeightArray]
 
     def to_json(self) -> Fields:
         """The map as `attention_view.js` draws it: a weight is a byte, and 255 is one."""
         attention = {}
-        for kind, weights in self.list_kinds().items():
+        for kind, weights in self.kinds.items():
             attention[kind] = [[_encode_weights(head) for head in layer] for layer in weights]
         return {
             "source": self.source,
@@ -118,9 +112,11 @@ def _map_batch(
                 target=vocab.tgt.pieces([*out, EOS]),
                 alignment=links,
                 # copies, so that a map does not keep its whole batch in memory
-                memory=weights[0][:, :, :m, :n].copy(),
-                encoder=weights[1][:, :, :n, :n].copy(),
-                decoder=weights[2][:, :, :m, :m].copy(),
+                kinds={
+                    "memory": weights[0][:, :, :m, :n].copy(),
+                    "encoder": weights[1][:, :, :n, :n].copy(),
+                    "decoder": weights[2][:, :, :m, :m].copy(),
+                },
             )
         )
     return maps

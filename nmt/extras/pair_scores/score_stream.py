@@ -14,9 +14,9 @@ from nmt.corpus.reader import PAIRS_AT_ONCE, Block, read_blocks
 from nmt.extras.pair_scores.pair_scores import PairScore, PairScorer, ScoreKind, open_pair_scorer
 from nmt.score.score import compute_perplexity
 from nmt.score.text_checks import warn_of_unrelated
-from nmt.system.errors import UserError
 from nmt.system.progress import say
 from nmt.system.strict_json import Fields
+from nmt.translate.lines import refuse_short
 from nmt.translate.stream import DoneChunk, share_cores
 
 MAX_NAMED = 3  # impossible pairs that are named one by one
@@ -63,11 +63,7 @@ def read_pair_chunks(src: str, tgt: str, skip: int) -> Iterator[Block]:
         n = block.first - 1 + len(block.src)
         if n > skip:
             yield block
-    if n < skip:
-        raise UserError(
-            f"{src}: has {n:,} lines, fewer than the {skip:,} already scored; give the files that the "
-            "output was made from"
-        )
+    refuse_short(src, n, skip)
 
 
 @dataclass(frozen=True)

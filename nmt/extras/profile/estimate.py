@@ -5,16 +5,9 @@ of typical updates. What could not be measured is listed as not included.
 """
 
 import math
-from dataclasses import dataclass
 
 from nmt.extras.profile.cost import CHECKPOINT_BYTES
-from nmt.extras.profile.dry_run import (
-    DryRun,
-    Timing,
-    describe_machine,
-    format_bytes,
-    format_rows,
-)
+from nmt.extras.profile.dry_run import DryRun, describe_machine, format_bytes, format_rows
 from nmt.model.moments import WEIGHT_BYTES
 from nmt.system.progress import format_duration
 from nmt.train.memory_probe import order_by_memory
@@ -22,18 +15,6 @@ from nmt.train.memory_probe import order_by_memory
 TIMED_S = 35.0
 # Bytes a second that sums over ranks reach: of eight GPUs in one machine, and between machines
 NETWORKS = {"NVLink (H100)": 370e9, "100 Gb/s Ethernet": 11e9}
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a whole run takes."""
-
-    timing: Timing  # of typical updates
-    validation_s: float  # of the NLL and the BLEU of the dev set, once
-    tgt_tokens: float
-    epochs: float
-    hours: float
-    rows: dict[str, str]  # what is printed
 
 
 def describe_network(n_bytes: float) -> str:
@@ -45,7 +26,7 @@ def describe_network(n_bytes: float) -> str:
     )
 
 
-def estimate_run(dry_run: DryRun, price: float | None = None) -> Estimate:
+def estimate_run(dry_run: DryRun, price: float | None = None) -> dict[str, str]:
     """Run the largest micro-batches, time typical updates, and print what the whole run takes from its
     first update on.
     """
@@ -80,7 +61,7 @@ def estimate_run(dry_run: DryRun, price: float | None = None) -> Estimate:
         rows["price"] = f"{hours * price:,.2f} at {price:,.2f} an hour"
     if world.is_main:
         print(format_rows(rows))
-    return Estimate(timing, validation_s, tgt_tokens, epochs, hours, rows)
+    return rows
 
 
 def _measure_peak(dry_run: DryRun) -> int:

@@ -66,7 +66,7 @@ class AttentionFile:
 
     def _take(self, attention: AttentionMap) -> bool:
         """Take a map for the page; False if it does not fit."""
-        self.n_weights += sum(kind.size for kind in attention.list_kinds().values())
+        self.n_weights += sum(kind.size for kind in attention.kinds.values())
         if len(self.maps) == MAX_PAGE_LINES or self.n_weights > MAX_PAGE_WEIGHTS:
             return False
         self.maps.append(attention)

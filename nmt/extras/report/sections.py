@@ -7,6 +7,7 @@ share a table. Charts, which need JavaScript, are the page's (page.py).
 from collections.abc import Callable, Iterator, Sequence
 
 from nmt.config_files import flatten_settings, format_setting, tabulate_differences
+from nmt.corpus.ledger import tabulate_corpora
 from nmt.evaluate.results import Result, describe_other_search
 from nmt.extras.report.curves import collect_points
 from nmt.extras.report.facts import RunFacts
@@ -209,13 +210,6 @@ def _render_deviations(run: RunFacts) -> str:
 
 def render_ledger(run: RunFacts) -> str:
     """Count what went in, what was kept, and what each rule dropped."""
-    ledger = run.ledger
-    if ledger is None:
+    if run.ledger is None:
         return ""
-    src, tgt = ledger.languages
-    rows = []
-    for corpus in ledger.corpora:
-        figures = [f"{n:,}" for n in (corpus.lines, corpus.kept, *corpus.tokens)]
-        rows.append([corpus.name, *figures, corpus.dropped_by_rule or "none"])
-    head = ("corpus", "lines", "kept", f"{src} tokens", f"{tgt} tokens", "dropped")
-    return render_stacked(head, rows, "What went in")
+    return tabulate_corpora(run.ledger).to_html(label="What went in", is_stacked=True)

@@ -72,17 +72,12 @@ def _bundle_script() -> str:
 # ---- specifications ------------------------------------------------------------------------------
 
 
-def fill_template(name: str, values: Spec) -> Spec:
+def fill(template: Any, values: Spec) -> Any:
     """Return a template of charts.json with each "$key" in it replaced by values["key"]."""
-    filled: Spec = _fill(TEMPLATES[name], values)
-    return filled
-
-
-def _fill(template: Any, values: Spec) -> Any:
     if isinstance(template, dict):
-        return {key: _fill(inner, values) for key, inner in template.items()}
+        return {key: fill(inner, values) for key, inner in template.items()}
     if isinstance(template, list):
-        return [_fill(inner, values) for inner in template]
+        return [fill(inner, values) for inner in template]
     if isinstance(template, str) and template.startswith("$"):
         return values[template[1:]]
     return template
@@ -97,7 +92,7 @@ def make_spec(chart: Chart, n_runs: int) -> Spec:
     colour = _scale_series(chart, COLOURS)
     if n_runs > 1:
         colour = _scale("r", list(range(n_runs)), COLOURS)
-    curves = fill_template("curves", titles | {"from_zero": chart.from_zero, "colour": colour})
+    curves = fill(TEMPLATES["curves"], titles | {"from_zero": chart.from_zero, "colour": colour})
     if n_runs > 1:
         curves["encoding"]["strokeDash"] = _scale_series(chart, TEMPLATES["dashes"])
 
@@ -105,7 +100,7 @@ def make_spec(chart: Chart, n_runs: int) -> Spec:
     for i, reference in enumerate(chart.references):
         value = round_figure(reference.value)
         values = titles | {"name": reference.name, "value": value, "shift": -3 - 14 * i}
-        layers += [fill_template(name, values) for name in ("reference_rule", "reference_name")]
+        layers += [fill(TEMPLATES[name], values) for name in ("reference_rule", "reference_name")]
     return {**TEMPLATES["page"], "layer": layers}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from nmt.config import MACHINE_KEYS, DataConfig, RunConfig, VocabConfig
+from nmt.config import MACHINE_KEYS, RunConfig
 from nmt.config_files import (
     PlacedSetting,
     find_shipped_configs,
@@ -234,7 +234,10 @@ def place_run(name: str, config: RunConfig, folder: Path) -> RunConfig:
     label = re.sub(r"[^\w.+-]+", "-", f"{name}-seed{config.seed}", flags=re.ASCII).strip("-.")
     data = config.data
     if not data.store:
-        data = replace(data, store=str(folder / "stores" / digest_data(data, config.vocab)))
+        # a short name for the data and vocabulary that the config prepares
+        settings = list_settings(data, config.vocab)
+        digest = digest_values([settings, str(Path(data.root).absolute())])[:10]
+        data = replace(data, store=str(folder / "stores" / digest))
     return replace(config, name=label, out=str(folder / label), data=data)
 
 
@@ -245,12 +248,6 @@ def equalize_depths(config: RunConfig) -> RunConfig:
         model, n_layers=1, encoder_layers=model.encoder_depth, decoder_layers=model.decoder_depth
     )
     return replace(config, model=model)
-
-
-def digest_data(data: DataConfig, vocab: VocabConfig) -> str:
-    """Return a short name for the data and vocabulary that a config prepares."""
-    settings = list_settings(data, vocab)
-    return digest_values([settings, str(Path(data.root).absolute())])[:10]
 
 
 def check_run(run: PlannedRun, grid: GridFile) -> None:

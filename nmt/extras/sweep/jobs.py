@@ -84,7 +84,9 @@ class RunQueue:
             process.terminate()
 
     def start(self, run: PlannedRun) -> None:
-        write_run_config(self.sweep, run)
+        # what the process reads, because the grid may be edited meanwhile
+        config = self.sweep.config_path(run)
+        write_text(make_folder(config.parent) / config.name, format_config(run.config))
         log = self.sweep.log_path(run)
         make_folder(log.parent)
         threads = str(max(1, count_cores() // self.n_jobs))
@@ -108,13 +110,6 @@ class RunQueue:
         self.running.append((run, process))
         if self.stop_signal:  # it came while the process was started
             process.terminate()
-
-
-def write_run_config(sweep: Sweep, run: PlannedRun) -> None:
-    """Write the config that the process of a run reads: the grid may be edited meanwhile."""
-    path = sweep.config_path(run)
-    make_folder(path.parent)
-    write_text(path, format_config(run.config))
 
 
 def make_command(sweep: Sweep, run: PlannedRun) -> list[str]:

@@ -123,7 +123,7 @@ def list_notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
 
 def format_text(sweep: Sweep, rows: Sequence[Row]) -> str:
     notes = map(escape_line, list_notes(sweep, rows))
-    return "\n".join([make_table(sweep, rows).to_text(), "", *notes])
+    return "\n".join([*make_table(sweep, rows).to_lines(), "", *notes])
 
 
 def format_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:

@@ -207,10 +207,7 @@ class Trackers(Listener):
     def start(self, run: Path, earlier: Sequence[Event]) -> None:
         self.trackers = [Tracker(run, name, earlier) for name in self.names]
 
-    def send(self, event: Event) -> None:
-        self._put(event)
-
-    def _put(self, event: Event | None) -> None:
+    def send(self, event: Event | None) -> None:
         for tracker in self.trackers:
             tracker.put(event)
         self._drop_faulty()
@@ -218,7 +215,7 @@ class Trackers(Listener):
     def finish(self) -> None:
         """Wait until the sinks have all events and are closed, but not for long."""
         deadline = clock() + FINISH_S
-        self._put(None)
+        self.send(None)
         for tracker in self.trackers:
             tracker.thread.join(max(0.0, deadline - clock()))
             if tracker.thread.is_alive():
