@@ -119,10 +119,11 @@ class Service:
         split = await asyncio.to_thread(lambda: [RunningText(text, splitter) for text in texts])
         sentences = [sentence.text for text in split for sentence in text.sentences]
         answers: list[LineAnswer] = []
+        n_at_once = min(MAX_AT_ONCE, self.limits.max_waiting)
         try:
             async with asyncio.timeout(self.limits.timeout_s):
-                for first in range(0, len(sentences), MAX_AT_ONCE):
-                    chunk = sentences[first : first + MAX_AT_ONCE]
+                for first in range(0, len(sentences), n_at_once):
+                    chunk = sentences[first : first + n_at_once]
                     answers += await self.batcher.translate(options, chunk)
         except TimeoutError:
             limit = f"{self.limits.timeout_s:g} s"
