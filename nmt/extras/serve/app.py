@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from nmt.extras.serve.batcher import Batcher, LineAnswer, LineOptions, QueueFull
@@ -201,9 +201,13 @@ async def read_values(request: Request) -> Mapping[str, Any]:
     or in the query.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise HTTPException(400, "the client left") from None  # nobody gets this answer
     if kind == JSON_TYPE:
         try:
-            values = parse_json(await request.body(), "the body")
+            values = parse_json(body, "the body")
         except UserError:
             raise HTTPException(400, "the body is not JSON in UTF-8") from None
         if not isinstance(values, dict):
@@ -214,7 +218,7 @@ async def read_values(request: Request) -> Mapping[str, Any]:
         if len(form) < len(form.multi_items()):
             raise HTTPException(400, "a key of the form occurs twice; send a list as JSON")
         return {**request.query_params, **form}
-    if await request.body() or (kind and not request.query_params):
+    if body or (kind and not request.query_params):
         raise HTTPException(
             415, f"content type {kind[:99]!r} is not supported; send application/json or a form"
         )
