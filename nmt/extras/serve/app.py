@@ -12,6 +12,7 @@ from hmac import compare_digest
 from importlib.resources import files
 from itertools import islice
 from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Depends, FastAPI
 from pydantic import ValidationError
@@ -203,26 +204,27 @@ async def read_values(request: Request) -> Mapping[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         body = await request.body()
-    except ClientDisconnect:
-        raise HTTPException(400, "the client left") from None  # nobody gets this answer
-    if kind == JSON_TYPE:
-        try:
-            values = parse_json(body, "the body")
-        except UserError:
-            raise HTTPException(400, "the body is not JSON in UTF-8") from None
-        if not isinstance(values, dict):
-            raise HTTPException(400, "the body is not a JSON object")
-        return values
+        if kind == JSON_TYPE:
+            values = parse_json(body, "the body", "send JSON in UTF-8")
+            if not isinstance(values, dict):
+                raise HTTPException(400, "the body is not a JSON object")
+            return values
+        if kind == FORM_TYPES[0]:
+            unquote_to_bytes(body).decode()  # the parser replaces what is not UTF-8
+    except (ClientDisconnect, UserError, UnicodeDecodeError) as error:  # the first has no reader
+        raise HTTPException(400, str(error)) from None
+    pairs = request.query_params.multi_items()
     if kind in FORM_TYPES:
         form = await request.form(max_files=0, max_fields=MAX_FIELDS)
-        if len(form) < len(form.multi_items()):
-            raise HTTPException(400, "a key of the form occurs twice; send a list as JSON")
-        return {**request.query_params, **form}
-    if body or (kind and not request.query_params):
+        pairs += form.multi_items()
+    elif body or (kind and not pairs):
         raise HTTPException(
             415, f"content type {kind[:99]!r} is not supported; send application/json or a form"
         )
-    return request.query_params
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise HTTPException(400, "a key occurs twice; send a list as JSON")
+    return values
 
 
 def choose_model(asked: TextsRequest, models: Sequence[ServedModel]) -> ServedModel:
