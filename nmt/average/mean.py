@@ -36,15 +36,10 @@ def average_tensors(checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[str, Te
     """Yield each tensor of the mean by name, in fp32."""
     with contextlib.ExitStack() as stack:
         # While a file is open it can be read, even if training prunes its checkpoint meanwhile.
-        files = []
-        for checkpoint in checkpoints:
-            path = checkpoint.path / MODEL_FILE
-            if not path.exists():
-                raise UserError(
-                    f"{path}: no longer exists, because training prunes its oldest checkpoints; "
-                    "run the command again"
-                )
-            files.append(stack.enter_context(open_tensors(path, "numpy")))
+        files = [
+            stack.enter_context(open_tensors(checkpoint.path / MODEL_FILE, "numpy"))
+            for checkpoint in checkpoints
+        ]
         for name in sorted(files[0].keys()):
             total: Tensor | None = None
             for checkpoint, file in zip(checkpoints, files, strict=True):

@@ -134,6 +134,7 @@ def average_run(args: Namespace) -> int:
     from nmt.api import convert_published
     from nmt.average.mean import average_checkpoints
     from nmt.average.select import choose_checkpoints, list_doubts
+    from nmt.checkpoint.run_checkpoints import list_steps
     from nmt.evaluate.results import find_run, read_results
     from nmt.system.errors import explain_missing
     from nmt.system.files import check_own_folder
@@ -147,33 +148,42 @@ def average_run(args: Namespace) -> int:
     is_run = len(paths) == 1 and run.checkpoints.is_dir()
     if not is_run:
         check_is_run(args)
-    if args.curve is not None:
-        check_extra("curve", "--curve")
-        from nmt.config_files import parse_device
-        from nmt.extras.curve import draw_curve
+    steps = list_steps(run)
+    try:
+        if args.curve is not None:
+            check_extra("curve", "--curve")
+            from nmt.config_files import parse_device
+            from nmt.extras.curve import draw_curve
 
-        print(draw_curve(run, args.curve, args.every, parse_device(args.settings)))
-        return 0
+            print(draw_curve(run, args.curve, args.every, parse_device(args.settings)))
+            return 0
 
-    # choose
-    if is_run:
-        chosen = choose_checkpoints(run, args.last, args.best, args.every)
-        paths = [run.checkpoint(candidate.step) for candidate in chosen]
-        for candidate, path in zip(chosen, paths, strict=True):
-            say(f"{path.name}: {candidate}")
-        if doubts := list_doubts(run, chosen):
-            say(
-                f"warning: this mean may be worse than its best member: {'; '.join(doubts)}; --curve "
-                "compares means on the dev set, --best N takes the N in a row that score best"
-            )
+        # choose
+        if is_run:
+            chosen = choose_checkpoints(run, args.last, args.best, args.every)
+            paths = [run.checkpoint(candidate.step) for candidate in chosen]
+            for candidate, path in zip(chosen, paths, strict=True):
+                say(f"{path.name}: {candidate}")
+            if doubts := list_doubts(run, chosen):
+                say(
+                    f"warning: this mean may be worse than its best member: {'; '.join(doubts)}; --curve "
+                    "compares means on the dev set, --best N takes the N in a row that score best"
+                )
 
-    # average
-    if args.output:
-        out = Path(args.output)
-    else:
-        out = run.average
-        check_own_folder(out, inside=run.path)
-    names = average_checkpoints(paths, out, args.force)
+        # average
+        if args.output:
+            out = Path(args.output)
+        else:
+            out = run.average
+            check_own_folder(out, inside=run.path)
+        names = average_checkpoints(paths, out, args.force)
+    except UserError:
+        if set(list_steps(run)).issuperset(steps):
+            raise
+        raise UserError(
+            f"{run.checkpoints}: a checkpoint was removed meanwhile, as training does with its oldest; "
+            "run the same command again"
+        ) from None
 
     # describe
     scores = []

@@ -119,16 +119,16 @@ def prepare(
                 # Refuse if not even the text fits; part of it may already be on the disk.
                 n_written = sum(file.stat().st_size for file in work.rglob("*.*"))
                 if shutil.disk_usage(store).free + n_written < n_bytes:
-                    raise UserError(_describe_full_disk(store, n_bytes))
+                    raise UserError(_describe_full_disk(store, n_bytes, "not enough disk space"))
                 job = Preparation(work, data, vocab, seed, executor or use_processes(data.workers))
                 _build(store, parts, job)
             finally:
                 # only under the lock: without it, the work is another process's
                 _remove_what_is_not_needed(store, work)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise UserError(_describe_full_disk(store, n_bytes)) from None
+        raise UserError(_describe_full_disk(store, n_bytes, error.strerror)) from None
     return True
 
 
@@ -177,12 +177,12 @@ def estimate_text(parts: list[Part], data: DataConfig) -> int:
     return n_bytes
 
 
-def _describe_full_disk(store: Path, n_bytes: int) -> str:
+def _describe_full_disk(store: Path, n_bytes: int, fault: str | None) -> str:
     folder = store if store.exists() else store.parent  # the store may be a disk of its own
     return (
-        f"{store}: not enough disk space: about {2 * n_bytes:,} bytes are needed in all, and "
-        f"{shutil.disk_usage(folder).free:,} are free; free some space and run the same "
-        "command again, which keeps finished work, or give another data.store=DIR"
+        f"{store}: {fault}: about {2 * n_bytes:,} bytes are needed in all, and "
+        f"{shutil.disk_usage(folder).free:,} are free; free some space, or raise ulimit -f, and run the "
+        "same command again, which keeps finished work, or give another data.store=DIR"
     )
 
 

@@ -19,7 +19,7 @@ MAX_INTEGER = 2**63
 MAX_FLOAT = 1e100  # no figure of a float32 computation comes near
 
 
-def parse_json(data: bytes, name: str) -> Any:
+def parse_json(data: bytes, name: str, remedy: str = "use another copy") -> Any:
     """Parse one JSON value; `name` is what it is called, for error messages."""
     try:
         value = json.loads(
@@ -38,7 +38,7 @@ def parse_json(data: bytes, name: str) -> Any:
         if not isinstance(value, dict | list) or not _is_deep(value):
             return value
         fault = f"nested more than {MAX_DEPTH} levels deep"
-    raise UserError(f"{name}: is damaged ({fault}); use another copy")
+    raise UserError(f"{name}: is damaged ({fault}); {remedy}")
 
 
 def _read_integer(digits: str) -> int:

@@ -88,6 +88,15 @@ def test_a_full_queue_says_try_again_and_a_late_answer_is_a_504(
         wait_in_queue(server, 0)  # nobody waits for them any more
 
 
+def test_an_idle_server_answers_what_is_longer_than_its_queue(
+    models: list[ServedModel], gate: Gate
+) -> None:
+    gate.is_open.set()
+    with run_in_thread(models, ServeLimits(max_waiting=4)) as server:
+        answer = server.post("/translate", ask(*"abcdefghi"))
+    assert answer.json == {"translatedText": [*"abcdefghi"]}
+
+
 def test_a_bug_in_one_line_does_not_affect_its_neighbours(
     models: list[ServedModel], gate: Gate, capfd: pytest.CaptureFixture[str]
 ) -> None:

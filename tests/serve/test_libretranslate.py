@@ -41,6 +41,7 @@ def test_deep_translator_asks_in_the_query(server: RunningServer) -> None:
     asked = {"q": LINES[0], "source": "en", "target": "de", "format": "text", "api_key": "x"}
     answer = server.ask("POST", f"/translate?{urlencode(asked)}", headers={"Content-Length": "0"})
     assert (answer.status, answer.json) == (200, {"translatedText": translate(server, LINES[0])})
+    assert "occurs twice" in server.ask("POST", "/translate?q=a&q=b").text
 
 
 def test_libretranslatepy_asks_by_forms(server: RunningServer) -> None:
@@ -89,7 +90,8 @@ def test_html_is_refused_and_names_who_takes_it(server: RunningServer) -> None:
     "headers, body, status, words",
     [
         (JSON, b"{", 400, "not JSON"),
-        (JSON, b"[" * 100_000, 400, "not JSON"),
+        (JSON, b"[" * 100_000, 400, "nested"),
+        (JSON, b'{"alternatives": 1000000000000000000000000}', 400, "number 1000"),
         (JSON, b"[]", 400, "not a JSON object"),
         (JSON, b'{"source": "en", "target": "de"}', 400, "'q': field required"),
         (JSON, b'{"q": {}, "source": "en", "target": "de"}', 400, "'q': "),
@@ -100,6 +102,7 @@ def test_html_is_refused_and_names_who_takes_it(server: RunningServer) -> None:
         (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": -1}', 400, "'altern"),
         (JSON, b'{"q": "a", "source": "en", "target": "de", "alternatives": true}', 400, "integer"),
         (FORM, b"q=a&q=b&source=en&target=de", 400, "occurs twice"),
+        (FORM, b"q=%ff%fe&source=en&target=de", 400, "can't decode byte 0xff"),
         (FORM, b"q=a&source=en&target=de&alternatives=x", 400, "integer"),
         (FORM, b"&".join(b"a=1" for _ in range(60)), 400, ""),
         (MULTIPART, b"------y\r\n", 400, ""),

@@ -54,6 +54,16 @@ def test_a_body_without_a_length_is_bounded_too(server: RunningServer) -> None:
     assert connection.recv(4096).startswith(b"HTTP/1.1 413")
 
 
+def test_a_client_that_leaves_while_it_sends_is_no_bug(
+    models: list[ServedModel], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with run_in_thread(models) as server:
+        with connect(server, HEAD + b"Content-Length: 99\r\n\r\n{"):
+            until(lambda: server.server.server_state.tasks)
+        until(lambda: not server.server.server_state.tasks)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("host", ["a" * 300, "a..b"])
 def test_a_host_that_is_no_name_is_refused(host: str) -> None:
     with pytest.raises(UserError, match="give another --host"):

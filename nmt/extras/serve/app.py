@@ -12,11 +12,12 @@ from hmac import compare_digest
 from importlib.resources import files
 from itertools import islice
 from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Depends, FastAPI
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from nmt.extras.serve.batcher import Batcher, LineAnswer, LineOptions, QueueFull
@@ -119,10 +120,11 @@ class Service:
         split = await asyncio.to_thread(lambda: [RunningText(text, splitter) for text in texts])
         sentences = [sentence.text for text in split for sentence in text.sentences]
         answers: list[LineAnswer] = []
+        n_at_once = min(MAX_AT_ONCE, self.limits.max_waiting)
         try:
             async with asyncio.timeout(self.limits.timeout_s):
-                for first in range(0, len(sentences), MAX_AT_ONCE):
-                    chunk = sentences[first : first + MAX_AT_ONCE]
+                for first in range(0, len(sentences), n_at_once):
+                    chunk = sentences[first : first + n_at_once]
                     answers += await self.batcher.translate(options, chunk)
         except TimeoutError:
             limit = f"{self.limits.timeout_s:g} s"
@@ -200,24 +202,29 @@ async def read_values(request: Request) -> Mapping[str, Any]:
     or in the query.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == JSON_TYPE:
-        try:
-            values = parse_json(await request.body(), "the body")
-        except UserError:
-            raise HTTPException(400, "the body is not JSON in UTF-8") from None
-        if not isinstance(values, dict):
-            raise HTTPException(400, "the body is not a JSON object")
-        return values
+    try:
+        body = await request.body()
+        if kind == JSON_TYPE:
+            values = parse_json(body, "the body", "send JSON in UTF-8")
+            if not isinstance(values, dict):
+                raise HTTPException(400, "the body is not a JSON object")
+            return values
+        if kind == FORM_TYPES[0]:
+            unquote_to_bytes(body).decode()  # the parser replaces what is not UTF-8
+    except (ClientDisconnect, UserError, UnicodeDecodeError) as error:  # the first has no reader
+        raise HTTPException(400, str(error)) from None
+    pairs = request.query_params.multi_items()
     if kind in FORM_TYPES:
         form = await request.form(max_files=0, max_fields=MAX_FIELDS)
-        if len(form) < len(form.multi_items()):
-            raise HTTPException(400, "a key of the form occurs twice; send a list as JSON")
-        return {**request.query_params, **form}
-    if await request.body() or (kind and not request.query_params):
+        pairs += form.multi_items()
+    elif body or (kind and not pairs):
         raise HTTPException(
             415, f"content type {kind[:99]!r} is not supported; send application/json or a form"
         )
-    return request.query_params
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise HTTPException(400, "a key occurs twice; send a list as JSON")
+    return values
 
 
 def choose_model(asked: TextsRequest, models: Sequence[ServedModel]) -> ServedModel:
