@@ -217,15 +217,17 @@ def test_refusals_are_one_line(pair: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    "side, letters", [("de", "天地人大小"), ("de", "กขคงจ"), ("en", "ひらがな")]
+    "side, letters, best_by",
+    [("de", "天地人大小", "chrf"), ("de", "กขคงจ", "chrf"), ("en", "ひらがな", "bleu")],
 )
 def test_words_without_spaces_between_them_are_told_by_their_script(
-    pair: Path, side: str, letters: str
+    pair: Path, side: str, letters: str, best_by: str
 ) -> None:
     """However little stands between spaces, two characters are a word, and no rule counts words."""
     write_lines(pair / f"train.{side}", make_sentences(1_300, letters, 4))
     assert nmt_init([*TWO_FILES, "-o", "my.yaml"]) == 0
-    assert load_config("my.yaml").data.clean.max_ratio is None
+    config = load_config("my.yaml")
+    assert (config.data.clean.max_ratio, config.evaluation.best_by) == (None, best_by)
     assert re.search(r": 1,\d+ pairs, 1\d,\d+ words", (pair / "my.yaml").read_text())
 
 

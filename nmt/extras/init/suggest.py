@@ -56,6 +56,11 @@ data:
     max_ratio: {max_ratio}
   # {survey.n_unreadable:,} pairs here cannot be read
   on_bad_line: {on_bad_line}
+{evaluation}"""
+EVALUATION = """
+evaluation:
+  # BLEU's 13a means little where words have no spaces between them
+  best_by: chrf
 """
 
 
@@ -122,6 +127,7 @@ def suggest_config(
         places=_format_data({"root": data.root, "store": f"stores/{path.stem}"}),
         train=_format_data({"train": data.train}),
         sets=_format_data(sets),
+        evaluation=EVALUATION if survey.is_unspaced[1] else "",
     )
     model = choose_size(n_words, hours) if start is None else start
     schedule = model.plan(n_words)
