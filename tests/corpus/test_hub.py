@@ -297,5 +297,5 @@ def test_the_shipped_config_of_a_dataset_makes_the_store_of_the_same_text(tmp_pa
         files = [*store.glob("*.npy"), *store.glob("*.txt"), store / "vocab.model"]
         stores.append({path.name: path.read_bytes() for path in files})
     assert stores[0] == stores[1] and len(stores[0]) == 11
-    files = read_ledger(store).corpora[0].files
-    assert [file.lines for file in files] == [None, None]  # not those of both together
+    account = read_ledger(store).corpora[0]
+    assert [file.lines for file in account.files] == [None, None]  # not those of both together
