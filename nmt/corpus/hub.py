@@ -14,7 +14,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
+from glob import has_magic
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus.file_formats import ROWS_PER_BATCH, read_parquet_tables
 from nmt.corpus.text_files import digest_source
-from nmt.system.errors import UserError, describe_error
+from nmt.system.errors import UserError, describe_error, explain_missing
 from nmt.system.extras import import_extra
+from nmt.system.files import read_json
 from nmt.system.progress import Progress, say
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 HUB_ADDRESS = "hf://"
 CARD = "README.md"  # says which files are a subset and a split
 Patterns = dict[str, list[str]]  # of the files of each split
-SAVED_STATE_FILE = "state.json"  # beside the files of a split that `save_to_disk` wrote
+SAVED_STATE_FILE = "state.json"  # names the files of a split that `save_to_disk` wrote
 
 
 def is_offline() -> bool:
@@ -48,8 +51,7 @@ def name_hub_file(path: Path) -> str | None:
 
 
 def describe_dataset(corpus: CorpusConfig) -> str:
-    parts = (corpus.dataset, corpus.subset, _name_split(corpus))
-    return " ".join(filter(None, parts))
+    return " ".join(filter(None, (corpus.dataset, corpus.subset, _name_split(corpus))))
 
 
 def find_dataset_files(corpus: CorpusConfig, data: DataConfig) -> list[Path]:
@@ -178,7 +180,13 @@ def _choose_files(folder: Path, corpus: CorpusConfig) -> dict[str, Any]:
     """Choose what `datasets` reads: what the card says, or else the files of a subset by their names."""
     patterns = _list_patterns(folder, corpus)
     if not patterns and corpus.subset and (folder / corpus.subset).is_dir():
-        return {"path": str(folder / corpus.subset)}
+        return _choose_files(folder / corpus.subset, replace(corpus, subset=None))
+    names = patterns
+    if not patterns and any(folder.rglob("data-*-of-*.arrow")):  # as `save_to_disk` calls them
+        names = [SAVED_STATE_FILE]
+    for name in names:
+        if not has_magic(name) and not (folder / name).is_file():
+            raise explain_missing(folder / name, "give the whole folder of the dataset")
     files = {_name_split(corpus): patterns} if patterns else None
     return {"path": str(folder), "name": corpus.subset, "data_files": files}
 
@@ -197,11 +205,26 @@ def _choose_split(splits: Patterns, corpus: CorpusConfig) -> list[str]:
 
 
 def _list_saved_splits(folder: Path) -> Patterns:
-    """The patterns of what `save_to_disk` of `datasets` wrote: none if it did not write this folder."""
+    """The files that `save_to_disk` of `datasets` wrote: none if it did not write this folder."""
     if (folder / SAVED_STATE_FILE).is_file():
-        return {"train": ["*.arrow"]}
+        return {"train": _list_saved_files(folder, "")}
     names = [file.parent.name for file in folder.glob(f"*/{SAVED_STATE_FILE}")]
-    return {name: [f"{name}/*.arrow"] for name in sorted(names)}
+    return {name: _list_saved_files(folder, name) for name in sorted(names)}
+
+
+def _list_saved_files(folder: Path, split: str) -> list[str]:
+    """The files of a split. Others beside them are of an earlier save, or what `map`, `filter` and
+    `shuffle` keep there.
+    """
+    state = (folder / split / SAVED_STATE_FILE).resolve()  # in the hub's cache it is a link
+    try:
+        files = read_json(state)["_data_files"]
+        # whatever folder a stranger's file names
+        return [os.path.join(split, os.path.basename(file["filename"])) for file in files]
+    except (LookupError, TypeError):
+        raise UserError(
+            f"{state}: does not list the files of the dataset; use another copy"
+        ) from None
 
 
 def _read_card(folder: Path, corpus: CorpusConfig) -> Patterns:

@@ -44,7 +44,7 @@ class SourceFile:
     name: str  # as in the config
     size: int
     sha256: str
-    lines: int
+    lines: int | None  # where they are known
 
 
 @dataclass(frozen=True)

@@ -135,9 +135,7 @@ class CollectedPart:
     files: list[SourceFile]
 
     def list_shards(self, duplicates: Path | None) -> list[Shard]:
-        """List its shards. The folder `duplicates`, from `mark_duplicates`, has a mask of the pairs to
-        leave out.
-        """
+        """List its shards; `duplicates`, of `mark_duplicates`, has a mask of the pairs to leave out."""
         mask = duplicates and duplicates / f"{self.part.name}.mask"
         shards = []
         first = 0
@@ -155,7 +153,7 @@ def collect_part(job: Preparation, part: Part, held_out: HeldOutPairs) -> Collec
     def make(folder: Path) -> Collected:
         blocks = read_blocks(part.corpus, job.data, PAIRS_PER_SHARD)
         report = collect_blocks(job, part, held_out, folder, blocks)
-        sources = _list_source_files(job.data, files, report.lines)
+        sources = _list_source_files(part.corpus, job.data, files, report.lines)
         for path, stamp in zip(files, stamps, strict=True):
             if read_file_stamp(path) != stamp:
                 raise UserError(f"{path}: changed while it was being read; run the command again")
@@ -206,12 +204,15 @@ def collect_blocks(
     return report
 
 
-def _list_source_files(data: DataConfig, files: list[Path], n_lines: int) -> list[SourceFile]:
+def _list_source_files(
+    corpus: CorpusConfig, data: DataConfig, files: list[Path], n_lines: int
+) -> list[SourceFile]:
     """Describe the files of a corpus of `n_lines` pairs for the ledger."""
+    of_each = n_lines if corpus.dataset is None or len(files) == 1 else None
     sources = []
     for path in files:
-        rows = count_rows(path)  # a dataset may consist of several tables
-        lines = n_lines if rows is None else rows
+        rows = count_rows(path)
+        lines = of_each if rows is None else rows
         name = name_file(path, data.root)
         sources.append(SourceFile(name, path.stat().st_size, digest_source(path), lines))
     return sources
@@ -248,7 +249,7 @@ def _read_test_set(data: DataConfig, corpus: CorpusConfig) -> tuple[list[Pair], 
     pairs: list[Pair] = []
     for block in read_blocks(corpus, data, PAIRS_PER_SHARD):
         pairs += map(Pair, block.src, block.tgt)
-    sources = _list_source_files(data, fetch_files(corpus, data), len(pairs))
+    sources = _list_source_files(corpus, data, fetch_files(corpus, data), len(pairs))
     return pairs, TestSetAccount(describe_corpus(corpus), len(pairs), sources)
 
 
@@ -260,9 +261,7 @@ class Duplicates:
 def mark_duplicates(
     job: Preparation, train: Sequence[CollectedPart]
 ) -> tuple[Path, dict[str, int]]:
-    """Mark the pairs that equal an earlier one; return a folder with a mask for each part, and how
-    many each part has.
-    """
+    """Mark the pairs that equal an earlier one; return a folder with the mask of each part, and its count."""
 
     def make(folder: Path) -> Duplicates:
         digests = [

@@ -23,6 +23,7 @@ from support.warm_process import finish, start_command
 from nmt.config import CorpusConfig, DataConfig, VocabConfig
 from nmt.config_files import load_config
 from nmt.corpus.hub import fetch_snapshot
+from nmt.corpus.ledger import read_ledger
 from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import fetch_files, read_pairs
 from nmt.system.errors import UserError
@@ -286,7 +287,8 @@ def test_the_shipped_config_of_a_dataset_makes_the_store_of_the_same_text(tmp_pa
     for split, name in (("train", "train"), ("valid", "val"), ("test", "test")):
         sides = [(corpus / f"{split}.{side}").read_text().splitlines() for side in ("en", "de")]
         rows = [json.dumps({"en": en, "de": de}) + "\n" for en, de in zip(*sides, strict=True)]
-        (layout / f"{name}.jsonl").write_text("".join(rows))
+        (layout / f"{name}-0.jsonl").write_text(rows[0])
+        (layout / f"{name}-1.jsonl").write_text("".join(rows[1:]))
     stores = []
     for name in ("multi30k.yaml", "multi30k-hub.yaml"):
         store = tmp_path / f"store-{name}"
@@ -295,3 +297,5 @@ def test_the_shipped_config_of_a_dataset_makes_the_store_of_the_same_text(tmp_pa
         files = [*store.glob("*.npy"), *store.glob("*.txt"), store / "vocab.model"]
         stores.append({path.name: path.read_bytes() for path in files})
     assert stores[0] == stores[1] and len(stores[0]) == 11
+    account = read_ledger(store).corpora[0]
+    assert [file.lines for file in account.files] == [None, None]  # not those of both together

@@ -4,6 +4,7 @@ set is trained on, and nothing is overwritten.
 
 import os
 import random
+import re
 import zipfile
 from argparse import Namespace
 from collections.abc import Iterator
@@ -213,6 +214,21 @@ def test_refusals_are_one_line(pair: Path, capsys: Capture) -> None:
         error = capsys.readouterr().err.splitlines()[-1]
         assert error.startswith("nmt-init: error: ") and message in error
         assert not list(pair.glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    "side, letters, best_by",
+    [("de", "天地人大小", "chrf"), ("de", "กขคงจ", "chrf"), ("en", "ひらがな", "bleu")],
+)
+def test_words_without_spaces_between_them_are_told_by_their_script(
+    pair: Path, side: str, letters: str, best_by: str
+) -> None:
+    """However little stands between spaces, two characters are a word, and no rule counts words."""
+    write_lines(pair / f"train.{side}", make_sentences(1_300, letters, 4))
+    assert nmt_init([*TWO_FILES, "-o", "my.yaml"]) == 0
+    config = load_config("my.yaml")
+    assert (config.data.clean.max_ratio, config.evaluation.best_by) == (None, best_by)
+    assert re.search(r": 1,\d+ pairs, 1\d,\d+ words", (pair / "my.yaml").read_text())
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ optimizer:
 training:
   # {schedule.reason}
   steps: {schedule.steps}
-  # a quarter of the run without a better dev BLEU ends it
+  # a quarter of the run without a better dev score ends it
   patience: 5
   src_tokens: {schedule.tokens}
   tgt_tokens: {schedule.tokens}
@@ -77,7 +77,7 @@ optimizer:
 training:
   # {schedule.reason}
   steps: {schedule.steps}
-  # ends the run after three validations without a better dev BLEU
+  # ends the run after three validations without a better dev score
   patience: 3
   src_tokens: {schedule.tokens}
   tgt_tokens: {schedule.tokens}

@@ -35,8 +35,6 @@ MIN_HELD_OUT, MAX_HELD_OUT = 100, 2_000  # pairs of each set that is drawn
 HELD_OUT_SHARE = 0.05
 MAX_SHARED = 0.05  # of the training pairs, that drop-sides may cost
 MAX_RATIO = 9  # of words, the default of Moses' clean-corpus-n
-# If there are more characters than this between spaces, spaces do not separate words. German has 8.
-UNSPACED_LENGTH = 14
 CHARACTERS_A_WORD = 2  # where words have no spaces between them
 
 HEAD = """\
@@ -58,6 +56,11 @@ data:
     max_ratio: {max_ratio}
   # {survey.n_unreadable:,} pairs here cannot be read
   on_bad_line: {on_bad_line}
+{evaluation}"""
+EVALUATION = """
+evaluation:
+  # BLEU's 13a means little where words have no spaces between them
+  best_by: chrf
 """
 
 
@@ -90,17 +93,15 @@ def suggest_config(
     _describe(survey, data)
     _check_amount(survey, data.train[0], MIN_PAIRS if start is None else MIN_PAIRS_TO_CONTINUE)
     held_out = choose_held_out(survey, data, seed)
-    is_uneven = np.zeros(survey.n_pairs, bool)
-    if has_spaces(survey):
-        is_uneven = survey.words.max(1) > MAX_RATIO * survey.words.min(1)
+    is_spaced = not survey.is_unspaced.any()
+    is_uneven = is_spaced & (survey.words.max(1) > MAX_RATIO * survey.words.min(1))
     is_kept = survey.is_usable & ~survey.is_repeated & ~held_out.is_dropped & ~is_uneven
     n_words = _count_words(survey, is_kept)
 
     contents: dict[Path, str] = {}  # of the files to write
     sets = {"valid": data.valid, "test": data.test}
     for split, pair_numbers in held_out.drawn.items():
-        languages = data.src, data.tgt
-        files = [path.with_name(f"{path.stem}.{split}.{language}") for language in languages]
+        files = [path.with_name(f"{path.stem}.{split}.{side}") for side in (data.src, data.tgt)]
         contents.update(zip(files, _read_pairs_at(pair_numbers, data), strict=True))
         src, tgt = [os.path.relpath(file, data.root) for file in files]
         sets[split] = CorpusConfig(src, tgt)
@@ -118,7 +119,7 @@ def suggest_config(
         n_identical=survey.is_identical.sum(),
         n_repeated=survey.is_repeated.sum(),
         n_uneven=is_uneven.sum(),
-        max_ratio=MAX_RATIO if has_spaces(survey) else "null",
+        max_ratio=MAX_RATIO if is_spaced else "null",
         on_bad_line="skip" if survey.n_unreadable else "stop",
         advice=advice,
         names=format_yaml({"name": path.stem, "seed": seed}),
@@ -126,6 +127,7 @@ def suggest_config(
         places=_format_data({"root": data.root, "store": f"stores/{path.stem}"}),
         train=_format_data({"train": data.train}),
         sets=_format_data(sets),
+        evaluation=EVALUATION if survey.is_unspaced[1] else "",
     )
     model = choose_size(n_words, hours) if start is None else start
     schedule = model.plan(n_words)
@@ -255,11 +257,6 @@ def _read_pairs_at(pair_numbers: np.ndarray, data: DataConfig) -> tuple[str, str
 # ---- what was seen ----------------------------------------------------------------------------------------------
 
 
-def has_spaces(survey: Survey) -> bool:
-    """Whether spaces separate words on both sides."""
-    return max(survey.characters_per_word) <= UNSPACED_LENGTH
-
-
 def _describe(survey: Survey, data: DataConfig) -> None:
     n_words = survey.words.sum(0)
     say(
@@ -298,10 +295,6 @@ def _check_amount(survey: Survey, corpus: CorpusConfig, least: int) -> None:
 
 def _count_words(survey: Survey, is_kept: np.ndarray) -> float:
     """Count the words of the side that has more; without spaces between them, estimate their number."""
-    n_words = []
-    for side, per_word in enumerate(survey.characters_per_word):
-        words = survey.words[is_kept, side].sum()
-        if per_word > UNSPACED_LENGTH:
-            words = survey.characters[is_kept, side].sum() / CHARACTERS_A_WORD
-        n_words.append(float(words))
-    return max(n_words)
+    n_words = survey.words[is_kept].sum(0)
+    n_estimated = survey.characters[is_kept].sum(0) / CHARACTERS_A_WORD
+    return float(np.where(survey.is_unspaced, n_estimated, n_words).max())

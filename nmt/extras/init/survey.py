@@ -5,6 +5,7 @@ One pass and about 40 bytes a pair, so that 36 million pairs fit into memory. Eq
 by 64-bit digests, as in cleaning.py.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -19,12 +20,17 @@ from nmt.score.text_checks import look_unrelated
 from nmt.system.errors import UserError
 
 WINDOW = 1000  # pairs whose lengths are compared
+# Of a script without spaces between words: Thai, Lao, Tibetan and Burmese; Khmer; Kana; Han.
+UNSPACED_LETTER = re.compile(
+    "[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]"
+)
 RULES = CleanConfig(identical=True)
 ROW = np.dtype(  # as the last fields of Survey
     [
         ("digests", "u8", 2),
         ("characters", "u4", 2),
         ("words", "u4", 2),
+        ("has_unspaced", "?", 2),
         ("is_identical", "?"),
         ("is_usable", "?"),
     ]
@@ -45,6 +51,7 @@ class Survey:
     digests: np.ndarray  # (pairs, 2) uint64
     characters: np.ndarray  # (pairs, 2)
     words: np.ndarray  # (pairs, 2), between spaces
+    has_unspaced: np.ndarray  # (pairs, 2): letters of a script without spaces between words
     is_identical: np.ndarray  # (pairs,)
     is_usable: np.ndarray  # (pairs,): breaks no rule that looks at the pair alone
 
@@ -72,9 +79,9 @@ class Survey:
         return is_unique
 
     @property
-    def characters_per_word(self) -> tuple[float, float]:
-        src, tgt = self.characters.sum(0) / np.maximum(self.words.sum(0), 1)
-        return float(src), float(tgt)
+    def is_unspaced(self) -> np.ndarray:
+        """True for each side, (2,), whose words have no spaces between them."""
+        return self.has_unspaced.mean(0) > 0.5
 
     def shares_a_side(self, other: "Survey") -> np.ndarray:
         """True for each pair that has its source or its target in common with a pair of `other`."""
@@ -128,6 +135,7 @@ def _survey_block(block: Block) -> np.ndarray:
             [int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) for text in pair],
             [len(text) for text in pair],
             [len(text.split()) for text in pair],
+            [UNSPACED_LETTER.search(text) is not None for text in pair],
             pair.src == pair.tgt,
             find_broken_rule(pair, RULES) is None,
         )
