@@ -123,7 +123,7 @@ def compare_systems(
     differences = resampled_b - resampled_a
     p_bootstrap = _compute_p(differences - differences.mean(), difference)
     # Of the 2^k ways to exchange the k lines that differ, two always give this difference: all or none.
-    n_different = sum(ours != theirs for ours, theirs in zip(a, b, strict=True))
+    n_different = int((of_a != of_b).any(1).sum())
     p_bootstrap = max(p_bootstrap, 2.0 ** min(0, 1 - n_different))
     exchanged = _exchange(counter, of_a, of_b, n_randomisation, seed)
     return Comparison(
@@ -148,7 +148,12 @@ def _resample(
     """
     import numpy as np
 
-    _check(lines, references, n, seed)
+    for reference in references:
+        check_lengths(lines, reference)
+    if n < 1 or seed < 1:
+        raise UserError(
+            f"{n} resamples with seed {seed} are not possible; both numbers must be at least 1"
+        )
     statistics = counter._extract_corpus_statistics(lines, references)
     draws = np.random.default_rng(seed).choice(len(lines), size=(n, len(lines)))
     # sacreBLEU's precision, so that the last digits are the same
@@ -180,15 +185,6 @@ def _compute_p(differences: "np.ndarray", observed: float) -> float:
     """Return how often a difference is at least as large as the observed one, which counts as well."""
     n_as_large = int((abs(differences) >= abs(observed) - ROUNDING).sum())
     return (n_as_large + 1) / (len(differences) + 1)
-
-
-def _check(lines: Sequence[str], references: References, n: int, seed: int) -> None:
-    for reference in references:
-        check_lengths(lines, reference)
-    if n < 1 or seed < 1:
-        raise UserError(
-            f"{n} resamples with seed {seed} are not possible; both numbers must be at least 1"
-        )
 
 
 def _summarize(counter: "Counter", resampled: "np.ndarray", seed: int) -> Bootstrap:
