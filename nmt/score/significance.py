@@ -14,7 +14,7 @@ import os
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nmt.score.score import check_lengths
 from nmt.system.errors import UserError
@@ -175,7 +175,7 @@ def _exchange(
     return _compute_scores(counter, of_b.sum(0) + moved) - scores_a
 
 
-def _compute_scores(counter: "Counter", sums: Iterable["np.ndarray"]) -> "np.ndarray":
+def _compute_scores(counter: "Counter", sums: Iterable[Any]) -> "np.ndarray":
     import numpy as np
 
     return np.array([counter._compute_score_from_stats(one).score for one in sums])

@@ -171,7 +171,7 @@ def test_a_system_against_itself_has_p_of_1(metric: str) -> None:
     assert found.interval_a == found.interval_b
 
 
-@pytest.mark.parametrize("n_worse, n_better", [(0, 1), (0, 2), (0, 4), (1, 7)])
+@pytest.mark.parametrize("n_worse, n_better", [(0, 1), (0, 4), (1, 7)])
 def test_p_is_what_the_differing_lines_can_show(n_worse: int, n_better: int) -> None:
     """With k lines that differ by the same, the p of randomisation is that of all 2^k exchanges: those
     that show as much count, even if their sums are rounded to less.

@@ -117,10 +117,11 @@ def test_a_run_that_exists_keeps_its_text(whole: Sweep, place: Path, tmp_path: P
         read_grid(str(place / "grid.yaml"), whole.folder, [override])
 
     moved, store = shutil.copytree(place / "corpus", tmp_path / "moved"), tmp_path / "store"
-    read_again(f"data.root={moved}")
+    elsewhere = f"data.root={moved}"
+    read_again(elsewhere)
     shutil.copy(moved / "train.de", moved / "train.en")
     with pytest.raises(UserError, match="run 'base': .*moved/train.en: differs .*; restore them"):
-        read_again(f"data.root={moved}")
+        read_again(elsewhere)
     config = whole.runs[0].config
     data = replace(config.data, root=str(moved), store=str(store))
     assert prepare(data, config.vocab, config.seed)
