@@ -120,12 +120,16 @@ def test_a_run_that_exists_keeps_its_text(whole: Sweep, place: Path, tmp_path: P
     elsewhere = f"data.root={moved}"
     read_again(elsewhere)
     shutil.copy(moved / "train.de", moved / "train.en")
-    with pytest.raises(UserError, match="run 'base': .*moved/train.en: differs .*; restore them"):
+    with pytest.raises(
+        UserError, match="run 'base': .*moved/train.en: differs .*; restore what it had"
+    ):
         read_again(elsewhere)
     config = whole.runs[0].config
     data = replace(config.data, root=str(moved), store=str(store))
     assert prepare(data, config.vocab, config.seed)
-    with pytest.raises(UserError, match="run 'base': .*store: holds other text .*; restore them"):
+    with pytest.raises(
+        UserError, match="run 'base': .*store: holds other text .*; restore what it had"
+    ):
         read_again(f"data.store={store}")
 
 

@@ -45,7 +45,7 @@ REFUSED_KEYS = {
     "seed": "the grid's key seeds lists the seeds of all runs, such as seeds: [1, 2, 3]",
 }
 # What to do about an existing run for which the grid has other settings or other text
-RESTORE = "restore them, give the run another name, or remove its folder to start it over"
+RESTORE = "restore what it had, give the run another name, or remove its folder to start it over"
 # Settings that may differ when a run is continued, because they cannot change a score.
 SCORE_NEUTRAL_KEYS = (
     *MACHINE_KEYS,
