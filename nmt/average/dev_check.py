@@ -11,7 +11,7 @@ from nmt.average.select import read_validations
 from nmt.checkpoint.checkpoint import Checkpoint, parse_step
 from nmt.config import DataConfig
 from nmt.data.vocab import Vocabulary
-from nmt.system.errors import UserError
+from nmt.system.errors import UserError, explain_missing
 from nmt.system.files import verify
 from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder, dev_text_file, ids_file, offsets_file
@@ -70,6 +70,8 @@ def open_dev_of_run(data: DataConfig, vocab: Vocabulary) -> DevSet:
     for side in ("src", "tgt"):
         names += [dev_text_file(side), ids_file("valid", side), offsets_file("valid", side)]
     try:
+        if not store.exists():
+            raise explain_missing(store, "a relative data.store starts where nmt-train ran")
         verify(store, names, only=names)
         return open_dev(store, vocab)
     except UserError as error:

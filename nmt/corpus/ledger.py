@@ -234,11 +234,21 @@ def _stamp_source(path: Path) -> list[str | int]:
 # ---- is a store what is wanted? ---------------------------------------------------------------------------------
 
 
-def check_same(store: Path, data: DataConfig, vocab: VocabConfig) -> None:
-    """Refuse a store that was made with other settings, another BPE model or other files."""
+def check_same(
+    store: Path,
+    data: DataConfig,
+    vocab: VocabConfig,
+    trained_on: str | None = None,
+    remedy: str = "",
+) -> None:
+    """Refuse a store that was made with other settings, another BPE model or other files, or whose digest
+    is not that of the store that a model was trained on.
+    """
     open_store(store, "train")
     ledger = read_ledger(store)
-    remedy = f"give another data.store=DIR or remove {store}"
+    remedy = remedy or f"give another data.store=DIR or remove {store}"
+    if trained_on not in (None, ledger.store):
+        raise UserError(f"{store}: holds other text than the model was trained on; {remedy}")
 
     # the settings
     wanted = list_settings(data, vocab)

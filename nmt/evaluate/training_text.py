@@ -5,7 +5,7 @@ as it occurs, and only if the test set was there when the text was prepared.
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmt.corpus.ledger import check_same, read_ledger
+from nmt.corpus.ledger import check_same
 from nmt.corpus.test_sets import normalize_line
 from nmt.data.store import open_store
 from nmt.evaluate.systems import System
@@ -29,11 +29,9 @@ def examine_training_text(system: System) -> TrainingText:
     folder = Path(system.data.store)
     try:
         store = open_store(folder, "train", vocab)
-        check_same(folder, config.data, config.vocab)
-        verify(folder)
         trained_on = system.checkpoint.origin.store_sha256
-        if trained_on not in (None, read_ledger(folder).store):
-            raise UserError(f"{folder}: holds other text than the model was trained on")
+        check_same(folder, config.data, config.vocab, trained_on)
+        verify(folder)
         # as they are and with plain spaces, because a set is known whatever white space its lines have
         src, ref = ([*lines, *map(normalize_line, lines)] for lines in (test.src, test.ref))
         pairs = zip(vocab.src.encode(src), vocab.tgt.encode(ref), strict=True)

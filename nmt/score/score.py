@@ -16,6 +16,8 @@ from nmt.system.tables import format_interval
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
+LARGEST_NLL = 50.0  # whose perplexity is still computed
+
 
 @dataclass(frozen=True)
 class Score:
@@ -55,9 +57,9 @@ def score_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 def compute_perplexity(nll: float) -> float:
     """Return the perplexity of an NLL per piece. That of a diverged run would overflow, or fill a line
-    with digits, so it ends at exp(50).
+    with digits, so it ends at that of LARGEST_NLL.
     """
-    return math.exp(min(nll, 50.0))
+    return math.exp(min(nll, LARGEST_NLL))
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -1,22 +1,20 @@
 """How far a score can be trusted: its interval, whether two systems differ, and the spread over
 training runs.
 
-Resampling is sacreBLEU's own, called as its command line calls it, so that the same seed gives the same
-figures there and here. Four things are corrected. The p by bootstrap is two-sided: sacreBLEU resamples
-the size of the difference, without its sign, and so counts one side only. Systems with the same score
-have p = 1: sacreBLEU counts only differences above the observed one, finds none above 0 and reports its
-smallest p. For the same reason p is never smaller than 2^(1-k), the smallest that k differing lines
-allow. And seed 0, which sacreBLEU takes for no seed at all, is refused. The environment is left as
-it was found.
+The draws are those of sacreBLEU's command line, so that the same seed gives the same figures there and here.
+Four things are corrected. The p by bootstrap is two-sided: sacreBLEU resamples the size of the difference,
+without its sign, and so counts one side only. Both p count differences equal to the observed one:
+sacreBLEU counts only larger ones, so where few lines differ its p is too small. The p by bootstrap is never
+smaller than 2^(1-k), the smallest that k differing lines allow. And seed 0, which sacreBLEU takes for no
+seed at all, is refused.
 """
 
 import math
 import os
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from nmt.score.score import check_lengths
 from nmt.system.errors import UserError
@@ -25,11 +23,11 @@ from nmt.system.tables import format_interval
 if TYPE_CHECKING:
     import numpy as np
     from sacrebleu.metrics.base import Metric as Counter
-    from sacrebleu.significance import Result
 
 SEED_VARIABLE = "SACREBLEU_SEED"
 References = Sequence[Sequence[str]]  # one set of lines, or several
 HIGHEST_SCORE = 100.0  # of BLEU and chrF
+ROUNDING = 1e-9  # of a score; differences this close are equal
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def bootstrap(
     `corpus_score(n_bootstrap=...)` would take half the time, but it fails where chrF draws both 0
     and other scores.
     """
-    score, resampled = _resample(counter, hypotheses, references, n, seed)
+    score, resampled, _ = _resample(counter, hypotheses, references, n, seed)
     return score, _summarize(counter, resampled, seed)
 
 
@@ -115,39 +113,22 @@ def compare_systems(
     """Compare b with a by paired bootstrap (Koehn 2004) and approximate randomisation (Riezler and
     Maxwell 2005).
     """
-    from sacrebleu.significance import PairedTest
-
-    score_a, resampled_a = _resample(counter, a, references, n_bootstrap, seed)
-    score_b, resampled_b = _resample(counter, b, references, n_bootstrap, seed)
-    _check(b, references, n_randomisation, seed)
-    with _setting_seed(seed):
-        shuffling = PairedTest(
-            [("a", a), ("b", b)], {"metric": counter}, references, "ar", n_randomisation
-        )
-        _, columns = shuffling()
-    _, (_, shuffled) = columns.values()  # the first column names the systems
-    p_randomisation = cast("Result", shuffled).p_value
-    assert p_randomisation is not None
+    score_a, resampled_a, of_a = _resample(counter, a, references, n_bootstrap, seed)
+    score_b, resampled_b, of_b = _resample(counter, b, references, n_bootstrap, seed)
     difference = score_b - score_a
-    if difference == 0:
-        p_bootstrap = p_randomisation = 1.0
-    else:
-        # Were the systems equally good, the differences would vary as they do, but around 0.
-        differences = resampled_b - resampled_a
-        n_as_large = int((abs(differences - differences.mean()) >= abs(difference)).sum())
-        p_bootstrap = (n_as_large + 1) / (n_bootstrap + 1)
-        # Of the 2^k ways to exchange the k lines that differ, two give this difference: all or
-        # none.
-        n_different = sum(ours != theirs for ours, theirs in zip(a, b, strict=True))
-        smallest = 2.0 ** (1 - min(1_000, n_different))
-        p_bootstrap = max(p_bootstrap, smallest)
-        p_randomisation = max(p_randomisation, smallest)
+    # Were the systems equally good, the differences would vary as they do, but around 0.
+    differences = resampled_b - resampled_a
+    p_bootstrap = _compute_p(differences - differences.mean(), difference)
+    # Of the 2^k ways to exchange the k lines that differ, two always give this difference: all or none.
+    n_different = int((of_a != of_b).any(1).sum())
+    p_bootstrap = max(p_bootstrap, 2.0 ** min(0, 1 - n_different))
+    exchanged = _exchange(counter, of_a, of_b, n_randomisation, seed)
     return Comparison(
         a=score_a,
         b=score_b,
         difference=difference,
         p_bootstrap=p_bootstrap,
-        p_randomisation=p_randomisation,
+        p_randomisation=_compute_p(exchanged, difference),
         n_bootstrap=n_bootstrap,
         n_randomisation=n_randomisation,
         seed=seed,
@@ -155,31 +136,50 @@ def compare_systems(
 
 
 def _resample(
-    counter: "Counter",
-    lines: Sequence[str],
-    references: References,
-    n: int,
-    seed: int,
-) -> tuple[float, "np.ndarray"]:
-    """Return the score, and those of n test sets drawn from the lines: the same draws for any system."""
+    counter: "Counter", lines: Sequence[str], references: References, n: int, seed: int
+) -> tuple[float, "np.ndarray", "np.ndarray"]:
+    """Return the score, those of n test sets drawn from the lines, the same draws for any system, and
+    the statistics of each line, whose sums give a score.
+    """
     import numpy as np
-    from sacrebleu.significance import _bootstrap_resample
 
-    _check(lines, references, n, seed)
-    statistics = counter._extract_corpus_statistics(lines, references)
-    with _setting_seed(seed):
-        _, resampled = _bootstrap_resample(statistics, counter, n)
-    score = counter._aggregate_and_compute(statistics).score
-    return score, np.array([one.score for one in resampled])
-
-
-def _check(lines: Sequence[str], references: References, n: int, seed: int) -> None:
     for reference in references:
         check_lengths(lines, reference)
     if n < 1 or seed < 1:
         raise UserError(
             f"{n} resamples with seed {seed} are not possible; both numbers must be at least 1"
         )
+    statistics = counter._extract_corpus_statistics(lines, references)
+    draws = np.random.default_rng(seed).choice(len(lines), size=(n, len(lines)))
+    # sacreBLEU's precision, so that the last digits are the same
+    rounded = np.array(statistics, np.float32)
+    resampled = _compute_scores(counter, (rounded[drawn].sum(0) for drawn in draws))
+    score = counter._aggregate_and_compute(statistics).score
+    return score, resampled, np.array(statistics, float)
+
+
+def _exchange(
+    counter: "Counter", of_a: "np.ndarray", of_b: "np.ndarray", n: int, seed: int
+) -> "np.ndarray":
+    """Return the difference between the systems after lines were exchanged at random, n times."""
+    import numpy as np
+
+    is_exchanged = np.random.default_rng(seed).integers(2, size=(n, len(of_a)), dtype=bool)
+    moved = is_exchanged @ (of_a - of_b)
+    scores_a = _compute_scores(counter, of_a.sum(0) - moved)
+    return _compute_scores(counter, of_b.sum(0) + moved) - scores_a
+
+
+def _compute_scores(counter: "Counter", sums: Iterable[Any]) -> "np.ndarray":
+    import numpy as np
+
+    return np.array([counter._compute_score_from_stats(one).score for one in sums])
+
+
+def _compute_p(differences: "np.ndarray", observed: float) -> float:
+    """Return how often a difference is at least as large as the observed one, which counts as well."""
+    n_as_large = int((abs(differences) >= abs(observed) - ROUNDING).sum())
+    return (n_as_large + 1) / (len(differences) + 1)
 
 
 def _summarize(counter: "Counter", resampled: "np.ndarray", seed: int) -> Bootstrap:
@@ -190,18 +190,6 @@ def _summarize(counter: "Counter", resampled: "np.ndarray", seed: int) -> Bootst
     highest = math.inf if isinstance(counter, TER) else HIGHEST_SCORE
     low, high = max(0.0, mean - half_width), min(highest, mean + half_width)
     return Bootstrap(mean, low, high, len(resampled), seed)
-
-
-@contextmanager
-def _setting_seed(seed: int) -> Iterator[None]:
-    before = os.environ.get(SEED_VARIABLE)
-    os.environ[SEED_VARIABLE] = str(seed)
-    try:
-        yield
-    finally:
-        del os.environ[SEED_VARIABLE]
-        if before is not None:
-            os.environ[SEED_VARIABLE] = before
 
 
 def estimate_spread(values: Sequence[float]) -> Spread:

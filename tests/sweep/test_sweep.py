@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,12 @@ from support.waiting import is_alive, until
 import nmt.api
 from nmt.commands.average import main as nmt_average
 from nmt.commands.sweep import main as nmt_sweep
+from nmt.corpus.prepare import prepare
 from nmt.evaluate.results import read_results
 from nmt.extras.sweep import jobs, run_one
 from nmt.extras.sweep.grid import PlannedRun, Sweep, read_grid
 from nmt.extras.sweep.jobs import RunQueue
+from nmt.system.errors import UserError
 from nmt.system.files import lock
 
 GRID = """
@@ -107,6 +110,27 @@ def test_what_is_missing_is_made(whole: Sweep) -> None:
     assert nmt_average([str(run.folder.path), "--last", "3", "--force"]) == 0
     run_one.finish_run(whole, run)
     assert read_table(whole.folder) == table
+
+
+def test_a_run_that_exists_keeps_its_text(whole: Sweep, place: Path, tmp_path: Path) -> None:
+    def read_again(override: str) -> None:
+        read_grid(str(place / "grid.yaml"), whole.folder, [override])
+
+    moved, store = shutil.copytree(place / "corpus", tmp_path / "moved"), tmp_path / "store"
+    elsewhere = f"data.root={moved}"
+    read_again(elsewhere)
+    shutil.copy(moved / "train.de", moved / "train.en")
+    with pytest.raises(
+        UserError, match="run 'base': .*moved/train.en: differs .*; restore what it had"
+    ):
+        read_again(elsewhere)
+    config = whole.runs[0].config
+    data = replace(config.data, root=str(moved), store=str(store))
+    assert prepare(data, config.vocab, config.seed)
+    with pytest.raises(
+        UserError, match="run 'base': .*store: holds other text .*; restore what it had"
+    ):
+        read_again(f"data.store={store}")
 
 
 def test_the_command_line_is_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,11 +24,11 @@ from nmt.config_files import (
     parse_override,
     read_config_text,
 )
-from nmt.corpus.ledger import list_settings
+from nmt.corpus.ledger import check_same, list_settings
 from nmt.system.errors import UserError, explain_missing
 from nmt.system.files import digest_values, has_plain_file
 from nmt.system.records import RecordReader, Rule, default
-from nmt.system.run_folder import RunFolder
+from nmt.system.run_folder import MANIFEST_FILE, RunFolder
 from nmt.system.strict_yaml import Values, YamlTree, parse_yaml
 
 ScoredSet = Literal["dev", "test"]
@@ -44,6 +44,8 @@ REFUSED_KEYS = {
     "out": "the folder of a run follows from --out and its name",
     "seed": "the grid's key seeds lists the seeds of all runs, such as seeds: [1, 2, 3]",
 }
+# What to do about an existing run for which the grid has other settings or other text
+RESTORE = "restore what it had, give the run another name, or remove its folder to start it over"
 # Settings that may differ when a run is continued, because they cannot change a score.
 SCORE_NEUTRAL_KEYS = (
     *MACHINE_KEYS,
@@ -267,13 +269,30 @@ def check_run(run: PlannedRun, grid: GridFile) -> None:
 
 
 def check_unchanged(run: PlannedRun) -> None:
-    """Refuse a run that was begun with other settings."""
+    """Refuse a run that was begun with other settings, or trained on other text."""
     path = run.folder.config
     if not has_plain_file(path):
         return
-    changes = list_differences(load_recorded_config(path), run.config, SCORE_NEUTRAL_KEYS)
+    recorded = load_recorded_config(path)
+    changes = list_differences(recorded, run.config, SCORE_NEUTRAL_KEYS)
     if changes:
         raise UserError(
-            f"{run.folder.path}: was begun with other settings ({'; '.join(changes)}); restore them, "
-            "give the run another name, or remove its folder to start it over"
+            f"{run.folder.path}: was begun with other settings ({'; '.join(changes)}); {RESTORE}"
         )
+    check_text(run, Path(recorded.data.store))
+
+
+def check_text(run: PlannedRun, old_store: Path) -> None:
+    """Refuse a run that was trained on other text than it would be now. Before its new store is made,
+    the text for that is compared with the old store.
+    """
+    from nmt.checkpoint.checkpoint import read_origin
+    from nmt.checkpoint.run_checkpoints import list_steps
+
+    data = run.config.data
+    steps = list_steps(run.folder)
+    for store in (Path(data.store), old_store):
+        if steps and has_plain_file(store / MANIFEST_FILE):
+            trained_on = read_origin(run.folder.checkpoint(steps[-1])).store_sha256
+            check_same(store, data, run.config.vocab, trained_on, RESTORE)
+            break

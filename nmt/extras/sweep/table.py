@@ -6,6 +6,7 @@ by seed. All numbers are read from RUN/sweep.json, so the table can be made at a
 table.md and table.csv have the same cells.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -13,7 +14,7 @@ from statistics import fmean
 from nmt.config_files import format_setting, tabulate_differences
 from nmt.extras.sweep.grid import PlannedRun, Sweep
 from nmt.extras.sweep.result import RunResult, SetScore, read_result
-from nmt.score.score import compute_perplexity
+from nmt.score.score import LARGEST_NLL, compute_perplexity
 from nmt.score.significance import find_half_width
 from nmt.system.escapes import escape_line, escape_markdown
 from nmt.system.files import write_text
@@ -68,6 +69,7 @@ def make_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
 def make_cells(row: Row, first: Row, sweep: Sweep) -> list[Cell]:
     results = row.results.values()
     nlls = [result.nll for result in results if result.nll is not None]
+    perplexities = [compute_perplexity(nll) if nll < LARGEST_NLL else math.inf for nll in nlls]
     cells: list[Cell] = [
         row.name,
         row.settings,
@@ -76,7 +78,7 @@ def make_cells(row: Row, first: Row, sweep: Sweep) -> list[Cell]:
         format_mean([result.updates for result in results], ",.0f"),
         format_mean([result.minutes for result in results], ".1f"),
         format_estimate(nlls, ".4f"),
-        format_mean([compute_perplexity(nll) for nll in nlls], ".3f"),
+        format_mean(perplexities, ".3f"),
     ]
     for name in sweep.score:
         scores, of_first = row.list_scores(name), first.list_scores(name)
