@@ -86,7 +86,9 @@ def build_parser() -> ArgumentParser:
         "-o", "--output", metavar="DIR", help="where to write the average (default RUN/average)"
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace DIR even if something else is in it"
+        "--force",
+        action="store_true",
+        help="replace the earlier average even if its README.md was edited",
     )
     return parser
 
