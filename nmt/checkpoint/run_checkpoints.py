@@ -46,7 +46,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
             )
         return newest
     if not path.is_dir():
-        raise explain_missing(path, "give RUN, RUN/average or RUN/checkpoints/step-...")
+        raise explain_missing(
+            path,
+            "give RUN, RUN/average or RUN/checkpoints/step-...; a setting is decoding.key=value",
+        )
     if path.is_symlink():
         path = path.resolve()  # `best` and `last` may move before the weights are read
     checkpoint = open_unverified(path)
