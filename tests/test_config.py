@@ -214,6 +214,10 @@ BAD = [
     # YAML that is none, or more than plain values
     ("name: [", "c.yaml:1: is not valid YAML"),
     ("name: x\nout: a: b", "c.yaml:2: is not valid YAML: mapping values are not allowed here"),
+    (
+        "training:\n  steps:60\n  seed: 1",
+        "c.yaml:3: is not valid YAML: mapping values are not allowed here; is a space missing after ':'",
+    ),
     ("\tname: x", "is not valid YAML: found character '\\t'"),
     ("name: a\x01b", "is not valid YAML: unacceptable character"),
     ("name: a\n--- \nname: b", "c.yaml:2: is not valid YAML"),

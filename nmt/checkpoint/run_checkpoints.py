@@ -120,7 +120,7 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
     if reasons:
         raise Failure(
             f"{run.checkpoints}: none of its {len(steps)} checkpoints can be used (the oldest: "
-            f"{reasons[-1]}); restore one or choose another out=DIR"
+            f"{reasons[-1]}); restore one, or train again with another out=DIR"
         )
     return None
 

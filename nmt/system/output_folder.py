@@ -64,18 +64,17 @@ def check_replaceable(
 ) -> None:
     """Refuse to replace the folder `out`, unless it is empty or what the same command wrote.
 
-    `is_own` judges the names in a folder's manifest. --force replaces an edited card too, but never an
-    input.
+    `is_own` judges the names in a folder's manifest. --force replaces an edited card too. An input
+    is never replaced.
     """
     restore_folder(out)
     if not os.path.lexists(out):
         return
     if not out.is_dir():
         raise UserError(f"{out}: is a file; give a folder")
-    if is_forced:
-        for path in inputs:
-            if path.resolve().is_relative_to(out):
-                raise UserError(f"{out}: contains the input {path}; choose another -o DIR")
+    for path in inputs:
+        if path.resolve().is_relative_to(out):
+            raise UserError(f"{out}: contains the input {path}; choose another -o DIR")
     others = list_own_names(out)
     if not others:
         return
@@ -91,8 +90,9 @@ def check_replaceable(
             "DIR; nothing was changed"
         )
     card = out / CARD_FILE
-    is_kept = os.path.lexists(card) and not is_forced
-    if is_kept and not _is_own_card(card, manifest.get(CARD_FILE)):
+    if is_forced or not os.path.lexists(card):
+        return
+    if not _is_own_card(card, manifest.get(CARD_FILE)):
         raise UserError(
             f"{card}: was edited, or was not written by nmt; move it away, choose "
             "another -o DIR, or replace the folder with --force; nothing was changed"

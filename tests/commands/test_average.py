@@ -29,8 +29,8 @@ REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained a
     "--curve runs": "put it before the options",
     "--curve": "data.valid",
     "../one": "give -o DIR",
-    "../one -o x --every 3": "--every needs a run folder",
-    "../one --curve": "--curve needs a run folder",
+    "../one -o x --every 3": "--every needs one run folder",
+    "../one --curve": "--curve needs one run folder; give it, not several nor",
 }
 
 
@@ -48,6 +48,17 @@ def test_bad_arguments_take_one_line(
         assert code == 2 and captured.out == "", arguments
         assert captured.err.count("\n") == 1 and complaint in captured.err, captured.err
     assert sorted(run.path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-0000050", "average", ".."])
+def test_the_run_is_named_where_something_else_is_given(
+    name: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.config.touch()
+    run.average.mkdir()
+    assert nmt_average([str(run.path / name), "--last", "2"]) == 2
+    wanted = "it, not several" if name == ".." else str(run.path)
+    assert f"--last needs one run folder; give {wanted}" in capsys.readouterr().err
 
 
 def test_nothing_of_the_users_is_replaced(
