@@ -62,9 +62,7 @@ class PlacedSetting:
 
 
 def find_shipped_configs() -> Path:
-    """Return the folder of the shipped configs: next to the package in a checkout, inside it in a
-    wheel.
-    """
+    """Return the folder of the shipped configs: next to the package in a checkout, inside it in a wheel."""
     package = Path(__file__).resolve().parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -99,6 +97,16 @@ def list_config_names() -> list[str]:
 def list_setting_keys() -> list[str]:
     """Return the dotted names of all settings."""
     return list(flatten_settings(to_plain_values(RunConfig())))
+
+
+def explain_name(name: str, ending: str = "", section: str = "") -> str | None:
+    """Say which setting is meant by a name without its section, or by that of another toolkit."""
+    if foreign := explain_foreign_name(name, ending, section):
+        return foreign
+    for key in list_setting_keys():
+        if key.startswith(section) and key.endswith(f".{name}"):
+            return f"it is {key}{ending} here"
+    return None
 
 
 def _read_file(path: Path, n_extending: int = 0) -> YamlTree:
@@ -300,16 +308,12 @@ def parse_recorded_config(data: bytes, name: str) -> RunConfig:
 
 
 def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """Apply overrides to `config`, as nmt-eval and nmt-translate do with the config of a
-    checkpoint.
-    """
+    """Apply overrides to `config`, as nmt-eval and nmt-translate do with the config of a checkpoint."""
     return _build_config(YamlTree(to_plain_values(config)), overrides)
 
 
 def parse_device(overrides: Sequence[str]) -> Literal["auto", "cpu"]:
-    """Return the device that the command line asks for; that of a checkpoint was for the machine that
-    trained it.
-    """
+    """Return the device that the command line asks for; that of a checkpoint was for the machine that trained it."""
     asked = [text for text in overrides if text.startswith("device=")]
     return override_config(RunConfig(), asked).device
 
@@ -328,7 +332,7 @@ def _build_config(
         given |= setting.lines
     values = copy.deepcopy(source.values)
     _fill_in_presets(values)
-    reader = RecordReader(source.name_place, remedy=remedy, explain_key=explain_foreign_name)
+    reader = RecordReader(source.name_place, remedy=remedy, explain_key=explain_name)
     config = reader.read(RunConfig, values)
     if not config.decoding.sample:
         _refuse_unsampled(config.decoding, given)
@@ -368,9 +372,7 @@ def _find_section(values: Any, key: str) -> Values:
 
 
 def to_plain_values(config: Any) -> Any:
-    """Convert a config to dictionaries, lists and scalars, as in YAML; a corpus keeps only the keys
-    that were given.
-    """
+    """Convert a config to dictionaries, lists and scalars, as in YAML; a corpus keeps only the keys that were given."""
     if isinstance(config, CorpusConfig):
         unset = vars(CorpusConfig())
         return {name: value for name, value in vars(config).items() if value != unset[name]}

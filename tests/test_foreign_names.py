@@ -79,12 +79,12 @@ def test_a_setting_of_another_toolkit_is_explained(setting: str, complaint: str)
         (
             "train",
             "-c demo.yaml --steps 5",
-            "--steps: unknown option; settings are written training.steps=...",
+            "--steps: unknown option; it is training.steps=... here",
         ),
         (
             "train",
             "-c demo.yaml --training.steps=5",
-            "are written training.steps=..., without dashes",
+            "--training.steps: unknown option; it is training.steps=... here",
         ),
         ("translate", "runs/x --nbest=5", "--nbest: unknown option; it is nmt-translate --n-best"),
         (
@@ -117,6 +117,8 @@ def test_a_setting_of_another_toolkit_is_explained(setting: str, complaint: str)
             "--hypotheses a --ref b --lowercase",
             "--lowercase: unknown option; it is nmt-eval --ladder here (",
         ),
+        ("train", "-c demo.yaml --out x", "--out: unknown option; it is out=... here"),
+        ("translate", "runs/x --device cpu", "--device: unknown option; it is device=... here"),
         ("train", "-c demo.yaml --nonsense 9", "unrecognized arguments: --nonsense"),
     ],
 )

@@ -46,7 +46,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
             )
         return newest
     if not path.is_dir():
-        raise explain_missing(path, "give RUN, RUN/average or RUN/checkpoints/step-...")
+        raise explain_missing(
+            path,
+            "give RUN, RUN/average or RUN/checkpoints/step-...; a setting is decoding.key=value",
+        )
     if path.is_symlink():
         path = path.resolve()  # `best` and `last` may move before the weights are read
     checkpoint = open_unverified(path)
@@ -117,7 +120,7 @@ def find_newest(run: RunFolder, config: RunConfig | None = None) -> Checkpoint |
     if reasons:
         raise Failure(
             f"{run.checkpoints}: none of its {len(steps)} checkpoints can be used (the oldest: "
-            f"{reasons[-1]}); restore one or choose another out=DIR"
+            f"{reasons[-1]}); restore one, or train again with another out=DIR"
         )
     return None
 

@@ -86,7 +86,9 @@ def build_parser() -> ArgumentParser:
         "-o", "--output", metavar="DIR", help="where to write the average (default RUN/average)"
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace DIR even if something else is in it"
+        "--force",
+        action="store_true",
+        help="replace the earlier average even if its README.md was edited",
     )
     return parser
 
@@ -117,11 +119,14 @@ def _parse_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def check_is_run(args: Namespace) -> None:
+def check_is_run(args: Namespace, path: Path) -> None:
     """Refuse options that a list of checkpoints does not support."""
+    from nmt.evaluate.results import find_run
+
     for name in ("last", "best", "curve", "every"):
         if vars(args)[name] is not None:
-            raise UserError(f"--{name} needs a run folder, not a list of checkpoints; leave it out")
+            run = find_run(path) or "it, not several nor a list of checkpoints"
+            raise UserError(f"--{name} needs one run folder; give {run}")
     if not args.output:
         raise UserError("give -o DIR for the average of a list of checkpoints")
 
@@ -147,7 +152,7 @@ def average_run(args: Namespace) -> int:
     run = RunFolder(paths[0])
     is_run = len(paths) == 1 and run.checkpoints.is_dir()
     if not is_run:
-        check_is_run(args)
+        check_is_run(args, run.path)
     steps = list_steps(run)
     try:
         if args.curve is not None:

@@ -27,7 +27,6 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import nmt
-from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import Failure, UserError, fit_into_line
 from nmt.system.escapes import escape_line
 from nmt.system.extras import check_extra
@@ -216,15 +215,11 @@ class CommandParser(ArgumentParser):
 
     def explain_option(self, option: str) -> str | None:
         """Say how a setting is written that is given like an option, by our name or another toolkit's."""
-        from nmt.config_files import list_setting_keys
+        from nmt.config_files import explain_name
 
         section = "decoding." if self.prog in TRANSLATING else ""
-        name = option.lstrip("-").replace("-", "_")
-        own = [key for key in list_setting_keys() if f".{key}".endswith(f".{name}")]
-        own.sort(key=lambda key: not key.startswith(section))
-        if own:
-            return f"settings are written {own[0]}=..., without dashes"
-        return explain_foreign_name(option, "=...", section)
+        name = option.lstrip("-").replace("-", "_").rpartition(".")[2]
+        return explain_name(name, "=...", section)
 
     def error(self, message: str) -> NoReturn:
         line = fit_into_line(f"{self.prog}: error: {message}; see {self.prog} --help")

@@ -36,7 +36,9 @@ def build_parser() -> ArgumentParser:
         help="where to write it, --to argos as a file; an earlier export is replaced",
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace DIR even if something else is in it"
+        "--force",
+        action="store_true",
+        help="replace the earlier export even if its README.md was edited",
     )
     parser.add_argument(
         "--quantization",

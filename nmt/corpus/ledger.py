@@ -349,6 +349,6 @@ def _describe_overlaps(corpus: CorpusAccount) -> list[str]:
     for name, (pairs, sources, targets) in (corpus.held_out or {}).items():
         notes.append(
             f"{corpus.corpus}: shares {pairs:,} pairs, {sources:,} sources and {targets:,} targets "
-            f"with the {name} set"
+            f"with the {name} set; dropped: {corpus.dropped_by_rule or 'none'}"
         )
     return notes

@@ -59,7 +59,10 @@ FEW_LINES = 200_000  # from whose words a BPE need not be learned in a process o
 DONE_FILE = "done.json"
 WORDS_FILE = "words.tsv"
 LAYOUT = 7  # of the files in the work folder: what another layout left is not continued
-NOTHING_LEFT = "data.train: no pairs are left after cleaning; check data.clean and the corpora"
+NOTHING_LEFT = (
+    "data.train: no pairs are left after cleaning; check data.clean and the corpora, and that data.valid and "
+    "data.test are other text than data.train"
+)
 
 
 @dataclass(frozen=True)

@@ -199,13 +199,12 @@ def _tabulate_ablation(systems: Sequence[System], settings: ValuesByKey) -> Eval
 
 
 def make_system(request: EvaluationRequest, names: Sequence[str], is_text: bool) -> System:
-    """Translate the test set with a checkpoint or an ensemble, or read translations from a file;
-    then check them.
-    """
+    """Translate the test set with a checkpoint or an ensemble, or read translations from a file; then check them."""
     for override in request.overrides:
         if not override.startswith(OVERRIDES):
             raise UserError(
-                f"{override}: was fixed by training; nmt-eval accepts only {', '.join(OVERRIDES)}"
+                f"{override}: was fixed by training, or lacks its section, as in decoding.beam=4; nmt-eval "
+                f"accepts only {', '.join(OVERRIDES)}"
             )
     if is_text:
         data = override_config(RunConfig(), request.overrides).data

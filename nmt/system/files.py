@@ -34,6 +34,7 @@ from nmt.system.strict_json import Fields, parse_json
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")  # what the name of a compressed text ends in
 MAX_JSON_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
+MEND = "use another copy; if it is a prepared store, remove its folder and run the command again"
 FileMode = Literal["rb", "r+b", "a+b", "wb", "xb"]
 DIGEST_BLOCK = 1 << 18  # bytes
 # the name of a file that a killed process may have left half-written
@@ -455,12 +456,12 @@ def check_sizes(folder: Path, entries: Fields, needed: Iterable[str]) -> None:
     for name, entry in entries.items():
         path = folder / name
         if not has_plain_file(path):
-            raise UserError(f"{path}: is missing, so the folder is damaged; use another copy")
+            raise UserError(f"{path}: is missing, so the folder is damaged; {MEND}")
         size = path.stat().st_size
         if size != entry["size"]:
             raise UserError(
                 f"{path}: is damaged ({size:,} bytes, not {entry['size']:,} as in {MANIFEST_FILE}); "
-                "use another copy"
+                f"{MEND}"
             )
 
 
@@ -472,7 +473,7 @@ def check_digests(folder: Path, digests: Mapping[str, str], names: Iterable[str]
             sha256 = digest_file(path)
         if sha256 != digests[name]:
             raise UserError(
-                f"{path}: is damaged: its sha256 does not match {MANIFEST_FILE}; use another copy"
+                f"{path}: is damaged: its sha256 does not match {MANIFEST_FILE}; {MEND}"
             )
 
 

@@ -1,5 +1,5 @@
-"""Whether a command may replace what is where its output goes: only its own earlier output, unless
---force is given.
+"""Whether a command may replace what is where its output goes: only its own earlier output. --force
+replaces a model card that was edited, and nothing else that nmt did not write.
 
 A file is known by a mark near its beginning. A folder is known by its manifest: nothing lies beside
 what it lists, and the model card is as nmt wrote it. A card that changes after the manifest was written
@@ -62,41 +62,41 @@ def check_replaceable(
     is_forced: bool,
     inputs: Iterable[Path],
 ) -> None:
-    """Refuse to replace the folder `out`, unless it is empty, `is_forced`, or what the same command
-    wrote.
+    """Refuse to replace the folder `out`, unless it is empty or what the same command wrote.
 
-    `is_own` judges the names in a folder's manifest. --force never replaces an input.
+    `is_own` judges the names in a folder's manifest. --force replaces an edited card too. An input
+    is never replaced.
     """
     restore_folder(out)
     if not os.path.lexists(out):
         return
-    refusal = UserError(
-        f"{out}: exists and contains something other than {kind}; choose another -o DIR, or replace it "
-        "with --force; nothing was changed"
-    )
     if not out.is_dir():
-        raise refusal
-    if is_forced:
-        for path in inputs:
-            if path.resolve().is_relative_to(out):
-                raise UserError(f"{out}: contains the input {path}; choose another -o DIR")
-        return
-    names = list_own_names(out)
-    if not names:
+        raise UserError(f"{out}: is a file; give a folder")
+    for path in inputs:
+        if path.resolve().is_relative_to(out):
+            raise UserError(f"{out}: contains the input {path}; choose another -o DIR")
+    others = list_own_names(out)
+    if not others:
         return
     try:
         manifest = read_manifest(out)
     except UserError:
-        raise refusal from None
-    if not is_own(manifest.keys() - {CARD_FILE}):
-        raise refusal
-    if CARD_FILE in names and not _is_own_card(out / CARD_FILE, manifest.get(CARD_FILE)):
+        manifest = {}
+    if is_own(manifest.keys() - {CARD_FILE}):
+        others -= manifest.keys() | {CARD_FILE, MANIFEST_FILE}
+    if others:
         raise UserError(
-            f"{out / CARD_FILE}: was edited, or was not written by nmt; move it away, choose "
+            f"{out}: exists and contains something other than {kind} ({min(others)}); choose another -o "
+            "DIR; nothing was changed"
+        )
+    card = out / CARD_FILE
+    if is_forced or not os.path.lexists(card):
+        return
+    if not _is_own_card(card, manifest.get(CARD_FILE)):
+        raise UserError(
+            f"{card}: was edited, or was not written by nmt; move it away, choose "
             "another -o DIR, or replace the folder with --force; nothing was changed"
         )
-    if names - {CARD_FILE, MANIFEST_FILE} != manifest.keys() - {CARD_FILE}:
-        raise refusal
 
 
 def _is_own_card(card: Path, entry: dict[str, str] | None) -> bool:

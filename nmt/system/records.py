@@ -51,9 +51,7 @@ def default(value: Default, rule: Rule) -> Default:
 
 @dataclass(frozen=True)
 class RecordReader:
-    """Reads one tree of plain values; keys of inner values are joined by dots, as in
-    `training.steps`.
-    """
+    """Reads one tree of plain values; keys of inner values are joined by dots, as in `training.steps`."""
 
     name_place: Callable[[str], str]  # of a dotted key: where it was written, and the key
     needs_all_keys: bool = False  # a program wrote them all; a person leaves some to their defaults
@@ -128,6 +126,8 @@ class RecordReader:
         if isinstance(value, str) and value in options:
             return value
         close = difflib.get_close_matches(str(value), options, 1)
+        if value in ("gpu", "cuda"):  # which look like cpu
+            close = ["auto, which takes the GPU"]
         remedy = f"; did you mean {close[0]}?" if close else ""
         raise self._complain(key, f"{_show(value)} is not one of {', '.join(options)}{remedy}")
 
@@ -198,7 +198,7 @@ def join_key(section: str, name: str) -> str:
 
 
 def _show(value: object) -> str:
-    return repr(value)[:SHOWN]
+    return "an empty value" if value is None else repr(value)[:SHOWN]
 
 
 def _name_kind(hint: Any) -> str:

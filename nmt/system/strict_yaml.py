@@ -102,7 +102,10 @@ def parse_yaml(text: str, name: str) -> YamlTree:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         line = f"{name}:{mark.line + 1}" if mark else name
-        raise UserError(f"{line}: is not valid YAML: {problem}") from None
+        raise UserError(
+            f"{line}: is not valid YAML: {problem}; is a space missing after ':', or does the indentation "
+            "differ, here or above?"
+        ) from None
     except ValueError:
         raise UserError(f"{name}: is not valid YAML: a number is too long") from None
     if not isinstance(values, dict):

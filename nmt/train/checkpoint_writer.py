@@ -87,6 +87,7 @@ class CheckpointWriter:
             remedy = "free some disk space"
             if not self.run.path.is_dir():
                 remedy = f"move {self.run.path} back"
+                rest = "continues from its last checkpoint, if it has one"
             raise Failure(
                 f"the checkpoint of update {self._tried_step} could not be written: {self._failure_reason}; "
                 f"{remedy} and run the same command again; it {rest}"

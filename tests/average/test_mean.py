@@ -210,7 +210,7 @@ def test_it_replaces_an_average_and_no_checkpoint(tmp_path: Path) -> None:
         average_checkpoints([tmp_path / "a"], tmp_path / MEAN)
     names = {path.name for path in (tmp_path / MEAN).iterdir()}
     assert names == {MANIFEST_FILE, *COMMON_FILES, VOCAB_FILE}
-    with pytest.raises(UserError, match="contains something other than an average.*--force"):
+    with pytest.raises(UserError, match="contains something other than an average.*-o DIR; no"):
         average_checkpoints([tmp_path / "a"], tmp_path / "b")
     with pytest.raises(UserError, match="contains the input"):
         average_checkpoints([tmp_path / "a"], tmp_path / "a", is_forced=True)

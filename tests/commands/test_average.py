@@ -29,8 +29,8 @@ REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained a
     "--curve runs": "put it before the options",
     "--curve": "data.valid",
     "../one": "give -o DIR",
-    "../one -o x --every 3": "--every needs a run folder",
-    "../one --curve": "--curve needs a run folder",
+    "../one -o x --every 3": "--every needs one run folder",
+    "../one --curve": "--curve needs one run folder; give it, not several nor",
 }
 
 
@@ -50,18 +50,30 @@ def test_bad_arguments_take_one_line(
     assert sorted(run.path.iterdir()) == before
 
 
-def test_force_replaces_what_is_in_the_way(
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-0000050", "average", ".."])
+def test_the_run_is_named_where_something_else_is_given(
+    name: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.config.touch()
+    run.average.mkdir()
+    assert nmt_average([str(run.path / name), "--last", "2"]) == 2
+    wanted = "it, not several" if name == ".." else str(run.path)
+    assert f"--last needs one run folder; give {wanted}" in capsys.readouterr().err
+
+
+def test_nothing_of_the_users_is_replaced(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.average.mkdir()
     notes = run.average / "notes.txt"
     notes.write_text("mine")
-    assert nmt_average([str(run.path)]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert "contains something other than an average" in last and "--force" in last
-    assert notes.read_text() == "mine"
-    assert nmt_average([str(run.path), "--force"]) == 0
-    assert not notes.exists() and is_unedited_card(run.average / "README.md")
+    for force in ([], ["--force"]):
+        assert nmt_average([str(run.path), *force]) == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert "an average (notes.txt); choose another -o DIR; nothing was changed" in last
+        assert notes.read_text() == "mine"
+    notes.rename(run.average / "README.md")
+    assert nmt_average([str(run.path), "--force"]) == 2
 
 
 def test_scores_and_minutes_are_said_and_kept(

@@ -69,7 +69,9 @@ def test_two_models_of_one_direction(checkpoint: Path, capsys: pytest.CaptureFix
 
 def test_a_model_has_no_name(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"small={checkpoint}", OFF, "--port", "0"]) == 2
-    assert f"small={checkpoint}: not found; give RUN, RUN/average or" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"small={checkpoint}: not found; give RUN, RUN/average or" in told
+    assert "a setting is decoding.key=value" in told
 
 
 def test_keys_come_from_a_file_or_the_environment(

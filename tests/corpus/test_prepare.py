@@ -386,7 +386,8 @@ def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(
     assert read_training_pairs(store) == [(line(i), line(i + 1)) for i in numbers if i not in gone]
     assert ledger_of(store)["corpora"][0]["held_out"] == {"dev": [1, 2, 1], "test": [0, 0, 1]}
     shown = format_ledger(read_ledger(store))
-    assert "shares 1 pairs, 2 sources and 1 targets with the dev set" in shown
+    assert "shares 1 pairs, 2 sources and 1 targets with the dev set; dropped: " in shown
+    assert ("dropped: none" in shown) == (rule == "keep")
 
 
 def test_a_test_set_matters_only_where_it_decides(root: Path, capsys: Capture) -> None:
@@ -683,6 +684,11 @@ def test_a_work_folder_that_is_a_link_is_refused(root: Path) -> None:
             "is an archive; give archive: a.tgz",
         ),
         ({"clean": CleanConfig(max_words=0)}, 60, "data.train: no pairs are left after cleaning"),
+        (
+            {"train": (B,), "valid": B, "clean": CleanConfig(held_out="drop-sides")},
+            60,
+            "check data.clean and the corpora, and that data.valid and data.test are other text",
+        ),
         ({"clean": CleanConfig(max_pieces=0)}, 60, "data.train: no pairs are left after cleaning"),
         ({}, 5000, "vocab.size: 5000 is too large"),
         ({"store": "/proc/nothing/store"}, 60, "cannot be written"),

@@ -551,6 +551,7 @@ nowhere --src REF --ref REF -> nowhere: not found; give RUN
 REF --src REF --ref REF --verdict -> REF: is a file; give translations with --hypotheses
 REF --src REF --ref REF --ensemble nowhere -> REF: is a file; give translations with --hypotheses
 FOLDER --src REF --ref REF training.steps=5 -> training.steps=5: was fixed by training
+FOLDER --src REF --ref REF beam=5 -> beam=5: was fixed by training, or lacks its section, as in decoding.beam=4
 --hypotheses REF --ref REF --json REF -> REF: is given twice, once as an output
 --hypotheses REF --test-set newstest2013 --json REF -> REF: is given twice, once as an output
 FOLDER --src REF --ref REF --output nowhere/a -> nowhere/a: its folder does not exist

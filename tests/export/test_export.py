@@ -312,9 +312,7 @@ def test_a_path_that_no_engine_can_open_is_refused(checkpoint: Checkpoint, tmp_p
     assert not out.exists()
 
 
-def test_an_export_is_replaced_and_nothing_else_unless_forced(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_an_export_is_replaced_and_nothing_else(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """What may be replaced at all is in tests/system/test_output_folder.py."""
     out = tmp_path / "out"
     export(checkpoint, "safetensors", out, "float32", LINES)
@@ -323,11 +321,11 @@ def test_an_export_is_replaced_and_nothing_else_unless_forced(
     for taken in (out, checkpoint.path):
         (taken / "notes.txt").write_text("mine")
         before = contents(taken)
-        with pytest.raises(UserError, match="something other than an export.*--force"):
+        with pytest.raises(UserError, match="something other than an export.*-o DIR; nothing"):
             export(checkpoint, "safetensors", taken, "float32", LINES)
         assert contents(taken) == before
-    export(checkpoint, "safetensors", out, "float32", LINES, is_forced=True)
-    assert not (out / "notes.txt").exists()
+    with pytest.raises(UserError, match="something other than an export"):
+        export(checkpoint, "safetensors", out, "float32", LINES, is_forced=True)
     with pytest.raises(UserError, match="contains the input"):
         export(checkpoint, "safetensors", checkpoint.path, "float32", LINES, is_forced=True)
 

@@ -37,18 +37,30 @@ def test_only_what_the_command_wrote(out: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     check(tmp_path / "empty")
     (out / "notes.txt").write_text("mine")
-    for way in (out, out / "notes.txt"):
-        with pytest.raises(UserError, match="contains something other than a result.*--force"):
-            check(way)
-    check(out, is_forced=True)
-    with pytest.raises(UserError, match="contains something other than a result"):
-        check(out / "notes.txt", is_forced=True)  # a file
+    for is_forced in (False, True):
+        with pytest.raises(
+            UserError, match=r"than a result \(notes.txt\); choose another -o DIR; no"
+        ):
+            check(out, is_forced)
+        with pytest.raises(UserError, match="notes.txt: is a file; give a folder"):
+            check(out / "notes.txt", is_forced)
     with pytest.raises(UserError, match="contains the input"):
         check(out, is_forced=True, inputs=(out / "part",))
     (out / "notes.txt").unlink()
     (out / MANIFEST_FILE).write_text("{}")
-    with pytest.raises(UserError, match="contains something other than a result"):
-        check(out)
+    for is_forced in (False, True):
+        with pytest.raises(UserError, match="contains something other than a result"):
+            check(out, is_forced)
+
+
+@pytest.mark.parametrize("name", ["export.json", CARD_FILE])
+def test_not_what_another_command_or_the_user_wrote(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    if name != CARD_FILE:
+        seal(tmp_path)
+    for is_forced in (False, True):
+        with pytest.raises(UserError, match=f"something other than a result .{name}.; choose"):
+            check(tmp_path, is_forced)
 
 
 def test_a_signed_card_until_somebody_edits_it(out: Path) -> None:

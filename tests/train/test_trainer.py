@@ -192,6 +192,7 @@ def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     assert main(ground.argv("damaged", *settings)) == 1
     *_, last = capsys.readouterr().err.splitlines()
     assert "none of its 1 checkpoints can be used" in last and str(damaged) in last
+    assert last.endswith("restore one, or train again with another out=DIR")
 
 
 def test_checkpoints_that_follow_soon_have_weights_alone_and_no_bit_is_lost(
