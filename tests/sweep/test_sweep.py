@@ -180,7 +180,8 @@ def test_a_run_that_fails_leaves_the_others_alone(
 
 
 def test_a_signal_is_handed_on(pretended: Sweep, tmp_path: Path) -> None:
-    wait = "trap 'echo heard; exit 75' TERM; kill -INT $PPID; while true; do sleep 0.05; done"
+    # late enough that a second run would have begun
+    wait = "trap 'echo heard; exit 75' TERM; sleep 0.3; kill -INT $PPID; while true; do sleep 0.05; done"
     (tmp_path / "base-seed3.sh").write_text(wait)
     (tmp_path / "N-2-seed3.sh").write_text(f"touch {tmp_path}/begun")
     queue = RunQueue(pretended, pretended.runs, 1)
