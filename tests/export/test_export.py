@@ -318,16 +318,14 @@ def test_an_export_is_replaced_and_nothing_else(checkpoint: Checkpoint, tmp_path
     export(checkpoint, "safetensors", out, "float32", LINES)
     export(checkpoint, "safetensors", out, "float16", LINES)
     assert {weight.dtype for weight in load_file(out / MODEL_FILE).values()} == {torch.float16}
-    for taken in (out, checkpoint.path):
+    other = "something other than an export.*-o DIR; nothing"
+    for taken, message in ((out, other), (checkpoint.path, "contains the input")):
         (taken / "notes.txt").write_text("mine")
         before = contents(taken)
-        with pytest.raises(UserError, match="something other than an export.*-o DIR; nothing"):
-            export(checkpoint, "safetensors", taken, "float32", LINES)
+        for is_forced in (False, True):
+            with pytest.raises(UserError, match=message):
+                export(checkpoint, "safetensors", taken, "float32", LINES, is_forced=is_forced)
         assert contents(taken) == before
-    with pytest.raises(UserError, match="something other than an export"):
-        export(checkpoint, "safetensors", out, "float32", LINES, is_forced=True)
-    with pytest.raises(UserError, match="contains the input"):
-        export(checkpoint, "safetensors", checkpoint.path, "float32", LINES, is_forced=True)
 
 
 def test_safetensors_hold_the_very_weights_and_the_config(
