@@ -103,13 +103,10 @@ def test_what_is_missing_is_made(whole: Sweep) -> None:
     run.folder.sweep.unlink()
     shutil.rmtree(run.folder.average)
     run.folder.results.unlink()
-    run_one.finish_run(whole, run)
-    assert run.folder.average.is_dir() and len(read_results(run.folder.path)) == 2
-
     # an average of other checkpoints is made anew
-    assert nmt_average([str(run.folder.path), "--last", "3", "--force"]) == 0
-    run_one.finish_run(whole, run)
-    assert read_table(whole.folder) == table
+    assert nmt_average([str(run.folder.path), "--last", "3"]) == 0
+    assert nmt_sweep(argv(whole.folder.parent, "whole")) == 0
+    assert len(read_results(run.folder.path)) == 2 and read_table(whole.folder) == table
 
 
 def test_a_run_that_exists_keeps_its_text(whole: Sweep, place: Path, tmp_path: Path) -> None:
