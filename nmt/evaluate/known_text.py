@@ -7,7 +7,9 @@ from pathlib import Path
 from nmt.corpus.ledger import read_ledger
 from nmt.corpus.test_sets import TestSet
 from nmt.corpus.text_files import digest_source
+from nmt.score.text_checks import Text
 from nmt.system.errors import UserError
+from nmt.system.run_folder import dev_text_file
 from nmt.translate.translator import LoadedModel
 
 
@@ -24,3 +26,12 @@ def find_known_text(model: LoadedModel, test: TestSet, files: Sequence[str | Non
             if not digests.isdisjoint(file.sha256 for file in corpus.files):
                 return corpus.split
     return None
+
+
+def read_dev_sources(model: LoadedModel, most: int) -> Text:
+    """Return at most so many source sentences of the dev set of the model's store, if it is on this machine."""
+    data, lines = model.config.data, []
+    with suppress(OSError, UnicodeDecodeError):
+        text = (Path(data.store) / dev_text_file("src")).read_text("utf-8")
+        lines = text.split("\n")[:-1]
+    return Text("the dev set of the model", lines[:most], data.src)

@@ -12,11 +12,18 @@ from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.config import CorpusConfig, DataConfig, RunConfig
 from nmt.config_files import to_plain_values
 from nmt.corpus.test_sets import TestSet, add_references, open_reference, open_test_set
-from nmt.evaluate.known_text import find_known_text
+from nmt.evaluate.known_text import find_known_text, read_dev_sources
 from nmt.evaluate.results import Search, find_other_search
 from nmt.known_test_sets import KnownSet, find_filtered_set
 from nmt.score.score import Score
-from nmt.score.text_checks import Problem, Text, find_problems, warn_of_traces, warn_of_unrelated
+from nmt.score.text_checks import (
+    Problem,
+    Text,
+    check_letters,
+    find_problems,
+    warn_of_traces,
+    warn_of_unrelated,
+)
 from nmt.system.errors import UserError
 from nmt.system.progress import Progress, clock, say
 from nmt.translate.translator import (
@@ -207,6 +214,10 @@ def check_texts(system: System, choice: TestSetChoice, is_forced: bool) -> None:
             if other is not None and text.lines == other.lines:
                 say(f"note: {other.name} and {text.name} are the same text, line for line")
         problems |= dict.fromkeys(find_problems(hypotheses, text, sources))
+    if sources is not None and system.model is not None:
+        dev_set = read_dev_sources(system.model, len(test.src))
+        if dev_set.lines:
+            problems |= dict.fromkeys(check_letters(sources, dev_set))
     # If the user insists, a score may be wrong, but lists of unequal length have no score at all.
     is_tolerant = is_forced and len(system.texts) == len(test.ref)
     for problem in problems:

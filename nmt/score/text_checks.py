@@ -185,8 +185,8 @@ def find_problems(
         *_check_characters(hypotheses, references),
         *_check_characters(references, hypotheses),
         *_check_unknown_pieces(hypotheses),
-        *_check_case(hypotheses, references),
-        *_check_case(references, hypotheses),
+        *check_letters(hypotheses, references),
+        *check_letters(references, hypotheses),
         *_check_script(hypotheses),
     ]
     if sources is not None:
@@ -299,7 +299,8 @@ def _check_unknown_pieces(hypotheses: Text) -> Iterator[Problem]:
         yield _report(hypotheses, lines, what, remedy, UNKNOWN)
 
 
-def _check_case(text: Text, other: Text) -> Iterator[Problem]:
+def check_letters(text: Text, other: Text) -> Iterator[Problem]:
+    """Report letters of a kind that `text` has lost: `other`, which has as many lines at most, has them."""
     if not any(line.strip() for line in text.lines):
         return
     for fold, missing, share, n_least in FOLDS:

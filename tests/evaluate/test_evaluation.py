@@ -13,6 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,11 +30,12 @@ from nmt.commands.translate import main as nmt_translate
 from nmt.config_files import format_config, load_config
 from nmt.corpus import test_sets as testsets
 from nmt.corpus.demo import generate_pairs
-from nmt.evaluate import evaluation
+from nmt.evaluate import evaluation, systems
 from nmt.known_test_sets import KnownSet, KnownSubset
 from nmt.score.metrics import compute_score, find_paper_metric, list_metrics
 from nmt.score.significance import compare_systems, estimate_spread
 from nmt.system.files import digest_file, seal
+from nmt.system.run_folder import dev_text_file
 from nmt.system.tables import format_interval
 
 N_BOOTSTRAP = evaluation.N_BOOTSTRAP  # as shipped
@@ -359,12 +361,12 @@ def test_the_difference_of_two_files(
     ):
         assert line in out
     damaged = put(tmp_path / "damaged", [" ".join(line.split()[::-1]) for line in gold])
-    for systems, words in (
+    for compared, words in (
         ((names[0], names[0]), " not significant: "),
         ((damaged, names[0]), " significant at p < 0.05: the second system is better"),
         ((names[0], damaged), " significant at p < 0.05: the first system is better"),
     ):
-        evaluate(tmp_path, "--compare", *systems, "--ref", tmp_path / "ref")
+        evaluate(tmp_path, "--compare", *compared, "--ref", tmp_path / "ref")
         assert words in capsys.readouterr().out
 
 
@@ -790,3 +792,19 @@ def test_the_models_own_text_is_named(
     assert ("the model was trained on this text" in told) == (known == "train")
     assert ("; its dev set" in told) == (known == "valid")
     assert json.loads(scores.read_text()).get("known_text") == known
+
+
+def test_a_source_that_lost_what_the_models_text_has_is_named(
+    run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / dev_text_file("src")).write_text("le café\n" * 300)
+    other: Any = SimpleNamespace(config=load_config("base.yaml", [f"data.store={tmp_path}"]))
+    read = systems.read_dev_sources
+    monkeypatch.setattr(systems, "read_dev_sources", lambda _, most: read(other, most))
+    for side in ("src", "ref"):
+        (tmp_path / side).write_text("red dog\n" * 200)
+    texts = ["--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref")]
+    assert nmt_eval([str(run), *texts]) == 0
+    assert (
+        "letters, but the dev set of the model has some: 'red dog', in" in capsys.readouterr().err
+    )
