@@ -57,5 +57,5 @@ def explain_missing(path: str | Path, remedy: str) -> UserError:
     elif os.path.islink(path):
         what = "is a link that leads nowhere"
     elif {*"~$*"} & {*str(path)}:
-        what = "not found, and ~, $ and * stand for themselves here"
+        what = "not found (~, $ and * are not expanded)"
     return UserError(f"{path}: {what}; {remedy}")

@@ -66,7 +66,7 @@ class RunLog:
                 elapsed_s=round(state.elapsed_s, 1),
             )
         )
-        # one validation stands under the other, as the rows of a table
+        # aligned, so that the validations of a run read as a table
         bleu = f"  BLEU {score.value:5.2f}" if score else ""
         mark = "  (best)" if is_best else ""
         say(
