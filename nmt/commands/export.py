@@ -17,7 +17,7 @@ the log-probability of each piece must agree to 1e-4 and 99.9% of the lines must
 fewer bits the mean difference is bounded. If the check fails, nothing is written and the exit code is 1.
 ctranslate2 and transformers come with the extra export."""
 
-FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors", "argos")
+FORMAT_NAMES = ("ctranslate2", "huggingface", "marian", "safetensors", "argos")
 
 
 def build_parser() -> ArgumentParser:

@@ -19,6 +19,7 @@ from nmt.data.vocab import CONTROL_IDS, UNK, EncodedLines, Vocabulary
 from nmt.extras.cards.card import render_export_card
 from nmt.extras.export.ctranslate2 import CTranslate2Engine, write_ctranslate2
 from nmt.extras.export.huggingface import HuggingFaceEngine, write_huggingface
+from nmt.extras.export.marian_engine import load_marian, write_marian
 from nmt.extras.export.parity import Agreement, Engine, OwnEngine, compare_engines, describe_bound
 from nmt.extras.export.safetensors import load_safetensors, write_safetensors
 from nmt.model.transformer import Transformer
@@ -47,6 +48,7 @@ class Format:
 FORMATS = {
     "ctranslate2": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),
     "huggingface": Format("transformers", FLOATS, write_huggingface, HuggingFaceEngine),
+    "marian": Format("marian", FLOATS[:1], write_marian, load_marian),
     "safetensors": Format("safetensors", FLOATS, write_safetensors, load_safetensors),
     "argos": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),
 }

@@ -12,10 +12,11 @@ from itertools import chain
 from typing import Protocol
 
 import torch
+from torch import Tensor, nn
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import Sentences, pack
-from nmt.data.vocab import EOS, EncodedLines
+from nmt.data.vocab import EOS, PAD, EncodedLines
 from nmt.extras.pair_scores.pair_scores import LogProbs, compute_log_probs
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS
@@ -66,6 +67,13 @@ class OwnEngine:
 
 def add_eos(sentences: Sentences) -> EncodedLines:
     return [[*ids, EOS] for ids in sentences]
+
+
+def pad_rows(rows: EncodedLines) -> tuple[Tensor, Tensor]:
+    """Return the padded ids and the mask that is 0 where they are padding, each (S, L)."""
+    sequences = [torch.tensor(row) for row in rows]
+    ids = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=PAD)
+    return ids, (ids != PAD).long()  # no piece of a sentence is PAD
 
 
 @dataclass(frozen=True)
