@@ -87,12 +87,18 @@ SHAPES["biased-pre-small-heads"] = replace(
 
 
 def make_exportable(
-    shape: ModelConfig, vocab: Vocab, folder: Path, tags: Sequence[str | None] = (None,)
+    shape: ModelConfig,
+    vocab: Vocab,
+    folder: Path,
+    tags: Sequence[str | None] = (None,),
+    spread: float = 0.3,
 ) -> Checkpoint:
     """Write a checkpoint of random weights that looks like an average."""
     torch.manual_seed(2)
     model = Transformer(shape, vocab.size)
-    weights = {name: p.detach() + 0.3 * torch.randn_like(p) for name, p in model.named_parameters()}
+    weights = {
+        name: p.detach() + spread * torch.randn_like(p) for name, p in model.named_parameters()
+    }
     if shape.vocab_rows is not None:
         # the most probable rows are unused ones, so that a search that may choose them does
         weights["tgt_embedding.weight"][vocab.size :] *= 3

@@ -15,8 +15,10 @@ import torch
 from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.config import DataConfig, DecodingConfig
 from nmt.config_files import format_config
+from nmt.data.batch import Sentences
 from nmt.data.vocab import CONTROL_IDS, UNK, EncodedLines, Vocabulary
 from nmt.extras.cards.card import render_export_card
+from nmt.extras.export.bergamot import load_bergamot, write_bergamot
 from nmt.extras.export.ctranslate2 import CTranslate2Engine, write_ctranslate2
 from nmt.extras.export.huggingface import HuggingFaceEngine, write_huggingface
 from nmt.extras.export.marian_engine import load_marian, write_marian
@@ -39,8 +41,11 @@ class Format:
 
     library: str  # what loads it, by its name on the hub
     quantizations: Sequence[str]
-    # fills a folder that has the config, and returns how to use the export, for its card
-    write: Callable[[Path, Transformer, Vocabulary, DataConfig, DecodingConfig, str], str]
+    # fills a folder that has the config, and returns how to use the export, for its card; it is also given the
+    # sentences that are compared
+    write: Callable[
+        [Path, Transformer, Vocabulary, DataConfig, DecodingConfig, str, Sentences], str
+    ]
     # An export that is just being made has no manifest yet, so nothing is verified.
     load: Callable[[Path], Engine]
 
@@ -49,6 +54,7 @@ FORMATS = {
     "ctranslate2": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),
     "huggingface": Format("transformers", FLOATS, write_huggingface, HuggingFaceEngine),
     "marian": Format("marian", FLOATS[:1], write_marian, load_marian),
+    "bergamot": Format("bergamot", ("int8", "float32"), write_bergamot, load_bergamot),
     "safetensors": Format("safetensors", FLOATS, write_safetensors, load_safetensors),
     "argos": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),
 }
@@ -93,7 +99,7 @@ def export(
         # write, load, compare
         write_text(folder / CONFIG_FILE, format_config(config))
         usage = format.write(
-            folder, translator.model, vocab, config.data, config.decoding, quantization
+            folder, translator.model, vocab, config.data, config.decoding, quantization, src
         )
         theirs = format.load(folder)
         agreement = compare_engines(OwnEngine(translator.model), theirs, src, limit)

@@ -40,6 +40,7 @@ def write_marian(
     data: DataConfig,
     decoding: DecodingConfig,
     _quantization: str,
+    _src: Sentences,
 ) -> str:
     """Fill `folder` with what marian-decoder loads: the model, its vocabularies and the settings of decoding;
     return how to use it.
@@ -52,12 +53,12 @@ def write_marian(
         np.savez(
             file, **tensors
         )  # which does not compress: not every Marian reads what is compressed
-    write_text(folder / SETTINGS_FILE, format_yaml(_make_settings(folder, vocab, decoding)))
+    write_text(folder / SETTINGS_FILE, format_yaml(make_settings(folder, vocab, decoding)))
     usage = MARIAN_USAGE.format(src=data.src)
     return usage + explain_penalty_and_tags(decoding, [], "")
 
 
-def _make_settings(folder: Path, vocab: Vocabulary, decoding: DecodingConfig) -> Values:
+def make_settings(folder: Path, vocab: Vocabulary, decoding: DecodingConfig) -> Values:
     """Write the vocabularies, whose suffix tells Marian what they are, and return what decodes with them as
     nearly as Marian can to our search.
     """
@@ -142,18 +143,17 @@ class MarianEngine:
             x = self._attend(x, f"decoder_l{n}_context", state, state["hidden"])
             x = self._feed_forward(x, f"decoder_l{n}_ffn")
         x = self._finish(x, "decoder")[:, 0]
+        name = "decoder_ff_logit_out_W"
         if self.settings["tied-embeddings-all"] or self.settings["tied-embeddings"]:
-            weight = self._find_embedding("decoder").T
-        else:
-            weight = self.tensors["decoder_ff_logit_out_W"]
-        return x @ weight + self.tensors["decoder_ff_logit_out_b"]
+            name = self._name_embedding("decoder")
+        return self.multiply(x, name) + self.tensors["decoder_ff_logit_out_b"]
 
-    def _find_embedding(self, side: str) -> Tensor:
+    def _name_embedding(self, side: str) -> str:
         is_shared = self.settings["tied-embeddings-all"] or self.settings["tied-embeddings-src"]
-        return self.tensors["Wemb" if is_shared else f"{side}_Wemb"]
+        return "Wemb" if is_shared else f"{side}_Wemb"
 
     def _embed(self, side: str, ids: Tensor) -> Tensor:
-        return self._find_embedding(side)[ids] * math.sqrt(self.d_model)
+        return self.tensors[self._name_embedding(side)][ids] * math.sqrt(self.d_model)
 
     def _make_signal(self, first: int, n: int) -> Tensor:
         """Compute the sinusoids of n positions, (n, d)."""
@@ -162,7 +162,12 @@ class MarianEngine:
         return torch.cat((angles.sin(), angles.cos()), 1).float()
 
     def _multiply(self, x: Tensor, name: str, letter: str) -> Tensor:
-        return x @ self.tensors[f"{name}_W{letter}"] + self.tensors[f"{name}_b{letter}"]
+        return self.multiply(x, f"{name}_W{letter}") + self.tensors[f"{name}_b{letter}"]
+
+    def multiply(self, x: Tensor, name: str) -> Tensor:
+        """Multiply by a matrix, or by the transpose of an embedding."""
+        matrix = self.tensors[name]
+        return x @ (matrix.T if name.endswith("Wemb") else matrix)
 
     def _normalize(self, x: Tensor, name: str, suffix: str = "") -> Tensor:
         scale, bias = (self.tensors[f"{name}_ln_{kind}{suffix}"][0] for kind in ("scale", "bias"))

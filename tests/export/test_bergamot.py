@@ -1,0 +1,189 @@
+"""What nmt-export writes for Bergamot: the bytes, what the engine would abort on, and, where the npm package
+is installed, the engine itself.
+"""
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from export.test_export import LINES, PLAIN, make_exportable
+from support.untrained import make_vocab
+
+from nmt.checkpoint.checkpoint import Checkpoint
+from nmt.commands.export import main as nmt_export
+from nmt.config import ModelConfig
+from nmt.data.batch import pack
+from nmt.data.vocab import BOS, EOS, Vocab
+from nmt.extras.export import bergamot
+from nmt.extras.export.bergamot import Item
+from nmt.extras.export.export import export
+from nmt.extras.export.parity import OwnEngine
+from nmt.translate.translator import make_translator
+
+WIDE = replace(PLAIN, d_model=64, d_ff=128, positions="marian")
+SHAPES = {
+    "tied": WIDE,
+    "untied-logits-scaled": replace(WIDE, tied=False, scale_embeddings="projection"),
+    "decoder-tied-swish": replace(WIDE, tied="decoder", activation="swish"),
+    "embeddings-tied": replace(WIDE, tied="embeddings", attention_bias=True, projection_bias=True),
+    "unscaled-small-heads": replace(WIDE, scale_embeddings="none", d_k=3, d_v=5, decoder_layers=1),
+}
+TRANSLATE = """
+const [path, folder, precision, lines] = JSON.parse(process.argv[1]);
+const {Worker} = require("node:worker_threads"), {readFileSync} = require("node:fs");
+const worker = new Worker(path);
+function call(name, ...args) {
+  return new Promise((found, failed) => {
+    worker.once("message", ({result, error}) => error ? failed(error.message) : found(result));
+    worker.once("error", failed);
+    worker.postMessage({id: 1, name, args});
+  });
+}
+const read = name => new Uint8Array(readFileSync(`${folder}/${name}`)).buffer;
+const pair = {from: "a", to: "b"}, texts = lines.map(text => ({text, html: true, qualityScores: true}));
+(async () => {
+  await call("initialize", {});
+  const config = {"gemm-precision": precision, "skip-cost": "false"};
+  const files = {model: read("model.bin"), vocabs: [read("vocab.spm")], shortlist: new ArrayBuffer(0)};
+  await call("loadTranslationModel", pair, {...files, config});
+  for (const text of texts) {
+    const [{target}] = await call("translate", {models: [pair], texts: [text]});
+    console.log(target.text);
+  }
+  process.exit();
+})();
+"""
+
+
+def test_a_file_is_laid_out_as_bergamot_reads_it() -> None:
+    items = {
+        "a": Item(bergamot.FLOAT32, (1, 2), b"12345678"),
+        "bc": Item(bergamot.INT8, (3,), b"abc"),
+    }
+    file = bergamot.pack_items(items)
+    heads = struct.pack("<10Q", 1, 2, 2, 0x404, 2, 256, 3, 0x101, 1, 256)
+    front = heads + b"a\0bc\0" + struct.pack("<3i", 1, 2, 3)
+    n_padding = 256 - len(front) - 8
+    contents = b"12345678".ljust(256, b"\0") + b"abc".ljust(256, b"\0")
+    assert file == front + struct.pack("<Q", n_padding) + bytes(n_padding) + contents
+    for name, item in bergamot.unpack_items(file).items():
+        assert replace(item, content=items[name].content) == items[name]
+        assert item.content.startswith(items[name].content)
+
+
+def test_a_matrix_is_rounded_by_its_largest_number_and_transposed() -> None:
+    matrix = np.array([[1.0, -2.0, 0.5], [0.25, 0.0, 2.0]], np.float32)
+    item = bergamot.quantize("encoder_l1_self_Wq", matrix)
+    assert (item.kind, item.shape) == (0x4101, (2, 3))
+    assert list(np.frombuffer(item.content[:6], np.int8)) == [64, 16, -127, 0, 32, 127]
+    assert struct.unpack("<f", item.content[6:]) == (63.5,)
+    embedding = bergamot.quantize("decoder_Wemb", matrix)
+    assert list(np.frombuffer(embedding.content[:6], np.int8)) == [64, -127, 32, 16, 0, 127]
+    for name, stored in {"encoder_l1_self_Wq": item, "decoder_Wemb": embedding}.items():
+        np.testing.assert_allclose(bergamot.restore(name, stored), matrix, atol=1 / 127)
+    zeros = np.zeros((2, 2), np.float32)
+    assert not bergamot.restore("a_W1", bergamot.quantize("a_W1", zeros)).any()
+
+
+def make_checkpoint(shape: ModelConfig, folder: Path) -> Checkpoint:
+    """Its vocabulary is no multiple of 8, and its logits are as small as those of a trained model."""
+    return make_exportable(shape, make_vocab(folder, 83), folder / "average", spread=0.05)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_each_model_agrees(shape: ModelConfig, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(shape, tmp_path)
+    exact = export(checkpoint, "bergamot", tmp_path / "exact", "float32", LINES)
+    assert exact.differing == 0 and exact.largest < 2e-5
+    rounded = export(checkpoint, "bergamot", tmp_path / "rounded", "int8", LINES)
+    assert 1e-4 < rounded.mean < 0.05
+    assert json.loads((tmp_path / "rounded" / "model_info.json").read_text()) == {
+        "modelName": "English-German toy",
+        "shortName": "en-de-toy",
+        "type": "toy",
+        "src": "English",
+        "trg": "German",
+        "srcTags": {"en": "English"},
+        "trgTag": "de",
+        "version": 1,
+        "API": 1,
+    }
+
+
+def test_8_bits_are_the_default_and_need_widths_that_the_engine_has(
+    vocab: Vocab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, shape in {
+        "d_model": replace(WIDE, d_model=32),
+        "d_ff": replace(WIDE, d_ff=96),
+    }.items():
+        checkpoint = make_exportable(shape, vocab, tmp_path / name, spread=0.1)
+        out = tmp_path / f"out-{name}"
+        command = [str(checkpoint.path), "--to", "bergamot", "-o", str(out)]
+        assert nmt_export(command) == 2
+        width = {"d_model": 32, "d_ff": 96}[name]
+        assert f"model.{name} is {width}: in 8 bits" in capsys.readouterr().err
+        assert not out.exists()
+        assert nmt_export([*command, "--quantization", "float32"]) == 0
+
+
+def test_alphas_cover_the_numbers_that_come_in(tmp_path: Path) -> None:
+    """The last product's inputs are those of our own projection."""
+    checkpoint = make_checkpoint(WIDE, tmp_path)
+    export(checkpoint, "bergamot", tmp_path / "out", "int8", LINES)
+    model = make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding).model
+    largest = []
+    for ids in checkpoint.vocab.src.encode(LINES):
+        src = [[*ids, EOS]]
+        (output,) = OwnEngine(model).translate_greedily([ids], bergamot.MAX_PIECES)
+        hidden = model(pack(src), pack([[BOS, *output[: bergamot.MAX_PIECES - 1]]]))
+        largest += hidden.abs().amax(1).tolist()
+    expected = 127 / (np.mean(largest) + 1.1 * np.std(largest))
+    tensors = bergamot.load_bergamot(tmp_path / "out").tensors
+    for name in ("Wemb", "none"):
+        assert tensors[f"{name}_QuantMultA"].tolist() == [[pytest.approx(expected, rel=1e-4)]]
+
+
+def translate_in_node(folder: Path, precision: str) -> list[tuple[str, float]]:
+    """Return the translation of each of LINES, and the mean of the log-probabilities of its words."""
+    path = Path(os.environ.get("NMT_NODE_MODULES", ""), "@browsermt/bergamot-translator/worker")
+    if not shutil.which("node") or not (path / "package.json").is_file():
+        pytest.skip(
+            "NMT_NODE_MODULES names no folder with the npm package @browsermt/bergamot-translator "
+            'and {"type": "commonjs"} as package.json in its worker/'
+        )
+    given = json.dumps([str(path / "translator-worker.js"), str(folder), precision, LINES])
+    done = subprocess.run(["node", "-e", TRANSLATE, given], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = []
+    for line in done.stdout.splitlines():
+        score = float(re.search('sentence-score="(.*?)"', line)[1])
+        found.append((unescape(re.sub("<.*?>", "", line)), score))
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_engine_itself(shape: ModelConfig, tmp_path: Path) -> None:
+    checkpoint, exact, rounded = make_checkpoint(shape, tmp_path), tmp_path / "32", tmp_path / "8"
+    vocab = checkpoint.vocab
+    export(checkpoint, "bergamot", exact, "float32", LINES)
+    export(checkpoint, "bergamot", rounded, "int8", LINES)
+    ours = OwnEngine(
+        make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding).model
+    )
+    expected = []
+    for ids in vocab.src.encode(LINES):
+        expected += ours.translate_greedily([ids], 2 * (len(ids) + 1))
+    texts, scores = zip(*translate_in_node(exact, "float32"), strict=True)
+    assert list(texts) == vocab.tgt.decode(expected)
+    _, rounded_scores = zip(*translate_in_node(rounded, "int8shiftAlphaAll"), strict=True)
+    assert rounded_scores == pytest.approx(scores, abs=0.2)
