@@ -241,7 +241,7 @@ def write_bergamot(
     write_bytes(folder / BERGAMOT_FILE, pack_items(items))
 
     # what translateLocally reads, and the worker of the npm package
-    configuration = make_settings(folder, vocab, decoding) | {
+    configuration = make_settings(folder, model.config, vocab, decoding) | {
         "models": [BERGAMOT_FILE],
         "gemm-precision": "int8shiftAlphaAll" if is_quantized else "float32",
         **CONFIGURATION,

@@ -11,8 +11,8 @@ the table lacks a piece, which is unknown in Marian and splits into smaller ones
 Nothing is unpickled: weights are safetensors, or what torch reads with weights_only.
 
 Marian's own decoder begins with zeros where ours begins with the embedding of the begin mark. So that
-embedding is subtracted from all, and what the first layers lose by that is in their biases: exact if a
-layer adds before it normalizes. All logits of a step change by the same number, which a softmax does not see.
+embedding is subtracted from all, and what the first layers lose by that is in their biases. If the matrix is
+the projection's too, all logits of a step change by the same number, which a softmax does not see.
 """
 
 import math
@@ -446,25 +446,26 @@ def _load_model(checkpoint: Checkpoint) -> Transformer:
 def check_marian(shape: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> None:
     """Refuse a model that Marian cannot compute."""
     check_expressible(shape)
-    remedy = "use --to ctranslate2 or --to safetensors"
-    if shape.positions == "rotary":
-        raise UserError(
-            f"model.positions is rotary: Marian does not rotate queries and keys; {remedy}"
+    reason = None
+    if shape.norm == "pre":  # 1.12 scores such a model as we do, and translates with it otherwise
+        reason = (
+            "model.norm is pre: a translating Marian does not normalize what its decoder attends to"
         )
-    if shape.positions == "learned":
-        raise UserError(f"model.positions is learned: Marian reads no such table; {remedy}")
-    if shape.activation == "gelu":
-        raise UserError(f"model.activation is gelu: Marian's is another function; {remedy}")
-    if shape.embedding_norm is not None:
-        raise UserError(
-            f"model.embedding_norm is {shape.embedding_norm}: the decoder of Marian begins with zeros, "
-            f"and a LayerNorm has no bias to make up for that; {remedy}"
+    elif shape.positions == "rotary":
+        reason = "model.positions is rotary: Marian does not rotate queries and keys"
+    elif shape.positions == "learned":
+        reason = "model.positions is learned: Marian does not read such a table"
+    elif shape.activation == "gelu":
+        reason = "model.activation is gelu: Marian's gelu is another function"
+    elif shape.embedding_norm is not None:
+        reason = (
+            f"model.embedding_norm is {shape.embedding_norm}: Marian has no LayerNorm on embeddings"
         )
-    for tag in (*data.train_tags, decoding.tag):
-        if tag is not None:
-            raise UserError(
-                f"its sources begin with tags such as {tag}: Marian finds none in a text; {remedy}"
-            )
+    tags = [tag for tag in (*data.train_tags, decoding.tag) if tag is not None]
+    if tags:
+        reason = f"its sources begin with tags such as {tags[0]}, which Marian does not put there"
+    if reason is not None:
+        raise UserError(f"{reason}; use --to ctranslate2 or --to safetensors")
 
 
 def rename_for_marian(model: Transformer) -> dict[str, np.ndarray]:
@@ -477,37 +478,29 @@ def rename_for_marian(model: Transformer) -> dict[str, np.ndarray]:
     for _, (name, name_of_bias), weight, bias in list_matrices(model):
         weights |= {name: weight.t(), name_of_bias: bias}
 
-    # embeddings, of which the decoder's begins with zeros
-    sides = ["decoder"]
+    # embeddings, and what the layers that read them get instead of `start`
     if shape.has_shared_embeddings:
-        sides.append("encoder")
         weights["Wemb"] = factor * tgt - start
+        sides = ["encoder", "decoder"]
     else:
         weights |= {"encoder_Wemb": factor * src, "decoder_Wemb": factor * tgt - start}
-    if start.any() and shape.norm == "pre":
-        raise UserError(
-            "model.norm is pre: the decoder of Marian begins with zeros, and the embedding of this model's begin mark "
-            "is not zero; use --to ctranslate2, huggingface or safetensors"
-        )
-    if start.any():
-        for side in sides:
-            layer = f"{side}_l1_self_"
-            for letter in "qkv":
-                rows = root * start @ weights[f"{layer}W{letter}"]
-                weights[f"{layer}b{letter}"] = weights[f"{layer}b{letter}"] + rows
-            weights[f"{layer}bo"] = weights[f"{layer}bo"] + root * start
+        sides = ["decoder"]
+    for side in sides:
+        layer = f"{side}_l1_self_"
+        for letter in "qkv":
+            lost = root * start @ weights[f"{layer}W{letter}"]
+            weights[f"{layer}b{letter}"] = weights[f"{layer}b{letter}"] + lost
+        weights[f"{layer}bo"] = weights[f"{layer}bo"] + root * start
 
     # logits
     if not shape.has_shared_projection:
-        weights["decoder_ff_logit_out_W"] = scale_projection(model).T
+        weights["decoder_ff_logit_out_W"] = scale_projection(model).t()
     elif (
         shape.scale_embeddings == "none"
-    ):  # the divisor of the shared matrix goes into the last LayerNorm
-        last = f"decoder_l{shape.decoder_depth}_ffn_ffn_ln_"
-        if shape.norm == "pre":
-            last = "decoder_top_ln_"
+    ):  # the shared matrix was divided, so its inputs are multiplied
         for kind in ("scale", "bias"):
-            weights[f"{last}{kind}"] = root * weights[f"{last}{kind}"]
+            last = f"decoder_l{shape.decoder_depth}_ffn_ffn_ln_{kind}"
+            weights[last] = root * weights[last]
     tensors = {}
     for name, weight in weights.items():
         rows = weight if weight.dim() == 2 else weight[None]
@@ -516,7 +509,7 @@ def rename_for_marian(model: Transformer) -> dict[str, np.ndarray]:
 
 
 def describe_for_marian(model: Transformer) -> dict[str, Any]:
-    shape, is_pre = model.config, model.config.norm == "pre"
+    shape = model.config
     return {
         "type": "transformer",
         "version": "v1.12.0 nmt",
@@ -529,8 +522,7 @@ def describe_for_marian(model: Transformer) -> dict[str, Any]:
         "tied-embeddings": shape.tied == "decoder",
         "transformer-heads": shape.n_heads,
         "transformer-dim-ffn": shape.d_ff,
-        "transformer-ffn-activation": shape.activation,
-        "transformer-preprocess": "n" if is_pre else "",
-        "transformer-postprocess": "da" if is_pre else "dan",
-        "transformer-postprocess-top": "n" if is_pre else "",
+        "transformer-ffn-activation": shape.activation,  # the default is swish
+        "transformer-preprocess": "",
+        "transformer-postprocess": "dan",
     }

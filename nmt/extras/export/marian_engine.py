@@ -5,7 +5,7 @@ among them. It has none of our network's code, so that what is written wrong dis
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nmt.config import DataConfig, DecodingConfig
+from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.data.batch import Sentences
-from nmt.data.vocab import EOS, UNK, EncodedLines, Vocabulary
+from nmt.data.vocab import EOS, UNK, EncodedLines, SymbolKind, Vocabulary, append_symbols
 from nmt.extras.export.marian import check_marian, describe_for_marian, rename_for_marian
 from nmt.extras.export.parity import add_eos, pad_rows
 from nmt.extras.export.tensors import explain_penalty_and_tags, find_alpha
@@ -26,7 +26,6 @@ from nmt.system.files import replace_file, write_bytes, write_text
 from nmt.system.strict_yaml import Values, format_yaml, parse_yaml
 
 NPZ_FILE, SETTINGS_FILE, SETTINGS_ENTRY = "model.npz", "decoder.yml", "special:model.yml"
-EPSILON = 1e-6  # of Marian's LayerNorm
 MARIAN_USAGE = """\
     marian-decoder -c decoder.yml < lines.{src}        # or, with `pip install pymarian`:
     pymarian decode -c decoder.yml < lines.{src}
@@ -53,27 +52,35 @@ def write_marian(
         np.savez(
             file, **tensors
         )  # which does not compress: not every Marian reads what is compressed
-    write_text(folder / SETTINGS_FILE, format_yaml(make_settings(folder, vocab, decoding)))
+    write_text(
+        folder / SETTINGS_FILE, format_yaml(make_settings(folder, model.config, vocab, decoding))
+    )
     usage = MARIAN_USAGE.format(src=data.src)
     return usage + explain_penalty_and_tags(decoding, [], "")
 
 
-def make_settings(folder: Path, vocab: Vocabulary, decoding: DecodingConfig) -> Values:
-    """Write the vocabularies, whose suffix tells Marian what they are, and return what decodes with them as
-    nearly as Marian can to our search.
+def make_settings(
+    folder: Path, shape: ModelConfig, vocab: Vocabulary, decoding: DecodingConfig
+) -> Values:
+    """Write the vocabularies, with a piece for each row and the suffix that tells Marian what they are; return
+    what decodes with them as nearly as Marian can to our search.
     """
-    names = {side.digest: Path(name).with_suffix(".spm").name for name, side in vocab.files.items()}
-    for side in vocab.files.values():
-        write_bytes(folder / names[side.digest], side.model)
+    names = [Path(name).with_suffix(".spm").name for name in vocab.files]
+    for name, side in zip(names, vocab.files.values(), strict=True):
+        unused = [f"<unused-{i}>" for i in range(side.size, shape.count_rows(side.size))]
+        rows = append_symbols(side.model, unused, SymbolKind.CONTROL)
+        write_bytes(folder / name, rows)
     settings: Values = {
         "relative-paths": True,
         "models": [NPZ_FILE],
-        "vocabs": [names[vocab.src.digest], names[vocab.tgt.digest]],
+        "vocabs": [names[0], names[-1]],
         "beam-size": decoding.beam,
         "normalize": find_alpha(decoding),
         "allow-unk": not vocab.tgt.has_bytes,
     }
-    if decoding.max_ratio > 0:  # of the longest source of a batch; otherwise Marian's own, 3
+    if (
+        decoding.max_extra == 0
+    ):  # of the longest source of a batch; otherwise Marian's own factor, 3
         settings["max-length-factor"] = decoding.max_ratio
     return settings
 
@@ -87,7 +94,16 @@ class MarianEngine:
         self.tensors = {name: torch.from_numpy(rows) for name, rows in tensors.items()}
         self.settings, self.writes_unknown = settings, writes_unknown
         self.d_model: int = settings["dim-emb"]
-        self.n_steps = self.d_model / 2 - 1  # of the rates of positions, from 1 to 1/10000
+        self.epsilon = 1e-6  # of LayerNorm
+        self.n_steps = max(
+            1.0, self.d_model / 2 - 1
+        )  # of the rates of positions, from 1 to 1/10000
+
+    def take_constants(self, shape: ModelConfig) -> None:
+        """Compute with our constants instead of Marian's."""
+        self.epsilon = 1e-5
+        if shape.positions == "sinusoidal":
+            self.n_steps = self.d_model / 2
 
     @torch.inference_mode()
     def translate_greedily(self, src: Sentences, limit: int) -> EncodedLines:
@@ -125,10 +141,9 @@ class MarianEngine:
         for n in range(1, self.settings["enc-depth"] + 1):
             x = self._attend(x, f"encoder_l{n}_self", state, state["hidden"])
             x = self._feed_forward(x, f"encoder_l{n}_ffn")
-        memory = self._finish(x, "encoder")
         for n in range(1, self.settings["dec-depth"] + 1):
             name = f"decoder_l{n}_context"
-            state[name] = self._multiply(memory, name, "k"), self._multiply(memory, name, "v")
+            state[name] = self._multiply(x, name, "k"), self._multiply(x, name, "v")
         return state
 
     def _step(self, chosen: Tensor | None, state: dict[str, Any]) -> Tensor:
@@ -142,11 +157,10 @@ class MarianEngine:
             x = self._attend(x, f"decoder_l{n}_self", state)
             x = self._attend(x, f"decoder_l{n}_context", state, state["hidden"])
             x = self._feed_forward(x, f"decoder_l{n}_ffn")
-        x = self._finish(x, "decoder")[:, 0]
         name = "decoder_ff_logit_out_W"
         if self.settings["tied-embeddings-all"] or self.settings["tied-embeddings"]:
             name = self._name_embedding("decoder")
-        return self.multiply(x, name) + self.tensors["decoder_ff_logit_out_b"]
+        return self.multiply(x[:, 0], name) + self.tensors["decoder_ff_logit_out_b"]
 
     def _name_embedding(self, side: str) -> str:
         is_shared = self.settings["tied-embeddings-all"] or self.settings["tied-embeddings-src"]
@@ -169,15 +183,9 @@ class MarianEngine:
         matrix = self.tensors[name]
         return x @ (matrix.T if name.endswith("Wemb") else matrix)
 
-    def _normalize(self, x: Tensor, name: str, suffix: str = "") -> Tensor:
-        scale, bias = (self.tensors[f"{name}_ln_{kind}{suffix}"][0] for kind in ("scale", "bias"))
-        return functional.layer_norm(x, (self.d_model,), scale, bias, EPSILON)
-
-    def _add(self, x: Tensor, norm: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute a sub-layer with what Marian does before and after it."""
-        if self.settings["transformer-preprocess"] == "n":
-            return x + compute(self._normalize(x, norm, "_pre"))
-        return self._normalize(x + compute(x), norm)
+    def _normalize(self, x: Tensor, name: str) -> Tensor:
+        scale, bias = (self.tensors[f"{name}_ln_{kind}"][0] for kind in ("scale", "bias"))
+        return functional.layer_norm(x, (self.d_model,), scale, bias, self.epsilon)
 
     def _attend(
         self, x: Tensor, name: str, state: dict[str, Any], hidden: Tensor | None = None
@@ -187,32 +195,22 @@ class MarianEngine:
         def split(rows: Tensor) -> Tensor:
             return rows.unflatten(2, (n_heads, -1)).transpose(1, 2)  # (S, H, L, d / H)
 
-        def compute(y: Tensor) -> Tensor:
-            if name.endswith("_self"):
-                new = self._multiply(y, name, "k"), self._multiply(y, name, "v")
-                old = state.get(name, (y[:, :0], y[:, :0]))
-                state[name] = tuple(map(torch.cat, zip(old, new, strict=True), (1, 1)))
-            queries = split(self._multiply(y, name, "q"))
-            keys, values = map(split, state[name])
-            scores = queries @ keys.transpose(2, 3) / math.sqrt(keys.shape[3])
-            weights = (scores if hidden is None else scores + hidden).softmax(3)
-            return self._multiply((weights @ values).transpose(1, 2).flatten(2), name, "o")
-
-        return self._add(x, f"{name}_Wo", compute)
+        if name.endswith("_self"):
+            new = self._multiply(x, name, "k"), self._multiply(x, name, "v")
+            old = state.get(name, (x[:, :0], x[:, :0]))
+            state[name] = tuple(map(torch.cat, zip(old, new, strict=True), (1, 1)))
+        queries = split(self._multiply(x, name, "q"))
+        keys, values = map(split, state[name])
+        scores = queries @ keys.transpose(2, 3) / math.sqrt(keys.shape[3])
+        weights = (scores if hidden is None else scores + hidden).softmax(3)
+        found = self._multiply((weights @ values).transpose(1, 2).flatten(2), name, "o")
+        return self._normalize(x + found, f"{name}_Wo")
 
     def _feed_forward(self, x: Tensor, name: str) -> Tensor:
-        activation = {"relu": torch.relu, "swish": functional.silu}[
-            self.settings["transformer-ffn-activation"]
-        ]
-        return self._add(
-            x,
-            f"{name}_ffn",
-            lambda y: self._multiply(activation(self._multiply(y, name, "1")), name, "2"),
-        )
-
-    def _finish(self, x: Tensor, side: str) -> Tensor:
-        is_pre = self.settings["transformer-postprocess-top"] == "n"
-        return self._normalize(x, f"{side}_top") if is_pre else x
+        inner = self._multiply(x, name, "1")
+        is_swish = self.settings["transformer-ffn-activation"] == "swish"
+        inner = inner * inner.sigmoid() if is_swish else inner.relu()
+        return self._normalize(x + self._multiply(inner, name, "2"), f"{name}_ffn")
 
 
 def load_marian(folder: Path) -> MarianEngine:

@@ -78,16 +78,17 @@ def list_layer_parts(config: ModelConfig) -> Iterator[tuple[str, dict[str, tuple
         for layer in range(depth):
             for ours, theirs in MARIAN_NAMES.items():
                 if side == "decoder" or not ours.startswith("memory"):
-                    names = {}
-                    suffix = "_pre" if config.norm == "pre" and ours.endswith("norm") else ""
-                    for name, (weight, bias) in theirs.items():
-                        own = f"{side}_l{layer + 1}_"
-                        pair = f"{own}{weight}{suffix}", f"{own}{bias}{suffix}"
-                        names[f"{side}.layers.{layer}.{name}"] = pair
+                    own = f"{side}_l{layer + 1}_"
+                    names = {
+                        f"{side}.layers.{layer}.{name}": (f"{own}{weight}", f"{own}{bias}")
+                        for name, (weight, bias) in theirs.items()
+                    }
                     yield f"{side}.{layer}.{ours}", names
         if config.norm == "pre":
-            own = f"{side}_top_ln_"
-            yield f"{side}_norm", {f"{side}.layer_norm": (f"{own}scale", f"{own}bias")}
+            yield (
+                f"{side}_norm",
+                {f"{side}.layer_norm": (f"{side}_top_ln_scale", f"{side}_top_ln_bias")},
+            )
 
 
 def read_part(model: Transformer, name: str) -> tuple[Tensor, Tensor | None]:

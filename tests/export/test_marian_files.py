@@ -1,0 +1,157 @@
+"""Marian's own files: its formulas, computed from what is written, are our model's, and so is what Marian
+itself computes, where `pymarian` is installed (`pip install pymarian`, in any environment whose bin is in PATH).
+
+The models are random, with noise on every LayerNorm and bias, so that a forgotten or exchanged tensor shows.
+"""
+
+import json
+import shutil
+import subprocess
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+from support.toy_corpus import sentences
+from support.untrained import make_checkpoint, make_vocab
+
+from nmt.checkpoint.checkpoint import Checkpoint
+from nmt.checkpoint.run_checkpoints import open_checkpoint
+from nmt.commands.export import main as nmt_export
+from nmt.config import CorpusConfig, DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
+from nmt.config_files import format_config
+from nmt.data.vocab import BOS, PAD, UNK, Vocab, VocabPair, Vocabulary
+from nmt.extras.export import marian_engine, parity
+from nmt.extras.export.export import export
+from nmt.extras.export.marian import describe_marian_model, list_marian_tensors
+from nmt.extras.export.marian_engine import MarianEngine, load_marian
+from nmt.extras.export.parity import OwnEngine
+from nmt.model.transformer import Transformer
+from nmt.system.errors import Failure, UserError
+from nmt.system.files import seal, write_text
+from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
+from nmt.translate.translator import make_translator
+
+PYMARIAN = shutil.which("pymarian")
+NEEDS_MARIAN = pytest.mark.skipif(
+    PYMARIAN is None, reason="no program pymarian; pip install pymarian, with Python up to 3.12"
+)
+PAIRS = sentences(8, seed=5)
+LINES = [src for src, _ in PAIRS]
+PLAIN = ModelConfig(
+    d_model=32, d_ff=48, n_heads=4, n_layers=2, max_positions=256, positions="marian"
+)
+SHAPES = {
+    "tied": PLAIN,
+    "tied-unscaled-biased": replace(
+        PLAIN, scale_embeddings="none", attention_bias=True, projection_bias=True
+    ),
+    "decoder-tied-swish-uneven": replace(
+        PLAIN, tied="decoder", activation="swish", encoder_layers=3, decoder_layers=1
+    ),
+    "embeddings-tied-unscaled": replace(PLAIN, tied="embeddings", scale_embeddings="none"),
+    "embeddings-tied-logits-scaled": replace(
+        PLAIN, tied="embeddings", scale_embeddings="projection"
+    ),
+    "untied-small-heads": replace(PLAIN, tied=False, d_k=3, d_v=5, projection_bias=True),
+    "tied-logits-scaled-rows": replace(PLAIN, scale_embeddings="projection", vocab_rows=90),
+    "pair": replace(PLAIN, tied="decoder", scale_embeddings="projection", attention_bias=True),
+}
+
+
+def make_exportable(
+    shape: ModelConfig,
+    vocab: Vocabulary,
+    folder: Path,
+    data: DataConfig | None = None,
+    **decoding: object,
+) -> Checkpoint:
+    """Write a checkpoint of random weights that looks like an average; its outputs end after some pieces, and
+    have none of the pieces that our search never chooses.
+    """
+    torch.manual_seed(2)
+    model = Transformer(shape, *vocab.sizes)
+    weights = {name: p.detach() + 0.2 * torch.randn_like(p) for name, p in model.named_parameters()}
+    last = f"decoder.{shape.decoder_depth - 1}.feed_forward_residual.norm.bias"
+    weights[last] *= 3
+    name = "tgt_embedding.weight" if shape.has_shared_projection else "projection.weight"
+    never = [PAD, BOS, *range(vocab.tgt.size, model.n_vocab)]
+    weights[name][never] = -2 * weights[last]
+    config = RunConfig(
+        name="toy",
+        data=data or DataConfig(),
+        vocab=VocabConfig(
+            joint=isinstance(vocab, Vocab),
+            size=vocab.src.size,
+            tgt_size=None if isinstance(vocab, Vocab) else vocab.tgt.size,
+        ),
+        model=shape,
+        decoding=DecodingConfig(**decoding),  # type: ignore[arg-type]
+    )
+    make_checkpoint(folder, vocab.tgt)
+    for path in folder.glob("vocab*"):
+        path.unlink()
+    for file, side in vocab.files.items():
+        (folder / file).write_bytes(side.model)
+    save_file(weights, folder / MODEL_FILE)
+    write_text(folder / CONFIG_FILE, format_config(config))
+    (folder / "manifest.json").unlink()
+    seal(folder)
+    return open_checkpoint(folder)
+
+
+@pytest.fixture(autouse=True)
+def compare_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random models seldom end, so their outputs have all the pieces that may be compared."""
+    monkeypatch.setattr("nmt.extras.export.export.MAX_COMPARED", 20)
+
+
+@pytest.fixture(params=SHAPES, name="checkpoint")
+def make_each(request: pytest.FixtureRequest, vocab: Vocab, tmp_path: Path) -> Checkpoint:
+    pieces: Vocabulary = vocab
+    if request.param == "pair":
+        pieces = VocabPair(make_vocab(tmp_path, 70, byte_fallback=False), vocab)
+    return make_exportable(SHAPES[request.param], pieces, tmp_path / "average")
+
+
+def test_each_model_is_computed_by_marians_formulas(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = export(checkpoint, "marian", out, "float32", LINES)
+    print(found)
+    assert (found.lines, found.differing) == (len(LINES), 0) and found.largest < 2e-5
+
+
+def run_marian(mode: str, folder: Path, *arguments: str, given: str = "") -> list[str]:
+    settings = "--cpu-threads 1 --workspace 128 --mini-batch 1 --quiet".split()
+    command = [str(PYMARIAN), mode, *arguments, *settings]
+    done = subprocess.run(
+        command, cwd=folder, input=given, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+@NEEDS_MARIAN
+def test_marian_itself_scores_and_translates_alike(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    out, vocab = tmp_path / "out", checkpoint.vocab
+    export(checkpoint, "marian", out, "float32", LINES)
+    for side, lines in zip(("src", "tgt"), zip(*PAIRS, strict=True), strict=True):
+        (out / side).write_text("".join(f"{line}\n" for line in lines))
+    names = yaml.safe_load((out / "decoder.yml").read_text())["vocabs"]
+    scored = run_marian("score", out, "-m", "model.npz", "-v", *names, "-t", "src", "tgt")
+    translator = make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding)
+    ours = OwnEngine(translator.model)
+    sources, targets = zip(*PAIRS, strict=True)
+    src, tgt = vocab.src.encode(sources), vocab.tgt.encode(targets)
+    expected = [sum(scores) for scores in ours.score(src, tgt)]
+    assert [float(line) for line in scored] == pytest.approx(expected, abs=2e-3)
+
+    # Marian's limit counts the end mark of the source
+    beam = "--beam-size 1 --normalize 0 --max-length-factor 1".split()
+    given = "".join(f"{line}\n" for line in LINES)
+    outputs = [ours.translate_greedily([ids], len(ids) + 1)[0] for ids in src]
+    translated = run_marian("decode", out, "-c", "decoder.yml", *beam, given=given)
+    assert translated == vocab.tgt.decode(outputs)
