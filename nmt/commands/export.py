@@ -9,6 +9,7 @@ from nmt.commands.cli import Argv, CommandParser, start_command
 EXAMPLES = """\
   nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
   nmt-export runs/base/average --to huggingface -o exports/base-hf
+  nmt-export runs/base/average --to bergamot -o exports/base-browser
   nmt-export runs/base/average --to argos -o exports/en_de.argosmodel
   nmt-export runs/base --to safetensors -o exports/base --check-lines news.en
 
