@@ -27,7 +27,6 @@ from nmt.config_files import format_config
 from nmt.data.vocab import BOS, PAD, UNK, Vocab, VocabPair, Vocabulary
 from nmt.extras.export import marian_engine, parity
 from nmt.extras.export.export import export
-from nmt.extras.export.marian import describe_marian_model, list_marian_tensors
 from nmt.extras.export.marian_engine import MarianEngine, load_marian
 from nmt.extras.export.parity import OwnEngine
 from nmt.model.transformer import Transformer
