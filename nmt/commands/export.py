@@ -9,6 +9,7 @@ from nmt.commands.cli import Argv, CommandParser, start_command
 EXAMPLES = """\
   nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
   nmt-export runs/base/average --to huggingface -o exports/base-hf
+  nmt-export runs/base/average --to marian -o exports/base-marian
   nmt-export runs/base/average --to bergamot -o exports/base-browser
   nmt-export runs/base/average --to argos -o exports/en_de.argosmodel
   nmt-export runs/base --to safetensors -o exports/base --check-lines news.en
@@ -44,7 +45,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--quantization",
         metavar="TYPE",
-        help="float32 (default), float16, bfloat16; ctranslate2 also int8, int8_float32, "
+        help="float32 (default, and all that marian has), float16, bfloat16; ctranslate2 also int8, int8_float32, "
         "int8_float16, int8_bfloat16; bergamot int8 (default) or float32",
     )
     parser.add_argument(

@@ -24,12 +24,12 @@ from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.export import main as nmt_export
 from nmt.config import CorpusConfig, DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
 from nmt.config_files import format_config
-from nmt.data.vocab import BOS, PAD, UNK, Vocab, VocabPair, Vocabulary
+from nmt.data.vocab import BOS, PAD, Vocab, VocabPair, Vocabulary
 from nmt.extras.export import marian_engine, parity
 from nmt.extras.export.export import export
-from nmt.extras.export.marian import describe_marian_model, list_marian_tensors
-from nmt.extras.export.marian_engine import MarianEngine, load_marian
-from nmt.extras.export.parity import OwnEngine
+from nmt.extras.export.marian import check_marian
+from nmt.extras.export.marian_engine import load_marian
+from nmt.extras.export.parity import OwnEngine, compare_engines
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.system.files import seal, write_text
@@ -155,3 +155,152 @@ def test_marian_itself_scores_and_translates_alike(checkpoint: Checkpoint, tmp_p
     outputs = [ours.translate_greedily([ids], len(ids) + 1)[0] for ids in src]
     translated = run_marian("decode", out, "-c", "decoder.yml", *beam, given=given)
     assert translated == vocab.tgt.decode(outputs)
+
+
+# ---- the check ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(vocab: Vocab, tmp_path: Path) -> Checkpoint:
+    return make_exportable(PLAIN, vocab, tmp_path / "average")
+
+
+def test_no_tensor_is_left_out_of_what_is_checked(plain: Checkpoint, tmp_path: Path) -> None:
+    """Each but the biases of keys, which move all scores of an attention alike."""
+    out = tmp_path / "out"
+    export(plain, "marian", out, "float32", LINES)
+    engine = load_marian(out)
+    src = plain.vocab.src.encode(LINES[:2])
+    before = sum(engine.score(src, src), [])
+    torch.manual_seed(1)
+    unseen = []
+    for name, tensor in engine.tensors.items():
+        engine.tensors[name] = tensor + 0.1 * torch.randn_like(tensor)
+        after = sum(engine.score(src, src), [])
+        engine.tensors[name] = tensor
+        if after == pytest.approx(before, abs=1e-4):
+            unseen.append(name)
+    assert (
+        all(name.endswith("_bk") for name in unseen) and sum(engine.score(src, src), []) == before
+    )
+
+
+@pytest.mark.parametrize(
+    "damage", [{"transformer-heads": 2}, {"transformer-ffn-activation": "swish"}]
+)
+def test_an_export_that_disagrees_never_appears(
+    damage: dict[str, object], plain: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = marian_engine.describe_for_marian
+    monkeypatch.setattr(marian_engine, "describe_for_marian", lambda model: whole(model) | damage)
+    assert nmt_export([str(plain.path), "--to", "marian", "-o", str(tmp_path / "out")]) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_papers_rates_are_measured_and_bounded(
+    vocab: Vocab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All else is as exact as ever; what Marian's rates change is on the card."""
+    shape = replace(PLAIN, positions="sinusoidal", d_model=64)
+    checkpoint, out = make_exportable(shape, vocab, tmp_path / "average"), tmp_path / "out"
+    monkeypatch.setitem(parity.MAX_MEAN, "sinusoidal positions in Marian", 9.0)
+    found = export(checkpoint, "marian", out, "float32", LINES)
+    assert (found.differing, found.largest < 2e-5) == (0, True)
+    src = vocab.encode(LINES)
+    in_use = compare_engines(
+        OwnEngine(make_translator(checkpoint, torch.device("cpu"), DecodingConfig()).model),
+        load_marian(out),
+        src,
+        20,
+    )
+    assert in_use.mean > 1e-3
+    assert f"; as Marian runs it: {in_use}" in (out / "README.md").read_text()
+    assert str(in_use) in json.loads((out / "export.json").read_text())["check"]["in_use"]
+    monkeypatch.setitem(parity.MAX_MEAN, "sinusoidal positions in Marian", in_use.mean / 2)
+    with pytest.raises(
+        Failure, match=f"disagrees .* limit is {in_use.mean / 2} on average; nothing"
+    ):
+        export(checkpoint, "marian", tmp_path / "other", "float32", LINES)
+    assert not (tmp_path / "other").exists()
+
+
+TAGGED = (CorpusConfig(src="a.en", tgt="a.de", tag="<de>"),)
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"norm": "pre"}, "model.norm is pre: "),
+        ({"positions": "rotary"}, "model.positions is rotary: "),
+        ({"positions": "learned"}, "model.positions is learned: "),
+        ({"activation": "gelu"}, "model.activation is gelu: "),
+        ({"embedding_norm": "after_dropout"}, "model.embedding_norm is after_dropout: "),
+        ({"window": 2}, "model.window is 2: "),
+        ({"d_k": 9}, "model.d_k is 9: "),
+    ],
+)
+def test_what_marian_does_not_compute_is_refused_by_its_name(
+    changes: dict[str, object], reason: str, vocab: Vocab, tmp_path: Path
+) -> None:
+    shape = replace(PLAIN, **changes)  # type: ignore[arg-type]
+    checkpoint = make_checkpoint(tmp_path / "average", vocab, shape)
+    with pytest.raises(UserError, match=reason) as error:
+        export(open_checkpoint(checkpoint), "marian", tmp_path / "out", "float32", LINES)
+    assert "use --to" in str(error.value) and "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["average"]
+
+
+@pytest.mark.parametrize(
+    "data, decoding",
+    [(DataConfig(train=TAGGED), DecodingConfig()), (DataConfig(), DecodingConfig(tag="<de>"))],
+)
+def test_tags_are_refused(data: DataConfig, decoding: DecodingConfig) -> None:
+    with pytest.raises(UserError, match="tags such as <de>, which Marian does not put there"):
+        check_marian(PLAIN, data, decoding)
+
+
+# ---- the folder ---------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_is_what_marian_opens(plain: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert nmt_export([str(plain.path), "--to", "marian", "-o", str(out)]) == 0
+    with zipfile.ZipFile(out / "model.npz") as archive:  # some builds of Marian abort otherwise
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
+    with np.load(out / "model.npz") as arrays:
+        entry = arrays["special:model.yml"]
+        shapes = {name: arrays[name].shape for name in ("Wemb", "decoder_ff_logit_out_b")}
+        assert {arrays[name].dtype for name in shapes} == {np.dtype(np.float32)}
+    size = plain.vocab.src.size
+    assert shapes == {"Wemb": (size, 32), "decoder_ff_logit_out_b": (1, size)}
+    assert (entry.dtype, entry.ndim, entry[-1]) == (np.int8, 1, 0)
+    settings = yaml.safe_load(entry.tobytes().rstrip(b"\0"))
+    assert (
+        settings["dim-vocabs"] == [size, size] and settings["transformer-ffn-activation"] == "relu"
+    )
+    assert yaml.safe_load((out / "decoder.yml").read_text()) == {
+        "relative-paths": True,
+        "models": ["model.npz"],
+        "vocabs": ["vocab.spm", "vocab.spm"],
+        "beam-size": 4,
+        "normalize": 0.6,
+        "allow-unk": True,
+    }
+    assert (out / "vocab.spm").read_bytes() == plain.vocab.src.model
+    assert "does not know the formula above" in (out / "README.md").read_text()
+
+
+def test_what_decodes_follows_the_model(tmp_path: Path) -> None:
+    spelling = make_vocab(tmp_path, 400, byte_fallback=True)
+    shape = replace(PLAIN, vocab_rows=406)
+    decoding = {"preset": "marian", **DecodingConfig.PRESETS["marian"]}
+    checkpoint = make_exportable(shape, spelling, tmp_path / "average", **decoding)
+    export(checkpoint, "marian", tmp_path / "out", "float32", LINES)
+    settings = yaml.safe_load((tmp_path / "out" / "decoder.yml").read_text())
+    assert settings["allow-unk"] is False and settings["max-length-factor"] == 3.0
+    assert (settings["beam-size"], settings["normalize"]) == (6, 0.6)
+    rows = Vocab((tmp_path / "out" / "vocab.spm").read_bytes())  # with a piece for each row
+    assert rows.list_pieces()[spelling.size :] == [
+        f"<unused-{i}>" for i in range(spelling.size, 406)
+    ]
+    assert rows.encode(LINES) == spelling.encode(LINES) and rows.decode([[405]]) == [""]

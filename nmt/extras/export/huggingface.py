@@ -20,7 +20,7 @@ from torch import Tensor
 from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.data.batch import Sentences
 from nmt.data.vocab import BOS, EOS, PAD, UNK, EncodedLines, Vocab, VocabPair, Vocabulary
-from nmt.extras.export.parity import add_eos, pad_rows
+from nmt.extras.export.parity import add_eos, pad_rows, pick_log_probs
 from nmt.extras.export.tensors import (
     check_expressible,
     explain_penalty_and_tags,
@@ -269,11 +269,8 @@ class HuggingFaceEngine:
     def score(self, src: Sentences, tgt: Sentences) -> LogProbs:
         ids, mask = pad_rows(add_eos(src))
         inputs, _ = pad_rows([[BOS, *line] for line in tgt])
-        expected, _ = pad_rows(add_eos(tgt))
         logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
-        log_probs = logits.log_softmax(2)  # (S, L, V)
-        chosen = log_probs.gather(2, expected[:, :, None]).squeeze(2)  # (S, L)
-        return [row[: len(line) + 1] for row, line in zip(chosen.tolist(), tgt, strict=True)]
+        return pick_log_probs(logits, tgt)
 
     def check_tokenizer(
         self, vocab: Vocabulary, src_lines: Sequence[str], tgt_lines: Sequence[str]

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from nmt.checkpoint.checkpoint import (
     Average,
-    Checkpoint,
     Snapshot,
     is_without_optimizer,
     save_checkpoint,
@@ -71,7 +70,6 @@ from nmt.system.progress import say
 from nmt.system.run_folder import MODEL_FILE
 from nmt.system.strict_json import Fields
 from nmt.system.tensor_files import Tensors
-from nmt.translate.translator import make_translator
 
 HUB = "hf:"  # before the id of a model of the hub
 SETTINGS_FILE = "config.json"
@@ -425,24 +423,6 @@ def _find(tensors: Mapping[str, Tensor], folder: Path, *names: str) -> Tensor:
 # ---- Marian's own files -----------------------------------------------------------------------------------------
 
 
-def list_marian_tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """Return the weights by Marian's names, as its files have them: matrices are inputs x outputs, vectors
-    one row. A model that Marian cannot compute is refused.
-    """
-    config = checkpoint.config
-    check_marian(config.model, config.data, config.decoding)
-    return rename_for_marian(_load_model(checkpoint))
-
-
-def describe_marian_model(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the settings that are in the entry special:model.yml."""
-    return describe_for_marian(_load_model(checkpoint))
-
-
-def _load_model(checkpoint: Checkpoint) -> Transformer:
-    return make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding).model
-
-
 def check_marian(shape: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> None:
     """Refuse a model that Marian cannot compute."""
     check_expressible(shape)
@@ -469,13 +449,18 @@ def check_marian(shape: ModelConfig, data: DataConfig, decoding: DecodingConfig)
 
 
 def rename_for_marian(model: Transformer) -> dict[str, np.ndarray]:
+    """Return the weights by Marian's names, as its files have them: matrices are inputs x outputs, vectors
+    one row.
+    """
     shape = model.config
     root = math.sqrt(shape.d_model)  # with which Marian multiplies every embedding
     factor = 1.0 if shape.scale_embeddings == "embedding" else 1 / root
     src, tgt = model.src_embedding.weight.detach(), model.tgt_embedding.weight.detach()
     start = factor * tgt[BOS]
     weights = {"decoder_ff_logit_out_b": read_logit_bias(model)}
-    for _, (name, name_of_bias), weight, bias in list_matrices(model):
+    for _, name, weight, bias in list_matrices(model):
+        is_norm = name.endswith("_scale")
+        name_of_bias = name.replace("scale", "bias") if is_norm else name.replace("_W", "_b")
         weights |= {name: weight.t(), name_of_bias: bias}
 
     # embeddings, and what the layers that read them get instead of `start`
@@ -509,6 +494,7 @@ def rename_for_marian(model: Transformer) -> dict[str, np.ndarray]:
 
 
 def describe_for_marian(model: Transformer) -> dict[str, Any]:
+    """Return the settings that a file has in the entry special:model.yml."""
     shape = model.config
     return {
         "type": "transformer",

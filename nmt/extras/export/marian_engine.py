@@ -18,9 +18,10 @@ from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.data.batch import Sentences
 from nmt.data.vocab import EOS, UNK, EncodedLines, SymbolKind, Vocabulary, append_symbols
 from nmt.extras.export.marian import check_marian, describe_for_marian, rename_for_marian
-from nmt.extras.export.parity import add_eos, pad_rows
+from nmt.extras.export.parity import add_eos, pad_rows, pick_log_probs
 from nmt.extras.export.tensors import explain_penalty_and_tags, find_alpha
 from nmt.extras.pair_scores.pair_scores import LogProbs
+from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer
 from nmt.system.files import replace_file, write_bytes, write_text
 from nmt.system.strict_yaml import Values, format_yaml, parse_yaml
@@ -49,9 +50,7 @@ def write_marian(
     settings = format_yaml(describe_for_marian(model)).encode() + b"\0"
     tensors[SETTINGS_ENTRY] = np.frombuffer(settings, np.int8)
     with replace_file(folder / NPZ_FILE) as file:
-        np.savez(
-            file, **tensors
-        )  # which does not compress: not every Marian reads what is compressed
+        np.savez(file, **tensors)  # not compressed, which not every Marian can read
     write_text(
         folder / SETTINGS_FILE, format_yaml(make_settings(folder, model.config, vocab, decoding))
     )
@@ -94,69 +93,50 @@ class MarianEngine:
         self.tensors = {name: torch.from_numpy(rows) for name, rows in tensors.items()}
         self.settings, self.writes_unknown = settings, writes_unknown
         self.d_model: int = settings["dim-emb"]
-        self.epsilon = 1e-6  # of LayerNorm
-        self.n_steps = max(
-            1.0, self.d_model / 2 - 1
-        )  # of the rates of positions, from 1 to 1/10000
+        self.epsilon, self.has_own_rates = 1e-6, True  # of LayerNorm; of positions
 
     def take_constants(self, shape: ModelConfig) -> None:
         """Compute with our constants instead of Marian's."""
-        self.epsilon = 1e-5
-        if shape.positions == "sinusoidal":
-            self.n_steps = self.d_model / 2
+        self.epsilon, self.has_own_rates = 1e-5, shape.positions == "marian"
 
     @torch.inference_mode()
     def translate_greedily(self, src: Sentences, limit: int) -> EncodedLines:
         state, chosen = self._start(src), None
-        rows: list[list[int]] = []
+        outputs: EncodedLines = [[] for _ in src]
         for _ in range(limit):
             logits = self._step(chosen, state)
             if not self.writes_unknown:
                 logits[:, UNK] = -math.inf
             chosen = logits.argmax(1)
-            rows.append(chosen.tolist())
-            if all(EOS in column for column in zip(*rows, strict=True)):
+            for ids, i in zip(outputs, chosen.tolist(), strict=True):
+                ids.append(i)
+            if all(EOS in ids for ids in outputs):
                 break
-        outputs = map(list, zip(*rows, strict=True))
         return [ids[: ids.index(EOS)] if EOS in ids else ids for ids in outputs]
 
     @torch.inference_mode()
     def score(self, src: Sentences, tgt: Sentences) -> LogProbs:
         expected, _ = pad_rows(add_eos(tgt))
-        state, chosen, columns = self._start(src), None, []
-        for ids in expected.T:
-            log_probs = self._step(chosen, state).log_softmax(1)
-            columns.append(log_probs.gather(1, ids[:, None]))
-            chosen = ids
-        scores = torch.cat(columns, 1).tolist()
-        return [row[: len(line) + 1] for row, line in zip(scores, tgt, strict=True)]
+        state = self._start(src)
+        steps = [self._step(ids, state) for ids in (None, *expected.T[:-1])]
+        return pick_log_probs(torch.stack(steps, 1), tgt)
 
     def _start(self, src: Sentences) -> dict[str, Any]:
-        """Encode the source; return what the steps of the decoder share: keys and values, by the names of
-        their attention, what is hidden as padding, and how many steps there were.
+        """Encode the source; return what the steps of the decoder share, with the keys and values of each
+        attention by its name.
         """
         ids, mask = pad_rows(add_eos(src))
-        state = {"hidden": (1.0 - mask)[:, None, None] * -1e9, "length": 0}  # (S, 1, 1, L)
-        x = self._embed("encoder", ids) + self._make_signal(0, ids.shape[1])
-        for n in range(1, self.settings["enc-depth"] + 1):
-            x = self._attend(x, f"encoder_l{n}_self", state, state["hidden"])
-            x = self._feed_forward(x, f"encoder_l{n}_ffn")
-        for n in range(1, self.settings["dec-depth"] + 1):
-            name = f"decoder_l{n}_context"
-            state[name] = self._multiply(x, name, "k"), self._multiply(x, name, "v")
+        state = {"mask": mask[:, None, None].bool()}
+        state["memory"] = self._run_layers("encoder", self._embed("encoder", ids), 0, state)
         return state
 
     def _step(self, chosen: Tensor | None, state: dict[str, Any]) -> Tensor:
         """Advance by one piece, the first time by none; return its logits, (S, V)."""
-        x = torch.zeros(len(state["hidden"]), 1, self.d_model)
+        x = torch.zeros(len(state["mask"]), 1, self.d_model)
         if chosen is not None:
             x = self._embed("decoder", chosen[:, None])
-        x = x + self._make_signal(state["length"], 1)
-        state["length"] += 1
-        for n in range(1, self.settings["dec-depth"] + 1):
-            x = self._attend(x, f"decoder_l{n}_self", state)
-            x = self._attend(x, f"decoder_l{n}_context", state, state["hidden"])
-            x = self._feed_forward(x, f"decoder_l{n}_ffn")
+        state["length"] = state.get("length", -1) + 1
+        x = self._run_layers("decoder", x, state["length"], state)
         name = "decoder_ff_logit_out_W"
         if self.settings["tied-embeddings-all"] or self.settings["tied-embeddings"]:
             name = self._name_embedding("decoder")
@@ -169,13 +149,36 @@ class MarianEngine:
     def _embed(self, side: str, ids: Tensor) -> Tensor:
         return self.tensors[self._name_embedding(side)][ids] * math.sqrt(self.d_model)
 
-    def _make_signal(self, first: int, n: int) -> Tensor:
-        """Compute the sinusoids of n positions, (n, d)."""
-        rates = 10_000.0 ** (-torch.arange(self.d_model // 2).double() / self.n_steps)
-        angles = torch.arange(first, first + n).double()[:, None] * rates
-        return torch.cat((angles.sin(), angles.cos()), 1).float()
+    def _run_layers(self, side: str, x: Tensor, first: int, state: dict[str, Any]) -> Tensor:
+        """Add positions, of which x begins with the `first`, and run the layers of one side."""
+        table = sinusoids(first + x.shape[1], self.d_model, self.has_own_rates)
+        x = x + table[first:]
+        for n in range(1, self.settings[f"{side[:3]}-depth"] + 1):
+            layer = f"{side}_l{n}"
+            x = self._attend(x, f"{layer}_self", state)
+            if side == "decoder":
+                x = self._attend(x, f"{layer}_context", state)
+            inner = self._apply(x, f"{layer}_ffn", "1")
+            is_swish = self.settings["transformer-ffn-activation"] == "swish"
+            inner = inner * inner.sigmoid() if is_swish else inner.relu()
+            x = self._normalize(x + self._apply(inner, f"{layer}_ffn", "2"), f"{layer}_ffn_ffn")
+        return x
 
-    def _multiply(self, x: Tensor, name: str, letter: str) -> Tensor:
+    def _attend(self, x: Tensor, name: str, state: dict[str, Any]) -> Tensor:
+        keys, values = state.setdefault(name, ([], []))
+        is_memory = name.endswith("_context")
+        if not (is_memory and keys):
+            attended = state["memory"] if is_memory else x
+            keys.append(self._apply(attended, name, "k"))
+            values.append(self._apply(attended, name, "v"))
+        rows = self._apply(x, name, "q"), torch.cat(keys, 1), torch.cat(values, 1)
+        heads = [y.unflatten(2, (self.settings["transformer-heads"], -1)) for y in rows]
+        q, k, v = (y.transpose(1, 2) for y in heads)  # (S, H, L, d / H)
+        mask = None if name.startswith("decoder") and not is_memory else state["mask"]
+        found = functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+        return self._normalize(x + self._apply(found, name, "o"), f"{name}_Wo")
+
+    def _apply(self, x: Tensor, name: str, letter: str) -> Tensor:
         return self.multiply(x, f"{name}_W{letter}") + self.tensors[f"{name}_b{letter}"]
 
     def multiply(self, x: Tensor, name: str) -> Tensor:
@@ -186,31 +189,6 @@ class MarianEngine:
     def _normalize(self, x: Tensor, name: str) -> Tensor:
         scale, bias = (self.tensors[f"{name}_ln_{kind}"][0] for kind in ("scale", "bias"))
         return functional.layer_norm(x, (self.d_model,), scale, bias, self.epsilon)
-
-    def _attend(
-        self, x: Tensor, name: str, state: dict[str, Any], hidden: Tensor | None = None
-    ) -> Tensor:
-        n_heads = self.settings["transformer-heads"]
-
-        def split(rows: Tensor) -> Tensor:
-            return rows.unflatten(2, (n_heads, -1)).transpose(1, 2)  # (S, H, L, d / H)
-
-        if name.endswith("_self"):
-            new = self._multiply(x, name, "k"), self._multiply(x, name, "v")
-            old = state.get(name, (x[:, :0], x[:, :0]))
-            state[name] = tuple(map(torch.cat, zip(old, new, strict=True), (1, 1)))
-        queries = split(self._multiply(x, name, "q"))
-        keys, values = map(split, state[name])
-        scores = queries @ keys.transpose(2, 3) / math.sqrt(keys.shape[3])
-        weights = (scores if hidden is None else scores + hidden).softmax(3)
-        found = self._multiply((weights @ values).transpose(1, 2).flatten(2), name, "o")
-        return self._normalize(x + found, f"{name}_Wo")
-
-    def _feed_forward(self, x: Tensor, name: str) -> Tensor:
-        inner = self._multiply(x, name, "1")
-        is_swish = self.settings["transformer-ffn-activation"] == "swish"
-        inner = inner * inner.sigmoid() if is_swish else inner.relu()
-        return self._normalize(x + self._multiply(inner, name, "2"), f"{name}_ffn")
 
 
 def load_marian(folder: Path) -> MarianEngine:

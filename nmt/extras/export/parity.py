@@ -76,6 +76,13 @@ def add_eos(sentences: Sentences) -> EncodedLines:
     return [[*ids, EOS] for ids in sentences]
 
 
+def pick_log_probs(logits: Tensor, tgt: Sentences) -> LogProbs:
+    """Return the log-probabilities of the pieces of `tgt`, eos included, by their logits, (S, L, V)."""
+    expected, _ = pad_rows(add_eos(tgt))
+    chosen = logits.log_softmax(2).gather(2, expected[:, :, None]).squeeze(2)  # (S, L)
+    return [row[: len(line) + 1] for row, line in zip(chosen.tolist(), tgt, strict=True)]
+
+
 def pad_rows(rows: EncodedLines) -> tuple[Tensor, Tensor]:
     """Return the padded ids and the mask that is 0 where they are padding, each (S, L)."""
     sequences = [torch.tensor(row) for row in rows]

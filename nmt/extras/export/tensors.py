@@ -23,29 +23,29 @@ from nmt.system.errors import UserError
 MIN_POSITIONS = 1024  # for other settings of decoding than those of the config
 # The linear layers and LayerNorms of one of our layers, and what Hugging Face's Marian and Pegasus call
 # the matrices that lie in them, one below the other. The encoder has none that begins with "memory".
-# Beside each name, those of its weight and its bias in Marian's own files.
+# Beside each name, that of its weight in Marian's own files.
 MARIAN_NAMES = {
     "attention.qkv": {
-        "self_attn.q_proj": ("self_Wq", "self_bq"),
-        "self_attn.k_proj": ("self_Wk", "self_bk"),
-        "self_attn.v_proj": ("self_Wv", "self_bv"),
+        "self_attn.q_proj": "self_Wq",
+        "self_attn.k_proj": "self_Wk",
+        "self_attn.v_proj": "self_Wv",
     },
-    "attention.output": {"self_attn.out_proj": ("self_Wo", "self_bo")},
+    "attention.output": {"self_attn.out_proj": "self_Wo"},
     "attention_residual.norm": {
-        "self_attn_layer_norm": ("self_Wo_ln_scale", "self_Wo_ln_bias"),
+        "self_attn_layer_norm": "self_Wo_ln_scale",
     },
-    "memory_attention.q": {"encoder_attn.q_proj": ("context_Wq", "context_bq")},
+    "memory_attention.q": {"encoder_attn.q_proj": "context_Wq"},
     "memory_attention.kv": {
-        "encoder_attn.k_proj": ("context_Wk", "context_bk"),
-        "encoder_attn.v_proj": ("context_Wv", "context_bv"),
+        "encoder_attn.k_proj": "context_Wk",
+        "encoder_attn.v_proj": "context_Wv",
     },
-    "memory_attention.output": {"encoder_attn.out_proj": ("context_Wo", "context_bo")},
+    "memory_attention.output": {"encoder_attn.out_proj": "context_Wo"},
     "memory_residual.norm": {
-        "encoder_attn_layer_norm": ("context_Wo_ln_scale", "context_Wo_ln_bias"),
+        "encoder_attn_layer_norm": "context_Wo_ln_scale",
     },
-    "feed_forward.inner": {"fc1": ("ffn_W1", "ffn_b1")},
-    "feed_forward.outer": {"fc2": ("ffn_W2", "ffn_b2")},
-    "feed_forward_residual.norm": {"final_layer_norm": ("ffn_ffn_ln_scale", "ffn_ffn_ln_bias")},
+    "feed_forward.inner": {"fc1": "ffn_W1"},
+    "feed_forward.outer": {"fc2": "ffn_W2"},
+    "feed_forward_residual.norm": {"final_layer_norm": "ffn_ffn_ln_scale"},
 }
 
 
@@ -70,25 +70,21 @@ def check_expressible(config: ModelConfig) -> None:
             )
 
 
-def list_layer_parts(config: ModelConfig) -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
+def list_layer_parts(config: ModelConfig) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield our name for each linear layer and LayerNorm in the layers, and Marian's for its matrices: in
-    Hugging Face, each with the two in its own files.
+    Hugging Face, each with that in its own files.
     """
     for side, depth in (("encoder", config.encoder_depth), ("decoder", config.decoder_depth)):
         for layer in range(depth):
             for ours, theirs in MARIAN_NAMES.items():
                 if side == "decoder" or not ours.startswith("memory"):
-                    own = f"{side}_l{layer + 1}_"
                     names = {
-                        f"{side}.layers.{layer}.{name}": (f"{own}{weight}", f"{own}{bias}")
-                        for name, (weight, bias) in theirs.items()
+                        f"{side}.layers.{layer}.{name}": f"{side}_l{layer + 1}_{own}"
+                        for name, own in theirs.items()
                     }
                     yield f"{side}.{layer}.{ours}", names
         if config.norm == "pre":
-            yield (
-                f"{side}_norm",
-                {f"{side}.layer_norm": (f"{side}_top_ln_scale", f"{side}_top_ln_bias")},
-            )
+            yield f"{side}_norm", {f"{side}.layer_norm": f"{side}_top_ln_scale"}
 
 
 def read_part(model: Transformer, name: str) -> tuple[Tensor, Tensor | None]:
@@ -107,16 +103,16 @@ def read_part(model: Transformer, name: str) -> tuple[Tensor, Tensor | None]:
     return weight, bias
 
 
-def list_matrices(model: Transformer) -> Iterator[tuple[str, tuple[str, str], Tensor, Tensor]]:
-    """Yield for each matrix and LayerNorm in the layers Hugging Face's name, Marian's two, its weight and
-    its bias: zeros where ours has none.
+def list_matrices(model: Transformer) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    """Yield for each matrix and LayerNorm in the layers both of Marian's names, its weight and its bias: zeros
+    where ours has none.
     """
     for ours, theirs in list_layer_parts(model.config):
         weight, bias = read_part(model, ours)
         terms = torch.zeros(len(weight)) if bias is None else bias
-        parts = zip(weight.chunk(len(theirs)), terms.chunk(len(theirs)), strict=True)
-        for (name, own_names), (rows, part_of_bias) in zip(theirs.items(), parts, strict=True):
-            yield name, own_names, rows, part_of_bias
+        n = len(theirs)
+        for names, *part in zip(theirs.items(), weight.chunk(n), terms.chunk(n), strict=True):
+            yield (*names, *part)
 
 
 def _widen_qkv(fused: Tensor, kind: str, config: ModelConfig) -> Tensor:
