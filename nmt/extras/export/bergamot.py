@@ -10,16 +10,15 @@ way. That factor must be known in advance and is an item too, called alpha: 127 
 number that goes into the product, which is the mean over sample sentences and 1.1 standard deviations.
 """
 
+import math
 import re
-import struct
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.config import DataConfig, DecodingConfig, ModelConfig
@@ -27,177 +26,121 @@ from nmt.config_files import load_recorded_config
 from nmt.data.batch import Sentences
 from nmt.data.vocab import Vocabulary
 from nmt.extras.export.marian import check_marian, describe_for_marian, rename_for_marian
-from nmt.extras.export.marian_engine import (
-    SETTINGS_ENTRY,
-    MarianEngine,
-    make_settings,
-)
+from nmt.extras.export.marian_engine import SETTINGS_ENTRY, MarianEngine, make_settings
 from nmt.languages import name_language
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import write_bytes, write_json, write_text
 from nmt.system.run_folder import CONFIG_FILE
-from nmt.system.strict_yaml import Values, format_yaml, parse_yaml
+from nmt.system.strict_yaml import format_yaml, parse_yaml
 
-Array = NDArray[np.float32]
-Arrays = Mapping[str, Array]
+Item = tuple[int, tuple[int, ...], bytes]  # type, shape, content
 
 BERGAMOT_FILE = "model.bin"
-# what translateLocally calls these, in 8 bits and not
-CONFIGURATION_FILE, INFO_FILE = "config.intgemm8bitalpha.yml", "model_info.json"
-VERSION = 1
+CONFIGURATION_FILE = (
+    "config.intgemm8bitalpha.yml"  # as translateLocally calls it, whatever its types
+)
 ALIGNMENT = 256  # of the contents, in bytes
 FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
 LARGEST = 127  # of a byte; -128 is not used
-MATRICES = re.compile(".*(_W[a-z0-9]|Wemb|_logit_out_W)")  # which are stored in 8 bits
+MATRICES = re.compile(".*(_W.|Wemb|_logit_out_W)")  # which are stored in 8 bits
 ROW_MULTIPLE = 8  # of the rows of an embedding in 8 bits
 WIDTH_MULTIPLE = 64  # of what a product in 8 bits adds up, on processors with AVX-512
 NEVER_CHOSEN = -1e4  # the bias of a row without a piece
 ALPHA = "_QuantMultA"  # after the name of a matrix
-# What both take beside the model's own: one hypothesis, and lengths in pieces and parts of the source's
-CONFIGURATION: Values = {
-    "beam-size": 1,
-    "skip-cost": True,
-    "word-penalty": 0,
-    "max-length-break": 128,
-    "max-length-factor": 2.0,
-    "mini-batch-words": 1024,
-    "workspace": 128,
-    "cpu-threads": 0,
-    "alignment": "soft",
-    "quiet": True,
-    "quiet-translation": True,
-}
-N_SAMPLES, MAX_PIECES, N_DEVIATIONS = 50, 100, 1.1
+N_SAMPLES, MAX_PIECES = 50, 100
 BERGAMOT_USAGE = """\
     npm install @browsermt/bergamot-translator    # WebAssembly, in a browser and in node
-    tar -czf {src}-{tgt}.tar.gz DIR                     # translateLocally: Settings, Languages, Import model
+    tar -czf model.tar.gz DIR                     # translateLocally: Settings, Languages, Import model
 
 It translates greedily.
 """
 
 
-@dataclass(frozen=True)
-class Item:
-    """An array as it lies in a file."""
-
-    kind: int
-    shape: tuple[int, ...]
-    content: bytes
-
-    @property
-    def n_bytes(self) -> int:
-        """How many bytes it takes, with those up to where the next item may begin."""
-        return _align(len(self.content))
-
-
-def _align(n_bytes: int) -> int:
-    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
-
-
 def pack_items(items: Mapping[str, Item]) -> bytes:
-    names = [name.encode() + b"\0" for name in items]
-    heads, shapes = [struct.pack("<2Q", VERSION, len(items))], []
-    for name, item in zip(names, items.values(), strict=True):
-        heads.append(struct.pack("<4Q", len(name), item.kind, len(item.shape), item.n_bytes))
-        shapes.append(struct.pack(f"<{len(item.shape)}i", *item.shape))
-    front = b"".join([*heads, *names, *shapes])
-    n_padding = _align(len(front) + 8) - len(front) - 8
-    contents = [item.content.ljust(item.n_bytes, b"\0") for item in items.values()]
-    return b"".join([front, struct.pack("<Q", n_padding), bytes(n_padding), *contents])
+    heads, names, shapes, contents = [1, len(items)], b"", [], []  # 1: the version
+    for name, (kind, shape, content) in items.items():
+        contents.append(content + bytes(-len(content) % ALIGNMENT))
+        heads += [len(name) + 1, kind, len(shape), len(contents[-1])]
+        names += name.encode() + b"\0"
+        shapes += shape
+    front = np.array(heads, "<u8").tobytes() + names + np.array(shapes, "<i4").tobytes()
+    n_padding = -(len(front) + 8) % ALIGNMENT
+    return b"".join([front, n_padding.to_bytes(8, "little"), bytes(n_padding), *contents])
 
 
 def unpack_items(file: bytes) -> dict[str, Item]:
     """Read what `pack_items` made; each content still has the bytes up to the next item."""
-    offset = 0
-
-    def read(n_bytes: int) -> bytes:
-        nonlocal offset
-        offset += n_bytes
-        return file[offset - n_bytes : offset]
-
-    def read_numbers(layout: str) -> tuple[int, ...]:
-        return struct.unpack(layout, read(struct.calcsize(layout)))
-
-    _, n_items = read_numbers("<2Q")
-    heads = [read_numbers("<4Q") for _ in range(n_items)]
-    names = [read(length)[:-1].decode() for length, *_ in heads]
-    shapes = [read_numbers(f"<{n_dimensions}i") for _, _, n_dimensions, _ in heads]
-    (n_padding,) = read_numbers("<Q")
-    read(n_padding)
-    items = {}
-    for name, shape, (_, kind, _, n_bytes) in zip(names, shapes, heads, strict=True):
-        items[name] = Item(kind, shape, read(n_bytes))
+    n_items = int(np.frombuffer(file, "<u8", 2)[1])
+    heads = np.frombuffer(file, "<u8", 4 * n_items, 16).reshape(n_items, 4).astype(int)
+    n_letters, _, n_dimensions, n_bytes = heads.sum(0)
+    end = 16 + heads.nbytes + n_letters  # of the names
+    names = file[end - n_letters : end].decode().split("\0")
+    shapes = iter(np.frombuffer(file, "<i4", n_dimensions, end).tolist())
+    start, items = len(file) - n_bytes, {}
+    for name, (_, kind, n, size) in zip(
+        names, heads, strict=False
+    ):  # the last name ends with a zero too
+        items[name] = kind, tuple(islice(shapes, n)), file[start : start + size]
+        start += size
     return items
 
 
-def store(_name: str, array: Array) -> Item:
-    return Item(FLOAT32, array.shape, array.astype("<f4").tobytes())
+def store(_name: str, array: np.ndarray) -> Item:
+    return FLOAT32, array.shape, array.astype("<f4").tobytes()
 
 
-def quantize(name: str, matrix: Array) -> Item:
+def quantize(name: str, matrix: np.ndarray) -> Item:
     """Round a matrix to 8 bits. All but embeddings are stored transposed, with the shape that they had."""
-    factor = np.float32(LARGEST) / (np.abs(matrix).max() or np.float32(LARGEST))
+    factor = np.float32(LARGEST) / np.abs(matrix).max()
     rounded = np.rint(matrix * factor).astype(np.int8)
     rows = rounded if name.endswith("Wemb") else rounded.T
-    return Item(INTGEMM8, matrix.shape, rows.tobytes() + struct.pack("<f", factor))
+    return INTGEMM8, matrix.shape, rows.tobytes() + factor.tobytes()
 
 
-def restore(name: str, item: Item) -> Array:
+def restore(name: str, item: Item) -> np.ndarray:
     """Return what `store` was given, or nearly what `quantize` was."""
-    size = int(np.prod(item.shape))
-    if item.kind == FLOAT32:
-        return np.frombuffer(item.content, "<f4", size).reshape(item.shape).copy()
-    rows = np.frombuffer(item.content, np.int8, size)
-    if not name.endswith("Wemb"):
-        rows = rows.reshape(item.shape[::-1]).T
-    (factor,) = struct.unpack_from("<f", item.content, size)
-    return rows.reshape(item.shape) / np.float32(factor)
+    kind, shape, content = item
+    size = math.prod(shape)
+    if kind == FLOAT32:
+        return np.frombuffer(content, "<f4", size).reshape(shape).copy()
+    rows = np.frombuffer(content, np.int8, size) / np.frombuffer(content, "<f4", 1, size)
+    return rows.reshape(shape) if name.endswith("Wemb") else rows.reshape(shape[::-1]).T
 
 
-def pad_rows(name: str, tensor: Array) -> Array:
-    """Give embeddings and the projection as many rows as a product in 8 bits needs."""
-    padding = [(0, 0), (0, 0)]
-    if name.endswith("Wemb"):
-        padding[0] = 0, -tensor.shape[0] % ROW_MULTIPLE
-    elif "_logit_out_" in name:
-        padding[1] = 0, -tensor.shape[1] % ROW_MULTIPLE
+def pad_rows(name: str, tensor: np.ndarray) -> np.ndarray:
+    """Give each row of the vocabulary's tensors companions up to a multiple; all widths are multiples."""
+    missing = [(0, -n % ROW_MULTIPLE if n > 1 else 0) for n in tensor.shape]
     value = NEVER_CHOSEN if name.endswith("_out_b") else 0.0
-    return np.pad(tensor, padding, constant_values=value)
+    return np.pad(tensor, missing, constant_values=value)
 
 
 class BergamotEngine(MarianEngine):
-    """As Bergamot multiplies: in 8 bits by each matrix that has an alpha."""
-
-    def multiply(self, x: Tensor, name: str) -> Tensor:
-        alpha = self.tensors.get(f"{name}{ALPHA}")
-        if alpha is not None:
-            x = (x * alpha).round().clamp(-LARGEST, LARGEST) / alpha
-        return super().multiply(x, name)
-
-
-class InputRecorder(MarianEngine):
-    """Notes the largest number that goes into each product."""
+    """Multiplies as Bergamot does: in 8 bits by a matrix that has an alpha; of the inputs of the others it
+    notes the largest number.
+    """
 
     def __init__(self, *model: Any) -> None:
         super().__init__(*model)
         self.largest: dict[str, list[float]] = defaultdict(list)
 
     def multiply(self, x: Tensor, name: str) -> Tensor:
-        self.largest[name].append(float(x.abs().max()))
+        alpha = self.tensors.get(f"{name}{ALPHA}")
+        if alpha is None:
+            self.largest[name].append(float(x.abs().max()))
+        else:
+            x = (x * alpha).round().clamp(-LARGEST, LARGEST) / alpha
         return super().multiply(x, name)
 
-
-def find_alphas(recorder: InputRecorder, src: Sentences) -> dict[str, Array]:
-    """Translate some of these sentences; return the alpha of each matrix that this took."""
-    for sentence in src[:N_SAMPLES]:
-        recorder.translate_greedily([sentence], MAX_PIECES)
-    alphas = {}
-    for name, values in recorder.largest.items():
-        expected = np.mean(values) + N_DEVIATIONS * np.std(values)
-        alphas[f"{name}{ALPHA}"] = np.full((1, 1), LARGEST / expected, np.float32)
-    # the last product gives the logits; where a shortlist chooses among its columns it has another name
-    return alphas | {f"none{ALPHA}": alphas[f"{name}{ALPHA}"]}
+    def find_alphas(self, src: Sentences) -> dict[str, np.ndarray]:
+        """Translate some of these sentences; return the alpha of each matrix that this took."""
+        for sentence in src[:N_SAMPLES]:
+            self.translate_greedily([sentence], MAX_PIECES)
+        alphas = {}
+        for name, values in self.largest.items():
+            expected = np.mean(values) + 1.1 * np.std(values)
+            alphas[f"{name}{ALPHA}"] = np.full((1, 1), LARGEST / expected, np.float32)
+        return alphas
 
 
 def check_widths(shape: ModelConfig) -> None:
@@ -226,25 +169,29 @@ def write_bergamot(
     is_quantized = quantization == "int8"
     if is_quantized:
         check_widths(model.config)
-    tensors = {name: pad_rows(name, rows) for name, rows in rename_for_marian(model).items()}
-    settings = describe_for_marian(model)
-    settings["dim-vocabs"] = [n + -n % ROW_MULTIPLE for n in settings["dim-vocabs"]]
+    tensors, settings = rename_for_marian(model), describe_for_marian(model)
     if is_quantized:
-        recorder = InputRecorder(tensors, settings, not vocab.tgt.has_bytes)
-        tensors |= find_alphas(recorder, src)
+        engine = BergamotEngine(tensors, settings, not vocab.tgt.has_bytes)
+        tensors = {name: pad_rows(name, rows) for name, rows in tensors.items()}
+        tensors |= engine.find_alphas(src)
+        settings["dim-vocabs"] = [n + -n % ROW_MULTIPLE for n in settings["dim-vocabs"]]
     items = {}
     for name in sorted(tensors):
         is_rounded = is_quantized and MATRICES.fullmatch(name)
         items[name] = (quantize if is_rounded else store)(name, tensors[name])
     entry = format_yaml(settings).encode() + b"\0"
-    items[SETTINGS_ENTRY] = Item(INT8, (len(entry),), entry)
+    items[SETTINGS_ENTRY] = INT8, (len(entry),), entry
     write_bytes(folder / BERGAMOT_FILE, pack_items(items))
 
-    # what translateLocally reads, and the worker of the npm package
+    # what translateLocally reads, and who calls the npm package
     configuration = make_settings(folder, model.config, vocab, decoding) | {
         "models": [BERGAMOT_FILE],
         "gemm-precision": "int8shiftAlphaAll" if is_quantized else "float32",
-        **CONFIGURATION,
+        "beam-size": 1,
+        "skip-cost": True,
+        "max-length-break": 128,
+        "mini-batch-words": 1024,
+        "max-length-factor": 2.0,
     }
     write_text(folder / CONFIGURATION_FILE, format_yaml(configuration))
     kind = load_recorded_config(folder / CONFIG_FILE).name
@@ -255,19 +202,17 @@ def write_bergamot(
         "type": kind,
         "src": src_name,
         "trg": tgt_name,
-        "srcTags": {data.src: src_name},
-        "trgTag": data.tgt,
         "version": 1,
         "API": 1,
     }
-    write_json(folder / INFO_FILE, information)
-    return BERGAMOT_USAGE.format(src=data.src, tgt=data.tgt)
+    write_json(folder / "model_info.json", information)
+    return BERGAMOT_USAGE
 
 
 def load_bergamot(folder: Path) -> BergamotEngine:
     configuration = parse_yaml((folder / CONFIGURATION_FILE).read_text(), CONFIGURATION_FILE).values
     items = unpack_items((folder / BERGAMOT_FILE).read_bytes())
-    entry = items.pop(SETTINGS_ENTRY).content.rstrip(b"\0").decode()
+    entry = items.pop(SETTINGS_ENTRY)[2].rstrip(b"\0").decode()
     settings = parse_yaml(entry, SETTINGS_ENTRY).values
     tensors = {name: restore(name, item) for name, item in items.items()}
     return BergamotEngine(tensors, settings, configuration["allow-unk"])
