@@ -71,7 +71,7 @@ SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
 SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
 SHAPES["pre-rotary"] = replace(PLAIN, norm="pre", positions="rotary")
 SHAPES["rotary-small-heads"] = replace(PLAIN, positions="rotary", d_k=4, d_v=5)
-SHAPES["decoder-tied"] = replace(PLAIN, tied="decoder")
+SHAPES["decoder-tied-marian"] = replace(PLAIN, tied="decoder", positions="marian")
 SHAPES["pre-embeddings-tied"] = replace(PLAIN, norm="pre", tied="embeddings")
 SHAPES["swish-logits-scaled"] = replace(
     PLAIN, activation="swish", scale_embeddings="projection", encoder_layers=3, decoder_layers=1
@@ -87,18 +87,12 @@ SHAPES["biased-pre-small-heads"] = replace(
 
 
 def make_exportable(
-    shape: ModelConfig,
-    vocab: Vocab,
-    folder: Path,
-    tags: Sequence[str | None] = (None,),
-    spread: float = 0.3,
+    shape: ModelConfig, vocab: Vocab, folder: Path, tags: Sequence[str | None] = (None,)
 ) -> Checkpoint:
     """Write a checkpoint of random weights that looks like an average."""
     torch.manual_seed(2)
     model = Transformer(shape, vocab.size)
-    weights = {
-        name: p.detach() + spread * torch.randn_like(p) for name, p in model.named_parameters()
-    }
+    weights = {name: p.detach() + 0.3 * torch.randn_like(p) for name, p in model.named_parameters()}
     if shape.vocab_rows is not None:
         # the most probable rows are unused ones, so that a search that may choose them does
         weights["tgt_embedding.weight"][vocab.size :] *= 3

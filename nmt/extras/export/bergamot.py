@@ -58,7 +58,8 @@ It translates greedily.
 
 
 def pack_items(items: Mapping[str, Item]) -> bytes:
-    heads, names, shapes, contents = [1, len(items)], b"", [], []  # 1: the version
+    heads, names, contents = [1, len(items)], b"", []  # 1: the version
+    shapes: list[int] = []
     for name, (kind, shape, content) in items.items():
         contents.append(content + bytes(-len(content) % ALIGNMENT))
         heads += [len(name) + 1, kind, len(shape), len(contents[-1])]

@@ -73,7 +73,7 @@ def write_huggingface(
     data: DataConfig,
     decoding: DecodingConfig,
     quantization: str,
-    _src: Sentences,
+    _src: Sentences = (),
 ) -> str:
     """Fill `folder` with what `from_pretrained` loads: the model, its tokenizer and the settings of
     generation; return how to use it.
