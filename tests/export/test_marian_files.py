@@ -15,15 +15,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import save_file
 from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 
-from nmt.checkpoint.checkpoint import Checkpoint
+from nmt.checkpoint.checkpoint import Average, Checkpoint, Snapshot, save_checkpoint
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.export import main as nmt_export
 from nmt.config import CorpusConfig, DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
-from nmt.config_files import format_config
 from nmt.data.vocab import BOS, PAD, Vocab, VocabPair, Vocabulary
 from nmt.extras.export import marian_engine, parity
 from nmt.extras.export.export import export
@@ -32,8 +30,6 @@ from nmt.extras.export.marian_engine import load_marian
 from nmt.extras.export.parity import OwnEngine, compare_engines
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
-from nmt.system.files import seal, write_text
-from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE
 from nmt.translate.translator import make_translator
 
 PYMARIAN = shutil.which("pymarian")
@@ -67,12 +63,9 @@ def make_exportable(
     shape: ModelConfig,
     vocab: Vocabulary,
     folder: Path,
-    data: DataConfig | None = None,
     **decoding: object,
 ) -> Checkpoint:
-    """Write a checkpoint of random weights that looks like an average; its outputs end after some pieces, and
-    have none of the pieces that our search never chooses.
-    """
+    """Write an average of random weights that has none of the pieces in its outputs that our search forbids."""
     torch.manual_seed(2)
     model = Transformer(shape, *vocab.sizes)
     weights = {name: p.detach() + 0.2 * torch.randn_like(p) for name, p in model.named_parameters()}
@@ -81,26 +74,15 @@ def make_exportable(
     name = "tgt_embedding.weight" if shape.has_shared_projection else "projection.weight"
     never = [PAD, BOS, *range(vocab.tgt.size, model.n_vocab)]
     weights[name][never] = -2 * weights[last]
+    size, tgt_size = vocab.sizes
+    is_joint = isinstance(vocab, Vocab)
     config = RunConfig(
         name="toy",
-        data=data or DataConfig(),
-        vocab=VocabConfig(
-            joint=isinstance(vocab, Vocab),
-            size=vocab.src.size,
-            tgt_size=None if isinstance(vocab, Vocab) else vocab.tgt.size,
-        ),
+        vocab=VocabConfig(size=size, joint=is_joint, tgt_size=None if is_joint else tgt_size),
         model=shape,
         decoding=DecodingConfig(**decoding),  # type: ignore[arg-type]
     )
-    make_checkpoint(folder, vocab.tgt)
-    for path in folder.glob("vocab*"):
-        path.unlink()
-    for file, side in vocab.files.items():
-        (folder / file).write_bytes(side.model)
-    save_file(weights, folder / MODEL_FILE)
-    write_text(folder / CONFIG_FILE, format_config(config))
-    (folder / "manifest.json").unlink()
-    seal(folder)
+    save_checkpoint(folder, Snapshot(weights, {}), Average(["step-10"], 10), config, vocab)
     return open_checkpoint(folder)
 
 
@@ -121,7 +103,6 @@ def make_each(request: pytest.FixtureRequest, vocab: Vocab, tmp_path: Path) -> C
 def test_each_model_is_computed_by_marians_formulas(checkpoint: Checkpoint, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found = export(checkpoint, "marian", out, "float32", LINES)
-    print(found)
     assert (found.lines, found.differing) == (len(LINES), 0) and found.largest < 2e-5
 
 
@@ -138,22 +119,23 @@ def run_marian(mode: str, folder: Path, *arguments: str, given: str = "") -> lis
 def test_marian_itself_scores_and_translates_alike(checkpoint: Checkpoint, tmp_path: Path) -> None:
     out, vocab = tmp_path / "out", checkpoint.vocab
     export(checkpoint, "marian", out, "float32", LINES)
-    for side, lines in zip(("src", "tgt"), zip(*PAIRS, strict=True), strict=True):
-        (out / side).write_text("".join(f"{line}\n" for line in lines))
+    sources, targets = zip(*PAIRS, strict=True)
+    (out / "src").write_text("".join(f"{line}\n" for line in sources))
+    (out / "tgt").write_text("".join(f"{line}\n" for line in targets))
     names = yaml.safe_load((out / "decoder.yml").read_text())["vocabs"]
     scored = run_marian("score", out, "-m", "model.npz", "-v", *names, "-t", "src", "tgt")
     translator = make_translator(checkpoint, torch.device("cpu"), checkpoint.config.decoding)
     ours = OwnEngine(translator.model)
-    sources, targets = zip(*PAIRS, strict=True)
     src, tgt = vocab.src.encode(sources), vocab.tgt.encode(targets)
     expected = [sum(scores) for scores in ours.score(src, tgt)]
     assert [float(line) for line in scored] == pytest.approx(expected, abs=2e-3)
 
     # Marian's limit counts the end mark of the source
     beam = "--beam-size 1 --normalize 0 --max-length-factor 1".split()
-    given = "".join(f"{line}\n" for line in LINES)
     outputs = [ours.translate_greedily([ids], len(ids) + 1)[0] for ids in src]
-    translated = run_marian("decode", out, "-c", "decoder.yml", *beam, given=given)
+    translated = run_marian(
+        "decode", out, "-c", "decoder.yml", *beam, given=(out / "src").read_text()
+    )
     assert translated == vocab.tgt.decode(outputs)
 
 

@@ -42,7 +42,13 @@ def list_shapes(max_positions: int, shape: ModelConfig = TINY) -> dict[str, Mode
             decoder_layers=1,
         ),
         "gelu": replace(shape, activation="gelu", embedding_norm="before_dropout"),
-        "released": replace(shape, attention_bias=True, projection_bias=True, vocab_rows=350),
+        "released": replace(
+            shape,
+            positions="marian",
+            attention_bias=True,
+            projection_bias=True,
+            vocab_rows=350,
+        ),
     }
 
 

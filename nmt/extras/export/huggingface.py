@@ -20,7 +20,7 @@ from torch import Tensor
 from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.data.batch import Sentences
 from nmt.data.vocab import BOS, EOS, PAD, UNK, EncodedLines, Vocab, VocabPair, Vocabulary
-from nmt.extras.export.parity import add_eos, pad_rows, pick_log_probs
+from nmt.extras.export.parity import add_eos, pad_sentences, pick_log_probs
 from nmt.extras.export.tensors import (
     check_expressible,
     explain_penalty_and_tags,
@@ -254,7 +254,7 @@ class HuggingFaceEngine:
 
     @torch.inference_mode()
     def translate_greedily(self, src: Sentences, limit: int) -> EncodedLines:
-        ids, mask = pad_rows(add_eos(src))
+        ids, mask = pad_sentences(add_eos(src))
         rows = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -267,8 +267,8 @@ class HuggingFaceEngine:
 
     @torch.inference_mode()
     def score(self, src: Sentences, tgt: Sentences) -> LogProbs:
-        ids, mask = pad_rows(add_eos(src))
-        inputs, _ = pad_rows([[BOS, *line] for line in tgt])
+        ids, mask = pad_sentences(add_eos(src))
+        inputs, _ = pad_sentences([[BOS, *line] for line in tgt])
         logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
         return pick_log_probs(logits, tgt)
 

@@ -18,7 +18,7 @@ from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.data.batch import Sentences
 from nmt.data.vocab import EOS, UNK, EncodedLines, SymbolKind, Vocabulary, append_symbols
 from nmt.extras.export.marian import check_marian, describe_for_marian, rename_for_marian
-from nmt.extras.export.parity import add_eos, pad_rows, pick_log_probs
+from nmt.extras.export.parity import add_eos, pad_sentences, pick_log_probs
 from nmt.extras.export.tensors import explain_penalty_and_tags, find_alpha
 from nmt.extras.pair_scores.pair_scores import LogProbs
 from nmt.model.positions import sinusoids
@@ -26,7 +26,7 @@ from nmt.model.transformer import Transformer
 from nmt.system.files import replace_file, write_bytes, write_text
 from nmt.system.strict_yaml import Values, format_yaml, parse_yaml
 
-NPZ_FILE, SETTINGS_FILE, SETTINGS_ENTRY = "model.npz", "decoder.yml", "special:model.yml"
+NPZ_FILE, DECODER_FILE, SETTINGS_ENTRY = "model.npz", "decoder.yml", "special:model.yml"
 MARIAN_USAGE = """\
     marian-decoder -c decoder.yml < lines.{src}        # or, with `pip install pymarian`:
     pymarian decode -c decoder.yml < lines.{src}
@@ -46,13 +46,13 @@ def write_marian(
     return how to use it.
     """
     check_marian(model.config, data, decoding)
-    tensors = rename_for_marian(model)
+    tensors: dict[str, Any] = rename_for_marian(model)
     settings = format_yaml(describe_for_marian(model)).encode() + b"\0"
     tensors[SETTINGS_ENTRY] = np.frombuffer(settings, np.int8)
     with replace_file(folder / NPZ_FILE) as file:
         np.savez(file, **tensors)  # not compressed, which not every Marian can read
     write_text(
-        folder / SETTINGS_FILE, format_yaml(make_settings(folder, model.config, vocab, decoding))
+        folder / DECODER_FILE, format_yaml(make_settings(folder, model.config, vocab, decoding))
     )
     usage = MARIAN_USAGE.format(src=data.src)
     return usage + explain_penalty_and_tags(decoding, [], "")
@@ -116,7 +116,7 @@ class MarianEngine:
 
     @torch.inference_mode()
     def score(self, src: Sentences, tgt: Sentences) -> LogProbs:
-        expected, _ = pad_rows(add_eos(tgt))
+        expected, _ = pad_sentences(add_eos(tgt))
         state = self._start(src)
         steps = [self._step(ids, state) for ids in (None, *expected.T[:-1])]
         return pick_log_probs(torch.stack(steps, 1), tgt)
@@ -125,7 +125,7 @@ class MarianEngine:
         """Encode the source; return what the steps of the decoder share, with the keys and values of each
         attention by its name.
         """
-        ids, mask = pad_rows(add_eos(src))
+        ids, mask = pad_sentences(add_eos(src))
         state = {"mask": mask[:, None, None].bool()}
         state["memory"] = self._run_layers("encoder", self._embed("encoder", ids), 0, state)
         return state
@@ -192,7 +192,7 @@ class MarianEngine:
 
 
 def load_marian(folder: Path) -> MarianEngine:
-    decoder = parse_yaml((folder / SETTINGS_FILE).read_text(), SETTINGS_FILE).values
+    decoder = parse_yaml((folder / DECODER_FILE).read_text(), DECODER_FILE).values
     with np.load(folder / decoder["models"][0]) as archive:
         tensors = dict(archive)
     entry = tensors.pop(SETTINGS_ENTRY).tobytes().rstrip(b"\0").decode()

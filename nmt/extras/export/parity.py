@@ -78,12 +78,12 @@ def add_eos(sentences: Sentences) -> EncodedLines:
 
 def pick_log_probs(logits: Tensor, tgt: Sentences) -> LogProbs:
     """Return the log-probabilities of the pieces of `tgt`, eos included, by their logits, (S, L, V)."""
-    expected, _ = pad_rows(add_eos(tgt))
+    expected, _ = pad_sentences(add_eos(tgt))
     chosen = logits.log_softmax(2).gather(2, expected[:, :, None]).squeeze(2)  # (S, L)
     return [row[: len(line) + 1] for row, line in zip(chosen.tolist(), tgt, strict=True)]
 
 
-def pad_rows(rows: EncodedLines) -> tuple[Tensor, Tensor]:
+def pad_sentences(rows: EncodedLines) -> tuple[Tensor, Tensor]:
     """Return the padded ids and the mask that is 0 where they are padding, each (S, L)."""
     sequences = [torch.tensor(row) for row in rows]
     ids = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=PAD)

@@ -111,8 +111,9 @@ def list_matrices(model: Transformer) -> Iterator[tuple[str, str, Tensor, Tensor
         weight, bias = read_part(model, ours)
         terms = torch.zeros(len(weight)) if bias is None else bias
         n = len(theirs)
-        for names, *part in zip(theirs.items(), weight.chunk(n), terms.chunk(n), strict=True):
-            yield (*names, *part)
+        parts = zip(theirs.items(), weight.chunk(n), terms.chunk(n), strict=True)
+        for (name, own_name), rows, part_of_bias in parts:
+            yield name, own_name, rows, part_of_bias
 
 
 def _widen_qkv(fused: Tensor, kind: str, config: ModelConfig) -> Tensor:
