@@ -34,21 +34,21 @@ from nmt.system.files import write_bytes, write_json, write_text
 from nmt.system.run_folder import CONFIG_FILE
 from nmt.system.strict_yaml import format_yaml, parse_yaml
 
-Item = tuple[int, tuple[int, ...], bytes]  # type, shape, content
+StoredArray = tuple[int, tuple[int, ...], bytes]  # type, shape, content
 
 BERGAMOT_FILE = "model.bin"
 CONFIGURATION_FILE = (
     "config.intgemm8bitalpha.yml"  # as translateLocally calls it, whatever its types
 )
-ALIGNMENT = 256  # of the contents, in bytes
+CONTENT_ALIGNMENT = 256  # of the contents, in bytes
 FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
 LARGEST = 127  # of a byte; -128 is not used
 MATRICES = re.compile(".*(_W.|Wemb|_logit_out_W)")  # which are stored in 8 bits
-ROW_MULTIPLE = 8  # of the rows of an embedding in 8 bits
-WIDTH_MULTIPLE = 64  # of what a product in 8 bits adds up, on processors with AVX-512
-NEVER_CHOSEN = -1e4  # the bias of a row without a piece
-ALPHA = "_QuantMultA"  # after the name of a matrix
-N_SAMPLES, MAX_PIECES = 50, 100
+ROWS_AT_A_TIME = 8  # of the rows of an embedding in 8 bits
+WIDTH_AT_A_TIME = 64  # of what a product in 8 bits adds up, on processors with AVX-512
+UNUSED_BIAS = -1e4  # the bias of a row without a piece
+ALPHA_SUFFIX = "_QuantMultA"  # after the name of a matrix
+N_SAMPLED_LINES, MAX_SAMPLED_PIECES = 50, 100
 BERGAMOT_USAGE = """\
     npm install @browsermt/bergamot-translator    # WebAssembly, in a browser and in node
     tar -czf model.tar.gz DIR                     # translateLocally: Settings, Languages, Import model
@@ -57,20 +57,20 @@ It translates greedily.
 """
 
 
-def pack_items(items: Mapping[str, Item]) -> bytes:
+def pack_items(items: Mapping[str, StoredArray]) -> bytes:
     heads, names, contents = [1, len(items)], b"", []  # 1: the version
     shapes: list[int] = []
     for name, (kind, shape, content) in items.items():
-        contents.append(content + bytes(-len(content) % ALIGNMENT))
+        contents.append(content + bytes(-len(content) % CONTENT_ALIGNMENT))
         heads += [len(name) + 1, kind, len(shape), len(contents[-1])]
         names += name.encode() + b"\0"
         shapes += shape
     front = np.array(heads, "<u8").tobytes() + names + np.array(shapes, "<i4").tobytes()
-    n_padding = -(len(front) + 8) % ALIGNMENT
+    n_padding = -(len(front) + 8) % CONTENT_ALIGNMENT
     return b"".join([front, n_padding.to_bytes(8, "little"), bytes(n_padding), *contents])
 
 
-def unpack_items(file: bytes) -> dict[str, Item]:
+def unpack_items(file: bytes) -> dict[str, StoredArray]:
     """Read what `pack_items` made; each content still has the bytes up to the next item."""
     n_items = int(np.frombuffer(file, "<u8", 2)[1])
     heads = np.frombuffer(file, "<u8", 4 * n_items, 16).reshape(n_items, 4).astype(int)
@@ -87,11 +87,11 @@ def unpack_items(file: bytes) -> dict[str, Item]:
     return items
 
 
-def store(_name: str, array: np.ndarray) -> Item:
+def store(_name: str, array: np.ndarray) -> StoredArray:
     return FLOAT32, array.shape, array.astype("<f4").tobytes()
 
 
-def quantize(name: str, matrix: np.ndarray) -> Item:
+def quantize(name: str, matrix: np.ndarray) -> StoredArray:
     """Round a matrix to 8 bits. All but embeddings are stored transposed, with the shape that they had."""
     factor = np.float32(LARGEST) / np.abs(matrix).max()
     rounded = np.rint(matrix * factor).astype(np.int8)
@@ -99,7 +99,7 @@ def quantize(name: str, matrix: np.ndarray) -> Item:
     return INTGEMM8, matrix.shape, rows.tobytes() + factor.tobytes()
 
 
-def restore(name: str, item: Item) -> np.ndarray:
+def restore(name: str, item: StoredArray) -> np.ndarray:
     """Return what `store` was given, or nearly what `quantize` was."""
     kind, shape, content = item
     size = math.prod(shape)
@@ -109,10 +109,10 @@ def restore(name: str, item: Item) -> np.ndarray:
     return rows.reshape(shape) if name.endswith("Wemb") else rows.reshape(shape[::-1]).T
 
 
-def pad_rows(name: str, tensor: np.ndarray) -> np.ndarray:
+def add_unused_rows(name: str, tensor: np.ndarray) -> np.ndarray:
     """Give each row of the vocabulary's tensors companions up to a multiple; all widths are multiples."""
-    missing = [(0, -n % ROW_MULTIPLE if n > 1 else 0) for n in tensor.shape]
-    value = NEVER_CHOSEN if name.endswith("_out_b") else 0.0
+    missing = [(0, -n % ROWS_AT_A_TIME if n > 1 else 0) for n in tensor.shape]
+    value = UNUSED_BIAS if name.endswith("_out_b") else 0.0
     return np.pad(tensor, missing, constant_values=value)
 
 
@@ -126,7 +126,7 @@ class BergamotEngine(MarianEngine):
         self.largest: dict[str, list[float]] = defaultdict(list)
 
     def multiply(self, x: Tensor, name: str) -> Tensor:
-        alpha = self.tensors.get(f"{name}{ALPHA}")
+        alpha = self.tensors.get(f"{name}{ALPHA_SUFFIX}")
         if alpha is None:
             self.largest[name].append(float(x.abs().max()))
         else:
@@ -135,21 +135,21 @@ class BergamotEngine(MarianEngine):
 
     def find_alphas(self, src: Sentences) -> dict[str, np.ndarray]:
         """Translate some of these sentences; return the alpha of each matrix that this took."""
-        for sentence in src[:N_SAMPLES]:
-            self.translate_greedily([sentence], MAX_PIECES)
+        for sentence in src[:N_SAMPLED_LINES]:
+            self.translate_greedily([sentence], MAX_SAMPLED_PIECES)
         alphas = {}
         for name, values in self.largest.items():
             expected = np.mean(values) + 1.1 * np.std(values)
-            alphas[f"{name}{ALPHA}"] = np.full((1, 1), LARGEST / expected, np.float32)
+            alphas[f"{name}{ALPHA_SUFFIX}"] = np.full((1, 1), LARGEST / expected, np.float32)
         return alphas
 
 
 def check_widths(shape: ModelConfig) -> None:
     """Refuse a model by whose matrices the engine cannot multiply in 8 bits: it would abort."""
     for name, width in (("d_model", shape.d_model), ("d_ff", shape.d_ff)):
-        if width % WIDTH_MULTIPLE:
+        if width % WIDTH_AT_A_TIME:
             raise UserError(
-                f"model.{name} is {width}: in 8 bits Bergamot computes with multiples of {WIDTH_MULTIPLE} "
+                f"model.{name} is {width}: in 8 bits Bergamot computes with multiples of {WIDTH_AT_A_TIME} "
                 "only; use --quantization float32"
             )
 
@@ -173,9 +173,9 @@ def write_bergamot(
     tensors, settings = rename_for_marian(model), describe_for_marian(model)
     if is_quantized:
         engine = BergamotEngine(tensors, settings, not vocab.tgt.has_bytes)
-        tensors = {name: pad_rows(name, rows) for name, rows in tensors.items()}
+        tensors = {name: add_unused_rows(name, rows) for name, rows in tensors.items()}
         tensors |= engine.find_alphas(src)
-        settings["dim-vocabs"] = [n + -n % ROW_MULTIPLE for n in settings["dim-vocabs"]]
+        settings["dim-vocabs"] = [n + -n % ROWS_AT_A_TIME for n in settings["dim-vocabs"]]
     items = {}
     for name in sorted(tensors):
         is_rounded = is_quantized and MATRICES.fullmatch(name)
