@@ -307,9 +307,10 @@ class ModelConfig:
     activation: Literal["relu", "gelu", "swish"] = "relu"
     # Where LayerNorm is: after each sub-layer (post), as in the paper, or before it (pre).
     norm: Literal["post", "pre"] = "post"
-    # Sines and cosines (section 3.5) or a learned table, added to embeddings; or rotary: self-attention
-    # rotates queries and keys by angles that grow with the position (docs/learning.md).
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    # Sines and cosines (section 3.5), the same with the rates of Marian and the authors' code
+    # (docs/recipe.md), or a learned table, added to embeddings; or rotary: self-attention rotates
+    # queries and keys by angles that grow with the position (docs/learning.md).
+    positions: Literal["sinusoidal", "marian", "learned", "rotary"] = "sinusoidal"
     # The number of rows in the table of learned positions; the other kinds have no limit.
     max_positions: int = default(1024, AT_LEAST_ONE)
     # How many neighbours on each side self-attention can attend to (section 4, "restricted"); null:
@@ -340,8 +341,8 @@ class ModelConfig:
                 f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}; "
                 "give d_k and d_v"
             )
-        if self.d_model % 2 and self.positions == "sinusoidal":
-            return f"d_model is {self.d_model}, but sinusoidal positions need an even d_model"
+        if self.d_model % 2 and self.positions in ("sinusoidal", "marian"):
+            return f"d_model is {self.d_model}, but {self.positions} positions need an even d_model"
         if self.key_size % 2 and self.positions == "rotary":
             return (
                 f"d_k is {self.key_size}, but rotary positions need an even size; give an even d_k"

@@ -33,7 +33,7 @@ from nmt.corpus.learn_bpe import train_bpe, write_word_counts
 from nmt.data.vocab import Vocab
 from nmt.model.dropout import Dropout
 from nmt.model.multi_head_attention import Attention
-from nmt.model.positions import sinusoids
+from nmt.model.positions import Positions, sinusoids
 from nmt.model.transformer import Residual, Transformer
 from nmt.paper import PaperRow, check_conformance, explain, find_dev_reference
 from nmt.system.strict_yaml import parse_yaml
@@ -350,6 +350,17 @@ def test_sinusoids_are_the_papers_in_another_order_of_columns() -> None:
     ]
     expected = torch.tensor(table)[:, [0, 2, 4, 6, 1, 3, 5, 7]]
     torch.testing.assert_close(sinusoids(9, 8), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_rates_of_the_authors_code_fall_to_a_ten_thousandth() -> None:
+    """`get_timing_signal` of 3d9c62f2, which Marian has too, written out."""
+    increment = math.log(10_000) / (4 - 1)
+    angles = [[place * math.exp(-i * increment) for i in range(4)] for place in range(9)]
+    table = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
+    found = Positions(ModelConfig(d_model=8, n_heads=2, positions="marian", max_positions=4))
+    assert torch.equal(found.find_rows(torch.arange(4), 4), sinusoids(4, 8, is_marian=True))
+    rows = found.find_rows(torch.arange(9), 9)  # of a longer table
+    torch.testing.assert_close(rows, torch.tensor(table), rtol=1e-5, atol=1e-6)
 
 
 def test_adam_and_the_rate_are_as_written() -> None:

@@ -9,6 +9,8 @@ from nmt.commands.cli import Argv, CommandParser, start_command
 EXAMPLES = """\
   nmt-export runs/base/average --to ctranslate2 -o exports/base-int8 --quantization int8
   nmt-export runs/base/average --to huggingface -o exports/base-hf
+  nmt-export runs/base/average --to marian -o exports/base-marian
+  nmt-export runs/base/average --to bergamot -o exports/base-browser
   nmt-export runs/base/average --to argos -o exports/en_de.argosmodel
   nmt-export runs/base --to safetensors -o exports/base --check-lines news.en
 
@@ -17,7 +19,7 @@ the log-probability of each piece must agree to 1e-4 and 99.9% of the lines must
 fewer bits the mean difference is bounded. If the check fails, nothing is written and the exit code is 1.
 ctranslate2 and transformers come with the extra export."""
 
-FORMAT_NAMES = ("ctranslate2", "huggingface", "safetensors", "argos")
+FORMAT_NAMES = ("ctranslate2", "huggingface", "marian", "bergamot", "safetensors", "argos")
 
 
 def build_parser() -> ArgumentParser:
@@ -42,10 +44,9 @@ def build_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--quantization",
-        default="float32",
         metavar="TYPE",
-        help="float32 (default), float16, bfloat16; ctranslate2 also int8, int8_float32, "
-        "int8_float16, int8_bfloat16",
+        help="float32 (default, and all that marian has), float16, bfloat16; ctranslate2 also int8, int8_float32, "
+        "int8_float16, int8_bfloat16; bergamot int8 (default) or float32",
     )
     parser.add_argument(
         "--check-lines",

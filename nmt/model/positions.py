@@ -7,7 +7,8 @@ a score depends on the distance of two pieces, wherever they are.
 Sinusoids are defined for any length: a sentence longer than the table gets a longer table, which is
 kept. A learned table has a fixed length, and longer sentences raise UserError. The sines fill the
 first half of the columns and the cosines the second, as in the authors' code; the paper interleaves
-them, which differs only by a permutation of columns.
+them, which differs only by a permutation of columns. The rates are the paper's, or those of the
+authors' code and of Marian, which fall all the way to 1/10000.
 """
 
 import math
@@ -20,11 +21,12 @@ from nmt.model.backend import BackendModule
 from nmt.system.errors import UserError
 
 
-def sinusoids(n: int, d_model: int) -> Tensor:
-    """Compute the sinusoids of n positions: (n, d_model)."""
+def sinusoids(n: int, d_model: int, is_marian: bool = False) -> Tensor:
+    """Compute the sinusoids of n positions, with the paper's rates or Marian's: (n, d_model)."""
     # In fp64: fp32 would round the angles of late positions visibly.
     columns = torch.arange(d_model // 2, dtype=torch.float64)
-    rates = torch.exp(columns * (-math.log(10_000.0) * 2 / d_model))
+    n_steps = max(1, d_model / 2 - is_marian)  # from the rate of 1 to that of 1/10000
+    rates = torch.exp(columns * (-math.log(10_000.0) / n_steps))
     angles = torch.arange(n, dtype=torch.float64)[:, None] * rates
     return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
@@ -38,6 +40,7 @@ class Positions(BackendModule):
         super().__init__()
         self.is_learned = config.positions == "learned"
         self.is_rotary = config.positions == "rotary"
+        self.is_marian = config.positions == "marian"
         self.width = config.key_size if self.is_rotary else config.d_model
         self.longer_table: Tensor | None = None  # sinusoids for sentences longer than `table`
         rows = torch.empty(config.max_positions, self.width)
@@ -45,7 +48,7 @@ class Positions(BackendModule):
             self.table = nn.Parameter(rows)
             return
         if not rows.is_meta:  # otherwise only the shape is wanted, and torch would be slow to start
-            rows = sinusoids(config.max_positions, self.width)
+            rows = sinusoids(config.max_positions, self.width, self.is_marian)
         self.register_buffer("table", rows, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
@@ -68,7 +71,7 @@ class Positions(BackendModule):
             )
         table = self.longer_table
         if table is None or longest > len(table):
-            table = self.longer_table = sinusoids(2 * longest, self.width)
+            table = self.longer_table = sinusoids(2 * longest, self.width, self.is_marian)
         return table.to(self.table)
 
     def reserve(self, longest: int) -> None:

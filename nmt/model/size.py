@@ -49,7 +49,7 @@ def count_weights(config: ModelConfig, vocab_sizes: tuple[int, int]) -> int:
 def count_model_bytes(config: ModelConfig, vocab_sizes: tuple[int, int], weight_bytes: int) -> int:
     """Return the bytes of a model's tensors, with this number for each weight."""
     n_bytes = weight_bytes * count_weights(config, vocab_sizes)
-    if config.positions == "sinusoidal":  # two tables that are not trained
+    if config.positions in ("sinusoidal", "marian"):  # two tables that are not trained
         n_bytes += 2 * WEIGHT_BYTES * config.max_positions * config.d_model
     return n_bytes
 

@@ -51,7 +51,7 @@ UNCHECKED = {
 FOREIGN = {
     **dict.fromkeys("awk cat cd do done echo for head paste".split(), "the shell's"),
     **dict.fromkeys("aws curl docker sbatch".split(), "needs another machine, or a daemon"),
-    **dict.fromkeys("argospm comet-score".split(), "not installed with nmt"),
+    **dict.fromkeys("argospm comet-score marian-decoder".split(), "not installed with nmt"),
     **dict.fromkeys("git sacrebleu tensorboard torchrun".split(), "another project's options"),
 }
 

@@ -71,7 +71,7 @@ SHAPES["small-heads"] = replace(PLAIN, d_k=3, d_v=5)
 SHAPES["pre-small-heads"] = replace(PLAIN, norm="pre", d_k=3, d_v=5)
 SHAPES["pre-rotary"] = replace(PLAIN, norm="pre", positions="rotary")
 SHAPES["rotary-small-heads"] = replace(PLAIN, positions="rotary", d_k=4, d_v=5)
-SHAPES["decoder-tied"] = replace(PLAIN, tied="decoder")
+SHAPES["decoder-tied-marian"] = replace(PLAIN, tied="decoder", positions="marian")
 SHAPES["pre-embeddings-tied"] = replace(PLAIN, norm="pre", tied="embeddings")
 SHAPES["swish-logits-scaled"] = replace(
     PLAIN, activation="swish", scale_embeddings="projection", encoder_layers=3, decoder_layers=1

@@ -33,6 +33,7 @@ from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.data.batch import pack
 from nmt.data.vocab import BOS, EOS, UNK, Vocab
+from nmt.extras.export import parity
 from nmt.system.errors import UserError
 from nmt.translate.translator import Translator
 
@@ -209,6 +210,24 @@ def test_a_model_that_nmt_exported_comes_back(vocab: Vocab, tmp_path: Path) -> N
         opened = open_model([str(path)], settings).translator
         lines[path] = [one.text for one in opened.translate(LINES)]
     assert lines[out] == lines[checkpoint.path]
+
+
+@pytest.mark.parametrize("case", ["one table", "two tables"])
+def test_it_goes_on_to_marians_own_files(
+    case: str, publish: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Marian's rates, which such models were trained with; transformers has the paper's, and so has what was
+    converted. These weights are random, so the two differ by more than those of a trained model would.
+    """
+    monkeypatch.setitem(parity.MAX_MEAN, "sinusoidal positions in Marian", 9.0)
+    monkeypatch.setattr("nmt.extras.export.export.MAX_COMPARED", 20)
+    lines, out = tmp_path / "lines", tmp_path / "out"
+    lines.write_text("".join(f"{line}\n" for line in LINES))
+    command = [str(publish(case)), "--to", "marian", "-o", str(out), "--check-lines", str(lines)]
+    assert nmt_export(command) == 0
+    check = json.loads((out / "export.json").read_text())["check"]
+    assert (check["differing"], check["largest"] < 1e-4) == (0, True)
+    assert len(list(out.glob("*.spm"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,13 @@ def list_shapes(max_positions: int, shape: ModelConfig = TINY) -> dict[str, Mode
             decoder_layers=1,
         ),
         "gelu": replace(shape, activation="gelu", embedding_norm="before_dropout"),
-        "released": replace(shape, attention_bias=True, projection_bias=True, vocab_rows=350),
+        "released": replace(
+            shape,
+            positions="marian",
+            attention_bias=True,
+            projection_bias=True,
+            vocab_rows=350,
+        ),
     }
 
 
@@ -66,8 +72,10 @@ def make_random_model(
     return model
 
 
-def make_model(vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2) -> Transformer:
-    model = make_random_model(shape, vocab.size, seed)
+def make_model(
+    vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2, spread: float = 0.3
+) -> Transformer:
+    model = make_random_model(shape, vocab.size, seed, spread)
     if not shape.tied:  # pad and bos are as unlikely as in trained ones
         bias = model.decoder[-1].feed_forward_residual.norm.bias
         model.projection.weight[EOS], model.projection.weight[[PAD, BOS]] = 2 * bias, -5 * bias
@@ -81,10 +89,12 @@ def make_checkpoint(
     decoding: DecodingConfig = DECODING,
     seed: int = 2,
     data: DataConfig = DATA,
+    spread: float = 0.3,
 ) -> Path:
     """As an average is one."""
     folder.mkdir()
-    weights = {name: p.detach() for name, p in make_model(vocab, shape, seed).named_parameters()}
+    model = make_model(vocab, shape, seed, spread)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
     save_file(weights, folder / MODEL_FILE)
     write_json(folder / STATE_FILE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
     config = RunConfig(

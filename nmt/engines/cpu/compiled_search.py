@@ -101,7 +101,7 @@ COMPILED_MODELS: KnownValues = {
     ),
     "activation": ACTIVATIONS,
     "norm": ("post", "pre"),
-    "positions": ("sinusoidal", "learned", "rotary"),
+    "positions": ("sinusoidal", "marian", "learned", "rotary"),
     "tied": (True, False, "decoder", "embeddings"),
     "scale_embeddings": ("embedding", "projection", "none"),
     "embedding_norm": (None, "before_dropout", "after_dropout"),

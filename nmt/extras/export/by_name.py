@@ -9,7 +9,7 @@ from pathlib import Path
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.corpus.text_files import TextFile, read_lines
 from nmt.extras.export.argos import export_argos
-from nmt.extras.export.export import export, make_lines
+from nmt.extras.export.export import FORMATS, export, make_lines
 from nmt.extras.export.marian import convert_if_published
 from nmt.system.files import check_exchangeable
 from nmt.system.progress import say
@@ -31,8 +31,9 @@ def export_by_name(args: Namespace) -> None:
     else:
         lines = make_lines(checkpoint.vocab)
     check_exchangeable(out.resolve())
+    quantization = args.quantization or FORMATS[args.to].quantizations[0]
     if args.to == "argos":
-        agreement = export_argos(checkpoint, out, args.quantization, lines, args.force)
+        agreement = export_argos(checkpoint, out, quantization, lines, args.force)
     else:
-        agreement = export(checkpoint, args.to, out, args.quantization, lines, args.force)
-    say(f"{out}: {args.to}, {args.quantization}; {agreement}")
+        agreement = export(checkpoint, args.to, out, quantization, lines, args.force)
+    say(f"{out}: {args.to}, {quantization}; {agreement}")

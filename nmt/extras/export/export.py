@@ -15,10 +15,13 @@ import torch
 from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.config import DataConfig, DecodingConfig
 from nmt.config_files import format_config
+from nmt.data.batch import Sentences
 from nmt.data.vocab import CONTROL_IDS, UNK, EncodedLines, Vocabulary
 from nmt.extras.cards.card import render_export_card
+from nmt.extras.export.bergamot import load_bergamot, write_bergamot
 from nmt.extras.export.ctranslate2 import CTranslate2Engine, write_ctranslate2
 from nmt.extras.export.huggingface import HuggingFaceEngine, write_huggingface
+from nmt.extras.export.marian_engine import MarianEngine, load_marian, write_marian
 from nmt.extras.export.parity import Agreement, Engine, OwnEngine, compare_engines, describe_bound
 from nmt.extras.export.safetensors import load_safetensors, write_safetensors
 from nmt.model.transformer import Transformer
@@ -38,8 +41,11 @@ class Format:
 
     library: str  # what loads it, by its name on the hub
     quantizations: Sequence[str]
-    # fills a folder that has the config, and returns how to use the export, for its card
-    write: Callable[[Path, Transformer, Vocabulary, DataConfig, DecodingConfig, str], str]
+    # fills a folder that has the config, and returns how to use the export, for its card; it is also given the
+    # sentences that are compared
+    write: Callable[
+        [Path, Transformer, Vocabulary, DataConfig, DecodingConfig, str, Sentences], str
+    ]
     # An export that is just being made has no manifest yet, so nothing is verified.
     load: Callable[[Path], Engine]
 
@@ -47,6 +53,8 @@ class Format:
 FORMATS = {
     "ctranslate2": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),
     "huggingface": Format("transformers", FLOATS, write_huggingface, HuggingFaceEngine),
+    "marian": Format("marian", FLOATS[:1], write_marian, load_marian),
+    "bergamot": Format("bergamot", ("int8", "float32"), write_bergamot, load_bergamot),
     "safetensors": Format("safetensors", FLOATS, write_safetensors, load_safetensors),
     "argos": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),
 }
@@ -91,23 +99,28 @@ def export(
         # write, load, compare
         write_text(folder / CONFIG_FILE, format_config(config))
         usage = format.write(
-            folder, translator.model, vocab, config.data, config.decoding, quantization
+            folder, translator.model, vocab, config.data, config.decoding, quantization, src
         )
-        theirs = format.load(folder)
-        agreement = compare_engines(OwnEngine(translator.model), theirs, src, limit)
+        ours, theirs = OwnEngine(translator.model), format.load(folder)
+        in_use = ""
+        if isinstance(theirs, MarianEngine):
+            found = compare_engines(ours, theirs, src, limit)
+            bound = quantization
+            if quantization == "float32":
+                bound = f"{config.model.positions} positions in Marian"
+            _check(found, bound)
+            in_use = f"; as Marian runs it: {found}"
+            theirs.take_constants(config.model)  # with which all is to be the same
+        agreement = compare_engines(ours, theirs, src, limit)
         if to == "argos":  # which chooses the type, whatever that of the weights
             auto = CTranslate2Engine(folder, compute_type="auto")
-            found = compare_engines(OwnEngine(translator.model), auto, src, limit)
-            said = f"; as Argos runs it here, in {auto.translator.compute_type}: {found}"
-            agreement = replace(agreement, in_argos=said)
+            found = compare_engines(ours, auto, src, limit)
+            in_use = f"; as Argos runs it here, in {auto.translator.compute_type}: {found}"
+        agreement = replace(agreement, in_use=in_use)
         if isinstance(theirs, HuggingFaceEngine):  # it has a tokenizer of its own
             tgt_lines = lines if config.vocab.joint else make_lines(vocab.tgt)
             theirs.check_tokenizer(vocab, lines, tgt_lines)
-        if not agreement.is_within(quantization):
-            raise Failure(
-                f"the exported model disagrees with the checkpoint: {agreement}, but the limit is "
-                f"{describe_bound(quantization)}; nothing was written"
-            )
+        _check(agreement, quantization)
         agreements.append(agreement)
 
         # describe
@@ -129,6 +142,14 @@ def export(
 
     write_folder(out, fill)
     return agreements[0]
+
+
+def _check(agreement: Agreement, quantization: str) -> None:
+    if not agreement.is_within(quantization):
+        raise Failure(
+            f"the exported model disagrees with the checkpoint: {agreement}, but the limit is "
+            f"{describe_bound(quantization)}; nothing was written"
+        )
 
 
 def _encode_lines(

@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.data.batch import Sentences
 from nmt.data.vocab import BOS, EOS, PAD, UNK, EncodedLines, Vocab, VocabPair, Vocabulary
-from nmt.extras.export.parity import add_eos
+from nmt.extras.export.parity import add_eos, pad_sentences, pick_log_probs
 from nmt.extras.export.tensors import (
     check_expressible,
     explain_penalty_and_tags,
     find_alpha,
     list_forbidden,
-    list_layer_parts,
+    list_matrices,
     make_position_table,
-    read_part,
+    read_logit_bias,
     scale_projection,
 )
 from nmt.extras.pair_scores.pair_scores import LogProbs
@@ -73,6 +73,7 @@ def write_huggingface(
     data: DataConfig,
     decoding: DecodingConfig,
     quantization: str,
+    _src: Sentences = (),
 ) -> str:
     """Fill `folder` with what `from_pretrained` loads: the model, its tokenizer and the settings of
     generation; return how to use it.
@@ -224,20 +225,14 @@ def _rename_tensors(model: Transformer, decoding: DecodingConfig) -> Iterator[tu
         yield "model.encoder.embed_tokens.weight", src_embedding
         yield "model.decoder.embed_tokens.weight", model.tgt_embedding.weight.detach()
         yield "lm_head.weight", scale_projection(model)
-    bias: Tensor | None = model.projection.bias
-    biases = torch.zeros(model.projection.out_features) if bias is None else bias.detach()
-    yield "final_logits_bias", biases[None]
+    yield "final_logits_bias", read_logit_bias(model)[None]
     yield "model.encoder.embed_positions.weight", src_table
     yield "model.decoder.embed_positions.weight", tgt_table
 
     # layers
-    for ours, theirs in list_layer_parts(shape):
-        weight, bias = read_part(model, ours)
-        terms = torch.zeros(len(weight)) if bias is None else bias
-        n = len(theirs)
-        for name, rows, part_of_bias in zip(theirs, weight.chunk(n), terms.chunk(n), strict=True):
-            yield f"model.{name}.weight", rows
-            yield f"model.{name}.bias", part_of_bias
+    for name, _, weight, bias in list_matrices(model):
+        yield f"model.{name}.weight", weight
+        yield f"model.{name}.bias", bias
 
 
 class HuggingFaceEngine:
@@ -259,7 +254,7 @@ class HuggingFaceEngine:
 
     @torch.inference_mode()
     def translate_greedily(self, src: Sentences, limit: int) -> EncodedLines:
-        ids, mask = _pad_rows(add_eos(src))
+        ids, mask = pad_sentences(add_eos(src))
         rows = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -272,13 +267,10 @@ class HuggingFaceEngine:
 
     @torch.inference_mode()
     def score(self, src: Sentences, tgt: Sentences) -> LogProbs:
-        ids, mask = _pad_rows(add_eos(src))
-        inputs, _ = _pad_rows([[BOS, *line] for line in tgt])
-        expected, _ = _pad_rows(add_eos(tgt))
+        ids, mask = pad_sentences(add_eos(src))
+        inputs, _ = pad_sentences([[BOS, *line] for line in tgt])
         logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
-        log_probs = logits.log_softmax(2)  # (S, L, V)
-        chosen = log_probs.gather(2, expected[:, :, None]).squeeze(2)  # (S, L)
-        return [row[: len(line) + 1] for row, line in zip(chosen.tolist(), tgt, strict=True)]
+        return pick_log_probs(logits, tgt)
 
     def check_tokenizer(
         self, vocab: Vocabulary, src_lines: Sequence[str], tgt_lines: Sequence[str]
@@ -299,10 +291,3 @@ class HuggingFaceEngine:
                     f"the exported tokenizer disagrees on {line!r}: {exported!r} instead of {wanted!r}; "
                     "nothing was written"
                 )
-
-
-def _pad_rows(rows: EncodedLines) -> tuple[Tensor, Tensor]:
-    """Return the padded ids and the mask that is 0 where they are padding, each (S, L)."""
-    sequences = [torch.tensor(row) for row in rows]
-    ids = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=PAD)
-    return ids, (ids != PAD).long()  # no piece of a sentence is PAD

@@ -1,6 +1,7 @@
-"""Reads a Marian model in the format of the Hugging Face hub, such as OPUS-MT.
+"""Reads a Marian model in the format of the Hugging Face hub, such as OPUS-MT, and brings a model into
+the form of Marian's own files.
 
-It has config.json, the weights, two SentencePiece models and a table of ids, mostly one table for
+A model of the hub has config.json, the weights, two SentencePiece models and a table of ids, mostly one table for
 both languages. Here each side gets a SentencePiece model with our ids. The source's has the pieces of
 its language; a piece that the table lacks has the weights of the unknown piece, as in Marian. The target's
 has every id, because all take part in the softmax, and marks what its language lacks as unused, so
@@ -8,22 +9,34 @@ that no text is split into it. So source text is split exactly as in Marian, and
 the table lacks a piece, which is unknown in Marian and splits into smaller ones here.
 
 Nothing is unpickled: weights are safetensors, or what torch reads with weights_only.
+
+Marian's own decoder begins with zeros where ours begins with the embedding of the begin mark. So that
+embedding is subtracted from all, and what the first layers lose by that is in their biases. If the matrix is
+the projection's too, all logits of a step change by the same number, which a softmax does not see.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
-from nmt.checkpoint.checkpoint import Average, Snapshot, is_without_optimizer, save_checkpoint
+from nmt.checkpoint.checkpoint import (
+    Average,
+    Snapshot,
+    is_without_optimizer,
+    save_checkpoint,
+)
 from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
 from nmt.data.vocab import (
+    BOS,
     MAX_MODEL_BYTES,
     MAX_PIECES,
     SymbolKind,
@@ -34,7 +47,14 @@ from nmt.data.vocab import (
     encode_field,
     encode_piece,
 )
-from nmt.extras.export.tensors import list_layer_parts
+from nmt.extras.export.tensors import (
+    check_expressible,
+    list_layer_parts,
+    list_matrices,
+    read_logit_bias,
+    scale_projection,
+)
+from nmt.model.transformer import Transformer
 from nmt.system.caches import find_cache_folder, make_temporary_folder
 from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
@@ -398,3 +418,97 @@ def _find(tensors: Mapping[str, Tensor], folder: Path, *names: str) -> Tensor:
         if name in tensors:
             return tensors[name]
     raise UserError(f"{folder}: has no tensor {names[0]}; use another copy")
+
+
+# ---- Marian's own files -----------------------------------------------------------------------------------------
+
+
+def check_marian(shape: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> None:
+    """Refuse a model that Marian cannot compute."""
+    check_expressible(shape)
+    reason = None
+    if shape.norm == "pre":  # 1.12 scores such a model as we do, and translates with it otherwise
+        reason = (
+            "model.norm is pre: a translating Marian does not normalize what its decoder attends to"
+        )
+    elif shape.positions == "rotary":
+        reason = "model.positions is rotary: Marian does not rotate queries and keys"
+    elif shape.positions == "learned":
+        reason = "model.positions is learned: Marian does not read such a table"
+    elif shape.activation == "gelu":
+        reason = "model.activation is gelu: Marian's gelu is another function"
+    elif shape.embedding_norm is not None:
+        reason = (
+            f"model.embedding_norm is {shape.embedding_norm}: Marian has no LayerNorm on embeddings"
+        )
+    tags = [tag for tag in (*data.train_tags, decoding.tag) if tag is not None]
+    if tags:
+        reason = f"its sources begin with tags such as {tags[0]}, which Marian does not put there"
+    if reason is not None:
+        raise UserError(f"{reason}; use --to ctranslate2 or --to safetensors")
+
+
+def rename_for_marian(model: Transformer) -> dict[str, np.ndarray]:
+    """Return the weights by Marian's names, as its files have them: matrices are inputs x outputs, vectors
+    one row.
+    """
+    shape = model.config
+    root = math.sqrt(shape.d_model)  # with which Marian multiplies every embedding
+    factor = 1.0 if shape.scale_embeddings == "embedding" else 1 / root
+    src, tgt = model.src_embedding.weight.detach(), model.tgt_embedding.weight.detach()
+    start = factor * tgt[BOS]
+    weights = {"decoder_ff_logit_out_b": read_logit_bias(model)}
+    for _, name, weight, bias in list_matrices(model):
+        is_norm = name.endswith("_scale")
+        name_of_bias = name.replace("scale", "bias") if is_norm else name.replace("_W", "_b")
+        weights |= {name: weight.t(), name_of_bias: bias}
+
+    # embeddings, and what the layers that read them get instead of `start`
+    if shape.has_shared_embeddings:
+        weights["Wemb"] = factor * tgt - start
+        sides = ["encoder", "decoder"]
+    else:
+        weights |= {"encoder_Wemb": factor * src, "decoder_Wemb": factor * tgt - start}
+        sides = ["decoder"]
+    for side in sides:
+        layer = f"{side}_l1_self_"
+        for letter in "qkv":
+            lost = root * start @ weights[f"{layer}W{letter}"]
+            weights[f"{layer}b{letter}"] = weights[f"{layer}b{letter}"] + lost
+        weights[f"{layer}bo"] = weights[f"{layer}bo"] + root * start
+
+    # logits
+    if not shape.has_shared_projection:
+        weights["decoder_ff_logit_out_W"] = scale_projection(model).t()
+    elif (
+        shape.scale_embeddings == "none"
+    ):  # the shared matrix was divided, so its inputs are multiplied
+        for kind in ("scale", "bias"):
+            last = f"decoder_l{shape.decoder_depth}_ffn_ffn_ln_{kind}"
+            weights[last] = root * weights[last]
+    tensors = {}
+    for name, weight in weights.items():
+        rows = weight if weight.dim() == 2 else weight[None]
+        tensors[name] = np.ascontiguousarray(rows.float().numpy())
+    return tensors
+
+
+def describe_for_marian(model: Transformer) -> dict[str, Any]:
+    """Return the settings that a file has in the entry special:model.yml."""
+    shape = model.config
+    return {
+        "type": "transformer",
+        "version": "v1.12.0 nmt",
+        "dim-vocabs": [model.src_embedding.num_embeddings, model.n_vocab],
+        "dim-emb": shape.d_model,
+        "enc-depth": shape.encoder_depth,
+        "dec-depth": shape.decoder_depth,
+        "tied-embeddings-all": shape.tied is True,
+        "tied-embeddings-src": shape.tied == "embeddings",
+        "tied-embeddings": shape.tied == "decoder",
+        "transformer-heads": shape.n_heads,
+        "transformer-dim-ffn": shape.d_ff,
+        "transformer-ffn-activation": shape.activation,  # the default is swish
+        "transformer-preprocess": "",
+        "transformer-postprocess": "dan",
+    }

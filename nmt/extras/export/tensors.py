@@ -23,51 +23,68 @@ from nmt.system.errors import UserError
 MIN_POSITIONS = 1024  # for other settings of decoding than those of the config
 # The linear layers and LayerNorms of one of our layers, and what Hugging Face's Marian and Pegasus call
 # the matrices that lie in them, one below the other. The encoder has none that begins with "memory".
+# Beside each name, that of its weight in Marian's own files.
 MARIAN_NAMES = {
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention.output": ("self_attn.out_proj",),
-    "attention_residual.norm": ("self_attn_layer_norm",),
-    "memory_attention.q": ("encoder_attn.q_proj",),
-    "memory_attention.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
-    "memory_attention.output": ("encoder_attn.out_proj",),
-    "memory_residual.norm": ("encoder_attn_layer_norm",),
-    "feed_forward.inner": ("fc1",),
-    "feed_forward.outer": ("fc2",),
-    "feed_forward_residual.norm": ("final_layer_norm",),
+    "attention.qkv": {
+        "self_attn.q_proj": "self_Wq",
+        "self_attn.k_proj": "self_Wk",
+        "self_attn.v_proj": "self_Wv",
+    },
+    "attention.output": {"self_attn.out_proj": "self_Wo"},
+    "attention_residual.norm": {
+        "self_attn_layer_norm": "self_Wo_ln_scale",
+    },
+    "memory_attention.q": {"encoder_attn.q_proj": "context_Wq"},
+    "memory_attention.kv": {
+        "encoder_attn.k_proj": "context_Wk",
+        "encoder_attn.v_proj": "context_Wv",
+    },
+    "memory_attention.output": {"encoder_attn.out_proj": "context_Wo"},
+    "memory_residual.norm": {
+        "encoder_attn_layer_norm": "context_Wo_ln_scale",
+    },
+    "feed_forward.inner": {"fc1": "ffn_W1"},
+    "feed_forward.outer": {"fc2": "ffn_W2"},
+    "feed_forward_residual.norm": {"final_layer_norm": "ffn_ffn_ln_scale"},
 }
 
 
 def check_expressible(config: ModelConfig) -> None:
-    """Refuse a model that neither CTranslate2 nor Hugging Face can express."""
+    """Refuse a model that neither CTranslate2 nor Hugging Face nor Marian can express."""
     if config.window is not None:
         raise UserError(
-            f"model.window is {config.window}: neither CTranslate2 nor Hugging Face supports "
-            "restricted self-attention in such a model; use --to safetensors"
+            f"model.window is {config.window}: no other engine supports restricted self-attention "
+            "in such a model; use --to safetensors"
         )
     if config.d_model % config.n_heads:
         raise UserError(
             f"model.n_heads {config.n_heads} does not divide model.d_model {config.d_model}, as "
-            "CTranslate2 and Hugging Face require; use --to safetensors"
+            "other engines require; use --to safetensors"
         )
     size = config.d_model // config.n_heads
     for name, value in (("d_k", config.key_size), ("d_v", config.value_size)):
         if value > size:
             raise UserError(
-                f"model.{name} is {value}: CTranslate2 and Hugging Face support at most "
+                f"model.{name} is {value}: other engines support at most "
                 f"d_model / n_heads = {size}; use --to safetensors"
             )
 
 
-def list_layer_parts(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
-    """Yield our name for each linear layer and LayerNorm in the layers, and Marian's for its matrices."""
+def list_layer_parts(config: ModelConfig) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield our name for each linear layer and LayerNorm in the layers, and Marian's for its matrices: in
+    Hugging Face, each with that in its own files.
+    """
     for side, depth in (("encoder", config.encoder_depth), ("decoder", config.decoder_depth)):
         for layer in range(depth):
             for ours, theirs in MARIAN_NAMES.items():
                 if side == "decoder" or not ours.startswith("memory"):
-                    names = [f"{side}.layers.{layer}.{name}" for name in theirs]
+                    names = {
+                        f"{side}.layers.{layer}.{name}": f"{side}_l{layer + 1}_{own}"
+                        for name, own in theirs.items()
+                    }
                     yield f"{side}.{layer}.{ours}", names
         if config.norm == "pre":
-            yield f"{side}_norm", [f"{side}.layer_norm"]
+            yield f"{side}_norm", {f"{side}.layer_norm": f"{side}_top_ln_scale"}
 
 
 def read_part(model: Transformer, name: str) -> tuple[Tensor, Tensor | None]:
@@ -84,6 +101,19 @@ def read_part(model: Transformer, name: str) -> tuple[Tensor, Tensor | None]:
     elif name.endswith("attention.output"):  # its columns are the heads'
         weight = _widen_heads(weight.T, model.config).T
     return weight, bias
+
+
+def list_matrices(model: Transformer) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    """Yield for each matrix and LayerNorm in the layers both of Marian's names, its weight and its bias: zeros
+    where ours has none.
+    """
+    for ours, theirs in list_layer_parts(model.config):
+        weight, bias = read_part(model, ours)
+        terms = torch.zeros(len(weight)) if bias is None else bias
+        n = len(theirs)
+        parts = zip(theirs.items(), weight.chunk(n), terms.chunk(n), strict=True)
+        for (name, own_name), rows, part_of_bias in parts:
+            yield name, own_name, rows, part_of_bias
 
 
 def _widen_qkv(fused: Tensor, kind: str, config: ModelConfig) -> Tensor:
@@ -115,6 +145,11 @@ def scale_projection(model: Transformer) -> Tensor:
     return model.projection.weight.detach() * model.hidden_scale
 
 
+def read_logit_bias(model: Transformer) -> Tensor:
+    bias: Tensor | None = model.projection.bias
+    return torch.zeros(model.projection.out_features) if bias is None else bias.detach()
+
+
 def make_position_table(positions: Positions, decoding: DecodingConfig) -> Tensor:
     """Return the table of positions: the learned one, or sinusoids for the longest output that
     decoding allows.
@@ -122,7 +157,7 @@ def make_position_table(positions: Positions, decoding: DecodingConfig) -> Tenso
     if positions.is_learned:
         return positions.table.detach()
     longest = decoding.max_source + decoding.max_extra + 1
-    return sinusoids(max(MIN_POSITIONS, longest), positions.width)
+    return sinusoids(max(MIN_POSITIONS, longest), positions.width, positions.is_marian)
 
 
 def list_forbidden(vocab: Vocab) -> list[int]:

@@ -46,7 +46,9 @@ def write_first_config(args: Namespace) -> None:
         say(f"note: {args.start} was trained for {trained}, and learns {find_direction(data)} now")
     suggest_config(out, data, args.seed, args.force, start, args.hours)
     if start is None and load_config(str(out)).model.positions == "rotary":
-        say("nmt-export can give this model any form but Hugging Face's: see model.positions")
+        say(
+            "nmt-export can give this model any form but Hugging Face's and Marian's: see model.positions"
+        )
     say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")
 
 
