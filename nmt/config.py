@@ -342,7 +342,7 @@ class ModelConfig:
                 "give d_k and d_v"
             )
         if self.d_model % 2 and self.positions in ("sinusoidal", "marian"):
-            return f"d_model is {self.d_model}, but {self.positions} positions need an even d_model"
+            return f"d_model is {self.d_model}, but sinusoidal positions need an even d_model"
         if self.key_size % 2 and self.positions == "rotary":
             return (
                 f"d_k is {self.key_size}, but rotary positions need an even size; give an even d_k"

@@ -27,7 +27,7 @@ def sinusoids(n: int, d_model: int, is_marian: bool = False) -> Tensor:
     columns = torch.arange(d_model // 2, dtype=torch.float64)
     n_steps = max(1, d_model / 2 - is_marian)  # from the rate of 1 to that of 1/10000
     rates = torch.exp(columns * (-math.log(10_000.0) / n_steps))
-    angles = torch.arange(n, dtype=torch.float64)[:, None] * rates
+    angles = torch.outer(torch.arange(n, dtype=torch.float64), rates)
     return torch.cat((angles.sin(), angles.cos()), dim=1).float()
 
 
@@ -42,7 +42,6 @@ class Positions(BackendModule):
         self.is_rotary = config.positions == "rotary"
         self.is_marian = config.positions == "marian"
         self.width = config.key_size if self.is_rotary else config.d_model
-        self.longer_table: Tensor | None = None  # sinusoids for sentences longer than `table`
         rows = torch.empty(config.max_positions, self.width)
         if self.is_learned:
             self.table = nn.Parameter(rows)
@@ -50,6 +49,7 @@ class Positions(BackendModule):
         if not rows.is_meta:  # otherwise only the shape is wanted, and torch would be slow to start
             rows = sinusoids(config.max_positions, self.width, self.is_marian)
         self.register_buffer("table", rows, persistent=False)
+        self.longer_table = rows  # for sentences longer than `table`, once there are such
 
     def forward(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
         return x if self.is_rotary else x + self.find_rows(positions, longest)
@@ -69,10 +69,9 @@ class Positions(BackendModule):
                 f"a sentence of {longest} pieces is longer than model.max_positions {len(self.table)}; "
                 "split it, or train with more positions"
             )
-        table = self.longer_table
-        if table is None or longest > len(table):
-            table = self.longer_table = sinusoids(2 * longest, self.width, self.is_marian)
-        return table.to(self.table)
+        if longest > len(self.longer_table):
+            self.longer_table = sinusoids(2 * longest, self.width, self.is_marian)
+        return self.longer_table.to(self.table)
 
     def reserve(self, longest: int) -> None:
         """Make `self.table` long enough for a sentence of `longest` pieces."""

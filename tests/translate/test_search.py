@@ -332,7 +332,7 @@ def test_it_is_the_search_of_hugging_face(vocab: Vocab, tmp_path: Path) -> None:
         theirs.load_state_dict(
             dict(huggingface._rename_tensors(ours, config.decoding)), strict=False
         )
-        ids, mask = huggingface.pad_sentences([list(src) for src in given])
+        ids, mask = huggingface._pad_rows([list(src) for src in given])
         for beam in range(1, 6):
             is_full, alpha = (seed + beam) % 2 == 0, (0.0, 0.6, 1.0)[(seed + beam) % 3]
             repeated = (None, 1, 2)[seed % 3]

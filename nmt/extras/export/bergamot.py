@@ -14,32 +14,41 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import islice
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from struct import calcsize, pack, unpack
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.config_files import load_recorded_config
 from nmt.data.batch import Sentences
 from nmt.data.vocab import Vocabulary
-from nmt.extras.export.marian import check_marian, describe_for_marian, rename_for_marian
-from nmt.extras.export.marian_engine import SETTINGS_ENTRY, MarianEngine, make_settings
+from nmt.extras.export.marian import (
+    SETTINGS_ENTRY,
+    check_marian,
+    describe_for_marian,
+    rename_for_marian,
+)
+from nmt.extras.export.marian_engine import (
+    MarianEngine,
+    can_write_unknown,
+    encode_settings,
+    make_settings,
+)
 from nmt.languages import name_language
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import write_bytes, write_json, write_text
 from nmt.system.run_folder import CONFIG_FILE
-from nmt.system.strict_yaml import format_yaml, parse_yaml
+from nmt.system.strict_yaml import format_yaml
 
 StoredArray = tuple[int, tuple[int, ...], bytes]  # type, shape, content
 
 BERGAMOT_FILE = "model.bin"
-CONFIGURATION_FILE = (
-    "config.intgemm8bitalpha.yml"  # as translateLocally calls it, whatever its types
-)
+CONFIGURATION_FILE = "config.intgemm8bitalpha.yml"  # translateLocally's name, whatever the types
+VERSION = 1
 CONTENT_ALIGNMENT = 256  # of the contents, in bytes
 FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
 LARGEST = 127  # of a byte; -128 is not used
@@ -58,54 +67,59 @@ It translates greedily.
 
 
 def pack_items(items: Mapping[str, StoredArray]) -> bytes:
-    heads, names, contents = [1, len(items)], b"", []  # 1: the version
-    shapes: list[int] = []
+    heads, names, shapes, contents = b"", b"", b"", []
     for name, (kind, shape, content) in items.items():
         contents.append(content + bytes(-len(content) % CONTENT_ALIGNMENT))
-        heads += [len(name) + 1, kind, len(shape), len(contents[-1])]
+        heads += pack("<4Q", len(name) + 1, kind, len(shape), len(contents[-1]))
         names += name.encode() + b"\0"
-        shapes += shape
-    front = np.array(heads, "<u8").tobytes() + names + np.array(shapes, "<i4").tobytes()
+        shapes += pack(f"<{len(shape)}i", *shape)
+    front = pack("<2Q", VERSION, len(items)) + heads + names + shapes
     n_padding = -(len(front) + 8) % CONTENT_ALIGNMENT
-    return b"".join([front, n_padding.to_bytes(8, "little"), bytes(n_padding), *contents])
+    return b"".join([front, pack("<Q", n_padding), bytes(n_padding), *contents])
 
 
 def unpack_items(file: bytes) -> dict[str, StoredArray]:
     """Read what `pack_items` made; each content still has the bytes up to the next item."""
-    n_items = int(np.frombuffer(file, "<u8", 2)[1])
-    heads = np.frombuffer(file, "<u8", 4 * n_items, 16).reshape(n_items, 4).astype(int)
-    n_letters, _, n_dimensions, n_bytes = heads.sum(0)
-    end = 16 + heads.nbytes + n_letters  # of the names
-    names = file[end - n_letters : end].decode().split("\0")
-    shapes = iter(np.frombuffer(file, "<i4", n_dimensions, end).tolist())
-    start, items = len(file) - n_bytes, {}
-    for name, (_, kind, n, size) in zip(
-        names, heads, strict=False
-    ):  # the last name ends with a zero too
-        items[name] = kind, tuple(islice(shapes, n)), file[start : start + size]
-        start += size
+    stream = BytesIO(file)
+
+    def read(numbers: str) -> tuple[int, ...]:
+        return unpack(numbers, stream.read(calcsize(numbers)))
+
+    _, n_items = read("<2Q")
+    heads = [read("<4Q") for _ in range(n_items)]
+    names = [stream.read(n_letters)[:-1].decode() for n_letters, *_ in heads]
+    shapes = [read(f"<{n_dimensions}i") for _, _, n_dimensions, _ in heads]
+    stream.read(*read("<Q"))  # the padding
+    items = {}
+    for name, shape, (_, kind, _, n_bytes) in zip(names, shapes, heads, strict=True):
+        items[name] = kind, shape, stream.read(n_bytes)
     return items
 
 
-def store(_name: str, array: np.ndarray) -> StoredArray:
-    return FLOAT32, array.shape, array.astype("<f4").tobytes()
-
-
-def quantize(name: str, matrix: np.ndarray) -> StoredArray:
-    """Round a matrix to 8 bits. All but embeddings are stored transposed, with the shape that they had."""
-    factor = np.float32(LARGEST) / np.abs(matrix).max()
-    rounded = np.rint(matrix * factor).astype(np.int8)
+def store(name: str, array: np.ndarray, is_quantized: bool) -> StoredArray:
+    """Round a matrix to 8 bits, if it is to be. All but embeddings are stored transposed, with the shape that
+    they had.
+    """
+    if array.dtype == np.int8:
+        return INT8, array.shape, array.tobytes()
+    if not (is_quantized and MATRICES.fullmatch(name)):
+        return FLOAT32, array.shape, array.tobytes()
+    factor = LARGEST / np.abs(array).max()
+    rounded = np.rint(array * factor).astype(np.int8)
     rows = rounded if name.endswith("Wemb") else rounded.T
-    return INTGEMM8, matrix.shape, rows.tobytes() + factor.tobytes()
+    return INTGEMM8, array.shape, rows.tobytes() + factor.tobytes()
 
 
 def restore(name: str, item: StoredArray) -> np.ndarray:
-    """Return what `store` was given, or nearly what `quantize` was."""
+    """Return what `store` was given, or nearly."""
     kind, shape, content = item
     size = math.prod(shape)
     if kind == FLOAT32:
         return np.frombuffer(content, "<f4", size).reshape(shape).copy()
-    rows = np.frombuffer(content, np.int8, size) / np.frombuffer(content, "<f4", 1, size)
+    rows = np.frombuffer(content, np.int8, size)
+    if kind == INT8:
+        return rows
+    rows = rows / np.frombuffer(content, "<f4", 1, size)
     return rows.reshape(shape) if name.endswith("Wemb") else rows.reshape(shape[::-1]).T
 
 
@@ -117,30 +131,34 @@ def add_unused_rows(name: str, tensor: np.ndarray) -> np.ndarray:
 
 
 class BergamotEngine(MarianEngine):
-    """Multiplies as Bergamot does: in 8 bits by a matrix that has an alpha; of the inputs of the others it
+    """Multiplies as Bergamot does: in 8 bits by the matrices that have an alpha. Of the inputs of the others it
     notes the largest number.
     """
 
-    def __init__(self, *model: Any) -> None:
-        super().__init__(*model)
-        self.largest: dict[str, list[float]] = defaultdict(list)
+    def __init__(self, arrays: Mapping[str, np.ndarray], writes_unknown: bool) -> None:
+        super().__init__(arrays, writes_unknown)
+        self.largest: dict[nn.Module, list[float]] = defaultdict(list)
+        for layer in self.names:
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_pre_hook(self.round_inputs)
 
-    def multiply(self, x: Tensor, name: str) -> Tensor:
-        alpha = self.tensors.get(f"{name}{ALPHA_SUFFIX}")
+    def round_inputs(self, layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+        (x,) = inputs
+        alpha = self.tensors.get(f"{self.names[layer][0]}{ALPHA_SUFFIX}")
         if alpha is None:
-            self.largest[name].append(float(x.abs().max()))
-        else:
-            x = (x * alpha).round().clamp(-LARGEST, LARGEST) / alpha
-        return super().multiply(x, name)
+            self.largest[layer].append(float(x.abs().max()))
+            return x
+        return (x * alpha).round().clamp(-LARGEST, LARGEST) / alpha
 
     def find_alphas(self, src: Sentences) -> dict[str, np.ndarray]:
         """Translate some of these sentences; return the alpha of each matrix that this took."""
         for sentence in src[:N_SAMPLED_LINES]:
             self.translate_greedily([sentence], MAX_SAMPLED_PIECES)
         alphas = {}
-        for name, values in self.largest.items():
+        for layer, values in self.largest.items():
             expected = np.mean(values) + 1.1 * np.std(values)
-            alphas[f"{name}{ALPHA_SUFFIX}"] = np.full((1, 1), LARGEST / expected, np.float32)
+            for name in self.names[layer]:
+                alphas[f"{name}{ALPHA_SUFFIX}"] = np.full((1, 1), LARGEST / expected, np.float32)
         return alphas
 
 
@@ -161,27 +179,22 @@ def write_bergamot(
     data: DataConfig,
     decoding: DecodingConfig,
     quantization: str,
-    src: Sentences,
+    src: Sentences = (),
 ) -> str:
     """Fill `folder` with what Bergamot and translateLocally load; return how to use it. The alphas come from
     `src`, of real text.
     """
     check_marian(model.config, data, decoding)
+    tensors, settings = rename_for_marian(model), describe_for_marian(model)
     is_quantized = quantization == "int8"
     if is_quantized:
         check_widths(model.config)
-    tensors, settings = rename_for_marian(model), describe_for_marian(model)
-    if is_quantized:
-        engine = BergamotEngine(tensors, settings, not vocab.tgt.has_bytes)
         tensors = {name: add_unused_rows(name, rows) for name, rows in tensors.items()}
-        tensors |= engine.find_alphas(src)
         settings["dim-vocabs"] = [n + -n % ROWS_AT_A_TIME for n in settings["dim-vocabs"]]
-    items = {}
-    for name in sorted(tensors):
-        is_rounded = is_quantized and MATRICES.fullmatch(name)
-        items[name] = (quantize if is_rounded else store)(name, tensors[name])
-    entry = format_yaml(settings).encode() + b"\0"
-    items[SETTINGS_ENTRY] = INT8, (len(entry),), entry
+    tensors[SETTINGS_ENTRY] = encode_settings(settings)
+    if is_quantized:
+        tensors |= BergamotEngine(tensors, not vocab.tgt.has_bytes).find_alphas(src)
+    items = {name: store(name, tensors[name], is_quantized) for name in sorted(tensors)}
     write_bytes(folder / BERGAMOT_FILE, pack_items(items))
 
     # what translateLocally reads, and who calls the npm package
@@ -211,9 +224,6 @@ def write_bergamot(
 
 
 def load_bergamot(folder: Path) -> BergamotEngine:
-    configuration = parse_yaml((folder / CONFIGURATION_FILE).read_text(), CONFIGURATION_FILE).values
     items = unpack_items((folder / BERGAMOT_FILE).read_bytes())
-    entry = items.pop(SETTINGS_ENTRY)[2].rstrip(b"\0").decode()
-    settings = parse_yaml(entry, SETTINGS_ENTRY).values
-    tensors = {name: restore(name, item) for name, item in items.items()}
-    return BergamotEngine(tensors, settings, configuration["allow-unk"])
+    arrays = {name: restore(name, item) for name, item in items.items()}
+    return BergamotEngine(arrays, can_write_unknown(folder / CONFIGURATION_FILE))

@@ -99,7 +99,6 @@ def write_ctranslate2(
     data: DataConfig,
     decoding: DecodingConfig,
     quantization: str,
-    _src: Sentences = (),
 ) -> str:
     """Fill `folder` with the model that CTranslate2 loads, and the BPE model; return how to use it."""
     shape = model.config

@@ -8,6 +8,7 @@ its checkpoint never appears.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,13 +16,12 @@ import torch
 from nmt.checkpoint.checkpoint import Checkpoint
 from nmt.config import DataConfig, DecodingConfig
 from nmt.config_files import format_config
-from nmt.data.batch import Sentences
 from nmt.data.vocab import CONTROL_IDS, UNK, EncodedLines, Vocabulary
 from nmt.extras.cards.card import render_export_card
 from nmt.extras.export.bergamot import load_bergamot, write_bergamot
 from nmt.extras.export.ctranslate2 import CTranslate2Engine, write_ctranslate2
 from nmt.extras.export.huggingface import HuggingFaceEngine, write_huggingface
-from nmt.extras.export.marian_engine import MarianEngine, load_marian, write_marian
+from nmt.extras.export.marian_engine import EPSILON, MarianEngine, load_marian, write_marian
 from nmt.extras.export.parity import Agreement, Engine, OwnEngine, compare_engines, describe_bound
 from nmt.extras.export.safetensors import load_safetensors, write_safetensors
 from nmt.model.transformer import Transformer
@@ -41,11 +41,8 @@ class Format:
 
     library: str  # what loads it, by its name on the hub
     quantizations: Sequence[str]
-    # fills a folder that has the config, and returns how to use the export, for its card; it is also given the
-    # sentences that are compared
-    write: Callable[
-        [Path, Transformer, Vocabulary, DataConfig, DecodingConfig, str, Sentences], str
-    ]
+    # fills a folder that has the config, and returns how to use the export, for its card
+    write: Callable[[Path, Transformer, Vocabulary, DataConfig, DecodingConfig, str], str]
     # An export that is just being made has no manifest yet, so nothing is verified.
     load: Callable[[Path], Engine]
 
@@ -93,24 +90,20 @@ def export(
     limit = MAX_COMPARED
     if config.model.positions == "learned":  # their table may end earlier
         limit = min(limit, config.model.max_positions - 1)
+    write = partial(write_bergamot, src=src) if to == "bergamot" else format.write
     agreements: list[Agreement] = []  # of the one comparison, once it has been made
 
     def fill(folder: Path) -> None:
         # write, load, compare
         write_text(folder / CONFIG_FILE, format_config(config))
-        usage = format.write(
-            folder, translator.model, vocab, config.data, config.decoding, quantization, src
-        )
+        usage = write(folder, translator.model, vocab, config.data, config.decoding, quantization)
         ours, theirs = OwnEngine(translator.model), format.load(folder)
         in_use = ""
-        if isinstance(theirs, MarianEngine):
+        if isinstance(theirs, MarianEngine) and quantization == "float32":
             found = compare_engines(ours, theirs, src, limit)
-            bound = quantization
-            if quantization == "float32":
-                bound = f"{config.model.positions} positions in Marian"
-            _check(found, bound)
+            _check(found, config.model.positions)
             in_use = f"; as Marian runs it: {found}"
-            theirs.take_constants(config.model)  # with which all is to be the same
+            theirs.take_constants(config.model.positions, EPSILON)
         agreement = compare_engines(ours, theirs, src, limit)
         if to == "argos":  # which chooses the type, whatever that of the weights
             auto = CTranslate2Engine(folder, compute_type="auto")

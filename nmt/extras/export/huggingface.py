@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.data.batch import Sentences
 from nmt.data.vocab import BOS, EOS, PAD, UNK, EncodedLines, Vocab, VocabPair, Vocabulary
-from nmt.extras.export.parity import add_eos, pad_sentences, pick_log_probs
+from nmt.extras.export.parity import add_eos
 from nmt.extras.export.tensors import (
     check_expressible,
     explain_penalty_and_tags,
@@ -73,7 +73,6 @@ def write_huggingface(
     data: DataConfig,
     decoding: DecodingConfig,
     quantization: str,
-    _src: Sentences = (),
 ) -> str:
     """Fill `folder` with what `from_pretrained` loads: the model, its tokenizer and the settings of
     generation; return how to use it.
@@ -254,7 +253,7 @@ class HuggingFaceEngine:
 
     @torch.inference_mode()
     def translate_greedily(self, src: Sentences, limit: int) -> EncodedLines:
-        ids, mask = pad_sentences(add_eos(src))
+        ids, mask = _pad_rows(add_eos(src))
         rows = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -267,10 +266,13 @@ class HuggingFaceEngine:
 
     @torch.inference_mode()
     def score(self, src: Sentences, tgt: Sentences) -> LogProbs:
-        ids, mask = pad_sentences(add_eos(src))
-        inputs, _ = pad_sentences([[BOS, *line] for line in tgt])
+        ids, mask = _pad_rows(add_eos(src))
+        inputs, _ = _pad_rows([[BOS, *line] for line in tgt])
+        expected, _ = _pad_rows(add_eos(tgt))
         logits = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs).logits
-        return pick_log_probs(logits, tgt)
+        log_probs = logits.log_softmax(2)  # (S, L, V)
+        chosen = log_probs.gather(2, expected[:, :, None]).squeeze(2)  # (S, L)
+        return [row[: len(line) + 1] for row, line in zip(chosen.tolist(), tgt, strict=True)]
 
     def check_tokenizer(
         self, vocab: Vocabulary, src_lines: Sequence[str], tgt_lines: Sequence[str]
@@ -291,3 +293,10 @@ class HuggingFaceEngine:
                     f"the exported tokenizer disagrees on {line!r}: {exported!r} instead of {wanted!r}; "
                     "nothing was written"
                 )
+
+
+def _pad_rows(rows: EncodedLines) -> tuple[Tensor, Tensor]:
+    """Return the padded ids and the mask that is 0 where they are padding, each (S, L)."""
+    sequences = [torch.tensor(row) for row in rows]
+    ids = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=PAD)
+    return ids, (ids != PAD).long()  # no piece of a sentence is PAD

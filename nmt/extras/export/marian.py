@@ -28,12 +28,7 @@ from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
-from nmt.checkpoint.checkpoint import (
-    Average,
-    Snapshot,
-    is_without_optimizer,
-    save_checkpoint,
-)
+from nmt.checkpoint.checkpoint import Average, Snapshot, is_without_optimizer, save_checkpoint
 from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
 from nmt.data.vocab import (
     BOS,
@@ -58,13 +53,7 @@ from nmt.model.transformer import Transformer
 from nmt.system.caches import find_cache_folder, make_temporary_folder
 from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
-from nmt.system.files import (
-    digest_file,
-    has_plain_file,
-    make_folder,
-    read_bytes,
-    read_json,
-)
+from nmt.system.files import digest_file, has_plain_file, make_folder, read_bytes, read_json
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import say
 from nmt.system.run_folder import MODEL_FILE
@@ -91,6 +80,13 @@ NEVER_CHOSEN = -100.0  # a logit that leaves no trace in a softmax
 UNUSED, LOWEST_SCORE = 5, -1e6  # of pieces that text is never split into
 # The marks of our vocabularies, by id, with the kinds that SentencePiece gives them
 MARKS = {"<pad>": 3, "<unk>": 2, "<s>": 3, "</s>": 3}
+# The settings of Marian's own files, and which of them says what `model.tied` says
+SETTINGS_ENTRY = "special:model.yml"
+TYING: dict[str, Any] = {
+    "tied-embeddings-all": True,
+    "tied-embeddings-src": "embeddings",
+    "tied-embeddings": "decoder",
+}
 
 
 @dataclass(frozen=True)
@@ -431,19 +427,16 @@ def check_marian(shape: ModelConfig, data: DataConfig, decoding: DecodingConfig)
         reason = (
             "model.norm is pre: a translating Marian does not normalize what its decoder attends to"
         )
-    elif shape.positions == "rotary":
-        reason = "model.positions is rotary: Marian does not rotate queries and keys"
-    elif shape.positions == "learned":
-        reason = "model.positions is learned: Marian does not read such a table"
+    elif shape.positions in ("rotary", "learned"):
+        reason = f"model.positions is {shape.positions}: Marian has sinusoids only"
     elif shape.activation == "gelu":
         reason = "model.activation is gelu: Marian's gelu is another function"
     elif shape.embedding_norm is not None:
         reason = (
             f"model.embedding_norm is {shape.embedding_norm}: Marian has no LayerNorm on embeddings"
         )
-    tags = [tag for tag in (*data.train_tags, decoding.tag) if tag is not None]
-    if tags:
-        reason = f"its sources begin with tags such as {tags[0]}, which Marian does not put there"
+    elif data.train_tags or decoding.tag is not None:
+        reason = "its sources begin with tags, which Marian does not put there"
     if reason is not None:
         raise UserError(f"{reason}; use --to ctranslate2 or --to safetensors")
 
@@ -455,42 +448,43 @@ def rename_for_marian(model: Transformer) -> dict[str, np.ndarray]:
     shape = model.config
     root = math.sqrt(shape.d_model)  # with which Marian multiplies every embedding
     factor = 1.0 if shape.scale_embeddings == "embedding" else 1 / root
-    src, tgt = model.src_embedding.weight.detach(), model.tgt_embedding.weight.detach()
-    start = factor * tgt[BOS]
+    tgt = factor * model.tgt_embedding.weight.detach()
+    start = tgt[BOS]
     weights = {"decoder_ff_logit_out_b": read_logit_bias(model)}
     for _, name, weight, bias in list_matrices(model):
-        is_norm = name.endswith("_scale")
-        name_of_bias = name.replace("scale", "bias") if is_norm else name.replace("_W", "_b")
-        weights |= {name: weight.t(), name_of_bias: bias}
+        weights |= {name: weight.t().clone(), name_bias(name): bias.clone()}
 
     # embeddings, and what the layers that read them get instead of `start`
     if shape.has_shared_embeddings:
-        weights["Wemb"] = factor * tgt - start
+        weights["Wemb"] = tgt - start
         sides = ["encoder", "decoder"]
     else:
-        weights |= {"encoder_Wemb": factor * src, "decoder_Wemb": factor * tgt - start}
+        weights["encoder_Wemb"] = factor * model.src_embedding.weight.detach()
+        weights["decoder_Wemb"] = tgt - start
         sides = ["decoder"]
     for side in sides:
         layer = f"{side}_l1_self_"
+        weights[f"{layer}bo"] += root * start
         for letter in "qkv":
-            lost = root * start @ weights[f"{layer}W{letter}"]
-            weights[f"{layer}b{letter}"] = weights[f"{layer}b{letter}"] + lost
-        weights[f"{layer}bo"] = weights[f"{layer}bo"] + root * start
+            weights[f"{layer}b{letter}"] += root * start @ weights[f"{layer}W{letter}"]
 
     # logits
     if not shape.has_shared_projection:
         weights["decoder_ff_logit_out_W"] = scale_projection(model).t()
-    elif (
-        shape.scale_embeddings == "none"
-    ):  # the shared matrix was divided, so its inputs are multiplied
+    elif shape.scale_embeddings == "none":  # the matrix was divided, so its inputs are multiplied
         for kind in ("scale", "bias"):
-            last = f"decoder_l{shape.decoder_depth}_ffn_ffn_ln_{kind}"
-            weights[last] = root * weights[last]
-    tensors = {}
-    for name, weight in weights.items():
-        rows = weight if weight.dim() == 2 else weight[None]
-        tensors[name] = np.ascontiguousarray(rows.float().numpy())
-    return tensors
+            weights[f"decoder_l{shape.decoder_depth}_ffn_ffn_ln_{kind}"] *= root
+    return {
+        name: np.ascontiguousarray(torch.atleast_2d(weight.float()))
+        for name, weight in weights.items()
+    }
+
+
+def name_bias(weight: str) -> str:
+    """Return the name of the bias that belongs to a matrix, or to the factors of a LayerNorm."""
+    if weight.endswith("scale"):
+        return weight.replace("scale", "bias")
+    return weight.replace("_W", "_b")
 
 
 def describe_for_marian(model: Transformer) -> dict[str, Any]:
@@ -503,9 +497,7 @@ def describe_for_marian(model: Transformer) -> dict[str, Any]:
         "dim-emb": shape.d_model,
         "enc-depth": shape.encoder_depth,
         "dec-depth": shape.decoder_depth,
-        "tied-embeddings-all": shape.tied is True,
-        "tied-embeddings-src": shape.tied == "embeddings",
-        "tied-embeddings": shape.tied == "decoder",
+        **{key: shape.tied == tied for key, tied in TYING.items()},
         "transformer-heads": shape.n_heads,
         "transformer-dim-ffn": shape.d_ff,
         "transformer-ffn-activation": shape.activation,  # the default is swish

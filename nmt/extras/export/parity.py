@@ -12,11 +12,10 @@ from itertools import chain
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
 
 from nmt.config import DecodingConfig
 from nmt.data.batch import Sentences, pack
-from nmt.data.vocab import EOS, PAD, EncodedLines
+from nmt.data.vocab import EOS, EncodedLines
 from nmt.extras.pair_scores.pair_scores import LogProbs, compute_log_probs
 from nmt.model.transformer import Transformer
 from nmt.translate.batching import DEFAULT_BATCH_TOKENS
@@ -27,15 +26,9 @@ from nmt.translate.search_rules import make_rules
 # this share of the lines, because two pieces can be equally likely.
 MAX_DIFFERENCE = 1e-4
 MAX_DIFFERING_SHARE = 1e-3
-# Log-probabilities may differ by this much on average with fewer bits, or in Marian, whose epsilon of
-# LayerNorm is another and whose rates of sinusoids are another than the paper's.
-MAX_MEAN = {
-    "float16": 0.005,
-    "bfloat16": 0.05,
-    "int8": 0.1,
-    "marian positions in Marian": 1e-4,
-    "sinusoidal positions in Marian": 0.1,
-}
+# Log-probabilities may differ by this much on average with fewer bits. Marian's constants differ from ours,
+# so there `model.positions` decides how much they may differ in float32.
+MAX_MEAN = {"float16": 0.005, "bfloat16": 0.05, "int8": 0.1, "marian": 1e-4, "sinusoidal": 0.1}
 BATCH_SENTENCES = 32
 
 
@@ -76,20 +69,6 @@ def add_eos(sentences: Sentences) -> EncodedLines:
     return [[*ids, EOS] for ids in sentences]
 
 
-def pick_log_probs(logits: Tensor, tgt: Sentences) -> LogProbs:
-    """Return the log-probabilities of the pieces of `tgt`, eos included, by their logits, (S, L, V)."""
-    expected, _ = pad_sentences(add_eos(tgt))
-    chosen = logits.log_softmax(2).gather(2, expected[:, :, None]).squeeze(2)  # (S, L)
-    return [row[: len(line) + 1] for row, line in zip(chosen.tolist(), tgt, strict=True)]
-
-
-def pad_sentences(rows: EncodedLines) -> tuple[Tensor, Tensor]:
-    """Return the padded ids and the mask that is 0 where they are padding, each (S, L)."""
-    sequences = [torch.tensor(row) for row in rows]
-    ids = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=PAD)
-    return ids, (ids != PAD).long()  # no piece of a sentence is PAD
-
-
 @dataclass(frozen=True)
 class Agreement:
     """How far two engines agree."""
@@ -98,9 +77,7 @@ class Agreement:
     differing: int  # the lines whose greedy outputs differ
     largest: float  # difference in the log-probability of a piece
     mean: float  # of the absolute differences
-    in_use: str = (
-        ""  # how far it agrees where it will run, if that has another type or other constants
-    )
+    in_use: str = ""  # the same where it will run, if that has another type or other constants
 
     def __str__(self) -> str:
         return (

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 from nmt.config import DataConfig, DecodingConfig
 from nmt.config_files import load_recorded_config
-from nmt.data.batch import Sentences
 from nmt.data.vocab import Vocabulary, load_vocab, write_vocab
 from nmt.extras.export.parity import OwnEngine
 from nmt.model.transformer import Transformer
@@ -32,7 +31,6 @@ def write_safetensors(
     _data: DataConfig,
     _decoding: DecodingConfig,
     quantization: str,
-    _src: Sentences,
 ) -> str:
     """Fill `folder`, which has config.yaml, with the weights and the BPE model; return how to use it."""
     dtype = getattr(torch, quantization)
