@@ -14,9 +14,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from struct import calcsize, pack, unpack
+from struct import iter_unpack, pack, unpack
+from typing import Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -25,17 +27,17 @@ from nmt.config import DataConfig, DecodingConfig, ModelConfig
 from nmt.config_files import load_recorded_config
 from nmt.data.batch import Sentences
 from nmt.data.vocab import Vocabulary
-from nmt.extras.export.marian import (
+from nmt.extras.export.marian_files import (
     SETTINGS_ENTRY,
-    check_marian,
-    describe_for_marian,
-    rename_for_marian,
-)
-from nmt.extras.export.marian_engine import (
     MarianEngine,
-    can_write_unknown,
+    check_marian,
+    copy_tensors,
+    describe_for_marian,
     encode_settings,
-    make_settings,
+    list_tensors,
+    make_decoder_settings,
+    make_marian_form,
+    read_model,
 )
 from nmt.languages import name_language
 from nmt.model.transformer import Transformer
@@ -55,7 +57,6 @@ LARGEST = 127  # of a byte; -128 is not used
 MATRICES = re.compile(".*(_W.|Wemb|_logit_out_W)")  # which are stored in 8 bits
 ROWS_AT_A_TIME = 8  # of the rows of an embedding in 8 bits
 WIDTH_AT_A_TIME = 64  # of what a product in 8 bits adds up, on processors with AVX-512
-UNUSED_BIAS = -1e4  # the bias of a row without a piece
 ALPHA_SUFFIX = "_QuantMultA"  # after the name of a matrix
 N_SAMPLED_LINES, MAX_SAMPLED_PIECES = 50, 100
 BERGAMOT_USAGE = """\
@@ -81,84 +82,68 @@ def pack_items(items: Mapping[str, StoredArray]) -> bytes:
 def unpack_items(file: bytes) -> dict[str, StoredArray]:
     """Read what `pack_items` made; each content still has the bytes up to the next item."""
     stream = BytesIO(file)
-
-    def read(numbers: str) -> tuple[int, ...]:
-        return unpack(numbers, stream.read(calcsize(numbers)))
-
-    _, n_items = read("<2Q")
-    heads = [read("<4Q") for _ in range(n_items)]
+    _, n_items = unpack("<2Q", stream.read(16))
+    heads = list(iter_unpack("<4Q", stream.read(32 * n_items)))
     names = [stream.read(n_letters)[:-1].decode() for n_letters, *_ in heads]
-    shapes = [read(f"<{n_dimensions}i") for _, _, n_dimensions, _ in heads]
-    stream.read(*read("<Q"))  # the padding
+    shapes = [unpack(f"<{n}i", stream.read(4 * n)) for _, _, n, _ in heads]
+    stream.read(*unpack("<Q", stream.read(8)))  # the padding
     items = {}
     for name, shape, (_, kind, _, n_bytes) in zip(names, shapes, heads, strict=True):
         items[name] = kind, shape, stream.read(n_bytes)
     return items
 
 
-def store(name: str, array: np.ndarray, is_quantized: bool) -> StoredArray:
-    """Round a matrix to 8 bits, if it is to be. All but embeddings are stored transposed, with the shape that
-    they had.
-    """
-    if array.dtype == np.int8:
-        return INT8, array.shape, array.tobytes()
-    if not (is_quantized and MATRICES.fullmatch(name)):
-        return FLOAT32, array.shape, array.tobytes()
-    factor = LARGEST / np.abs(array).max()
-    rounded = np.rint(array * factor).astype(np.int8)
-    rows = rounded if name.endswith("Wemb") else rounded.T
-    return INTGEMM8, array.shape, rows.tobytes() + factor.tobytes()
+def quantize(name: str, matrix: np.ndarray) -> StoredArray:
+    """Round a matrix to 8 bits."""
+    factor = LARGEST / np.abs(matrix).max()
+    rounded = np.rint(matrix * factor).astype(np.int8)
+    return INTGEMM8, matrix.shape, rounded.tobytes(find_order(name)) + factor.tobytes()
 
 
 def restore(name: str, item: StoredArray) -> np.ndarray:
-    """Return what `store` was given, or nearly."""
+    """Return a stored matrix, or nearly what `quantize` was given."""
     kind, shape, content = item
     size = math.prod(shape)
     if kind == FLOAT32:
-        return np.frombuffer(content, "<f4", size).reshape(shape).copy()
+        return np.frombuffer(content, np.float32, size).reshape(shape)
     rows = np.frombuffer(content, np.int8, size)
-    if kind == INT8:
-        return rows
-    rows = rows / np.frombuffer(content, "<f4", 1, size)
-    return rows.reshape(shape) if name.endswith("Wemb") else rows.reshape(shape[::-1]).T
+    factor = np.frombuffer(content, np.float32, 1, size)
+    return (rows / factor).reshape(shape, order=find_order(name))
 
 
-def add_unused_rows(name: str, tensor: np.ndarray) -> np.ndarray:
-    """Give each row of the vocabulary's tensors companions up to a multiple; all widths are multiples."""
-    missing = [(0, -n % ROWS_AT_A_TIME if n > 1 else 0) for n in tensor.shape]
-    value = UNUSED_BIAS if name.endswith("_out_b") else 0.0
-    return np.pad(tensor, missing, constant_values=value)
+def find_order(name: str) -> Literal["C", "F"]:
+    """Tell whether a matrix in 8 bits lies row by row or, as all but embeddings do, column by column."""
+    return "C" if name.endswith("Wemb") else "F"
 
 
 class BergamotEngine(MarianEngine):
-    """Multiplies as Bergamot does: in 8 bits by the matrices that have an alpha. Of the inputs of the others it
-    notes the largest number.
+    """Multiplies as Bergamot does, in 8 bits by the matrices that have an alpha, and notes the largest input of
+    each.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], writes_unknown: bool) -> None:
-        super().__init__(arrays, writes_unknown)
-        self.largest: dict[nn.Module, list[float]] = defaultdict(list)
-        for layer in self.names:
-            if isinstance(layer, nn.Linear):
-                layer.register_forward_pre_hook(self.round_inputs)
+    def __init__(self, model: Transformer, alphas: Mapping[str, np.ndarray]) -> None:
+        super().__init__(model)
+        self.alphas, self.largest = alphas, defaultdict[str, list[float]](list)
+        for name, layer, _ in list_tensors(model):
+            if isinstance(layer, nn.Linear) and MATRICES.fullmatch(name):
+                layer.register_forward_pre_hook(partial(self.round_inputs, name))
 
-    def round_inputs(self, layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    def round_inputs(self, name: str, _: nn.Module, inputs: tuple[Tensor]) -> Tensor:
         (x,) = inputs
-        alpha = self.tensors.get(f"{self.names[layer][0]}{ALPHA_SUFFIX}")
+        self.largest[name].append(float(x.abs().max()))
+        alpha = self.alphas.get(f"{name}{ALPHA_SUFFIX}")
         if alpha is None:
-            self.largest[layer].append(float(x.abs().max()))
             return x
-        return (x * alpha).round().clamp(-LARGEST, LARGEST) / alpha
+        return (x * alpha.item()).round().clamp(-LARGEST, LARGEST) / alpha.item()
 
     def find_alphas(self, src: Sentences) -> dict[str, np.ndarray]:
         """Translate some of these sentences; return the alpha of each matrix that this took."""
         for sentence in src[:N_SAMPLED_LINES]:
             self.translate_greedily([sentence], MAX_SAMPLED_PIECES)
         alphas = {}
-        for layer, values in self.largest.items():
+        for name, values in self.largest.items():
             expected = np.mean(values) + 1.1 * np.std(values)
-            for name in self.names[layer]:
-                alphas[f"{name}{ALPHA_SUFFIX}"] = np.full((1, 1), LARGEST / expected, np.float32)
+            alphas[f"{name}{ALPHA_SUFFIX}"] = np.full((1, 1), LARGEST / expected, np.float32)
         return alphas
 
 
@@ -185,20 +170,8 @@ def write_bergamot(
     `src`, of real text.
     """
     check_marian(model.config, data, decoding)
-    tensors, settings = rename_for_marian(model), describe_for_marian(model)
     is_quantized = quantization == "int8"
-    if is_quantized:
-        check_widths(model.config)
-        tensors = {name: add_unused_rows(name, rows) for name, rows in tensors.items()}
-        settings["dim-vocabs"] = [n + -n % ROWS_AT_A_TIME for n in settings["dim-vocabs"]]
-    tensors[SETTINGS_ENTRY] = encode_settings(settings)
-    if is_quantized:
-        tensors |= BergamotEngine(tensors, not vocab.tgt.has_bytes).find_alphas(src)
-    items = {name: store(name, tensors[name], is_quantized) for name in sorted(tensors)}
-    write_bytes(folder / BERGAMOT_FILE, pack_items(items))
-
-    # what translateLocally reads, and who calls the npm package
-    configuration = make_settings(folder, model.config, vocab, decoding) | {
+    configuration = make_decoder_settings(folder, model.config, vocab, decoding) | {
         "models": [BERGAMOT_FILE],
         "gemm-precision": "int8shiftAlphaAll" if is_quantized else "float32",
         "beam-size": 1,
@@ -208,6 +181,25 @@ def write_bergamot(
         "max-length-factor": 2.0,
     }
     write_text(folder / CONFIGURATION_FILE, format_yaml(configuration))
+
+    # the model
+    if is_quantized:
+        check_widths(model.config)
+    settings = describe_for_marian(model, ROWS_AT_A_TIME if is_quantized else 1)
+    form = make_marian_form(model, settings)
+    tensors = copy_tensors(form)
+    if is_quantized:
+        tensors |= BergamotEngine(form, {}).find_alphas(src)
+    items = {}
+    for name, rows in sorted(tensors.items()):
+        items[name] = FLOAT32, rows.shape, rows.tobytes()
+        if is_quantized and MATRICES.fullmatch(name):
+            items[name] = quantize(name, rows)
+    entry = encode_settings(settings)
+    items[SETTINGS_ENTRY] = INT8, (len(entry),), entry
+    write_bytes(folder / BERGAMOT_FILE, pack_items(items))
+
+    # what translateLocally shows
     kind = load_recorded_config(folder / CONFIG_FILE).name
     src_name, tgt_name = name_language(data.src), name_language(data.tgt)
     information = {
@@ -225,5 +217,6 @@ def write_bergamot(
 
 def load_bergamot(folder: Path) -> BergamotEngine:
     items = unpack_items((folder / BERGAMOT_FILE).read_bytes())
+    _, _, entry = items.pop(SETTINGS_ENTRY)
     arrays = {name: restore(name, item) for name, item in items.items()}
-    return BergamotEngine(arrays, can_write_unknown(folder / CONFIGURATION_FILE))
+    return BergamotEngine(read_model(arrays, entry, folder / CONFIGURATION_FILE), arrays)

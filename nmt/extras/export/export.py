@@ -21,7 +21,7 @@ from nmt.extras.cards.card import render_export_card
 from nmt.extras.export.bergamot import load_bergamot, write_bergamot
 from nmt.extras.export.ctranslate2 import CTranslate2Engine, write_ctranslate2
 from nmt.extras.export.huggingface import HuggingFaceEngine, write_huggingface
-from nmt.extras.export.marian_engine import EPSILON, MarianEngine, load_marian, write_marian
+from nmt.extras.export.marian_files import EPSILON, MarianEngine, load_marian, write_marian
 from nmt.extras.export.parity import Agreement, Engine, OwnEngine, compare_engines, describe_bound
 from nmt.extras.export.safetensors import load_safetensors, write_safetensors
 from nmt.model.transformer import Transformer

@@ -26,9 +26,9 @@ from nmt.extras.export.tensors import (
     explain_penalty_and_tags,
     find_alpha,
     list_forbidden,
-    list_matrices,
+    list_layer_parts,
     make_position_table,
-    read_logit_bias,
+    read_part,
     scale_projection,
 )
 from nmt.extras.pair_scores.pair_scores import LogProbs
@@ -224,14 +224,20 @@ def _rename_tensors(model: Transformer, decoding: DecodingConfig) -> Iterator[tu
         yield "model.encoder.embed_tokens.weight", src_embedding
         yield "model.decoder.embed_tokens.weight", model.tgt_embedding.weight.detach()
         yield "lm_head.weight", scale_projection(model)
-    yield "final_logits_bias", read_logit_bias(model)[None]
+    bias: Tensor | None = model.projection.bias
+    biases = torch.zeros(model.projection.out_features) if bias is None else bias.detach()
+    yield "final_logits_bias", biases[None]
     yield "model.encoder.embed_positions.weight", src_table
     yield "model.decoder.embed_positions.weight", tgt_table
 
     # layers
-    for name, _, weight, bias in list_matrices(model):
-        yield f"model.{name}.weight", weight
-        yield f"model.{name}.bias", bias
+    for ours, theirs in list_layer_parts(shape):
+        weight, bias = read_part(model, ours)
+        terms = torch.zeros(len(weight)) if bias is None else bias
+        n = len(theirs)
+        for name, rows, part_of_bias in zip(theirs, weight.chunk(n), terms.chunk(n), strict=True):
+            yield f"model.{name}.weight", rows
+            yield f"model.{name}.bias", part_of_bias
 
 
 class HuggingFaceEngine:

@@ -1,7 +1,6 @@
-"""Reads a Marian model in the format of the Hugging Face hub, such as OPUS-MT, and brings a model into
-the form of Marian's own files.
+"""Reads a Marian model in the format of the Hugging Face hub, such as OPUS-MT.
 
-A model of the hub has config.json, the weights, two SentencePiece models and a table of ids, mostly one table for
+It has config.json, the weights, two SentencePiece models and a table of ids, mostly one table for
 both languages. Here each side gets a SentencePiece model with our ids. The source's has the pieces of
 its language; a piece that the table lacks has the weights of the unknown piece, as in Marian. The target's
 has every id, because all take part in the softmax, and marks what its language lacks as unused, so
@@ -9,20 +8,14 @@ that no text is split into it. So source text is split exactly as in Marian, and
 the table lacks a piece, which is unknown in Marian and splits into smaller ones here.
 
 Nothing is unpickled: weights are safetensors, or what torch reads with weights_only.
-
-Marian's own decoder begins with zeros where ours begins with the embedding of the begin mark. So that
-embedding is subtracted from all, and what the first layers lose by that is in their biases. If the matrix is
-the projection's too, all logits of a step change by the same number, which a softmax does not see.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
@@ -31,7 +24,6 @@ from torch import Tensor
 from nmt.checkpoint.checkpoint import Average, Snapshot, is_without_optimizer, save_checkpoint
 from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
 from nmt.data.vocab import (
-    BOS,
     MAX_MODEL_BYTES,
     MAX_PIECES,
     SymbolKind,
@@ -42,18 +34,17 @@ from nmt.data.vocab import (
     encode_field,
     encode_piece,
 )
-from nmt.extras.export.tensors import (
-    check_expressible,
-    list_layer_parts,
-    list_matrices,
-    read_logit_bias,
-    scale_projection,
-)
-from nmt.model.transformer import Transformer
+from nmt.extras.export.tensors import list_layer_parts
 from nmt.system.caches import find_cache_folder, make_temporary_folder
 from nmt.system.errors import UserError, describe_error
 from nmt.system.extras import import_extra
-from nmt.system.files import digest_file, has_plain_file, make_folder, read_bytes, read_json
+from nmt.system.files import (
+    digest_file,
+    has_plain_file,
+    make_folder,
+    read_bytes,
+    read_json,
+)
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import say
 from nmt.system.run_folder import MODEL_FILE
@@ -80,13 +71,6 @@ NEVER_CHOSEN = -100.0  # a logit that leaves no trace in a softmax
 UNUSED, LOWEST_SCORE = 5, -1e6  # of pieces that text is never split into
 # The marks of our vocabularies, by id, with the kinds that SentencePiece gives them
 MARKS = {"<pad>": 3, "<unk>": 2, "<s>": 3, "</s>": 3}
-# The settings of Marian's own files, and which of them says what `model.tied` says
-SETTINGS_ENTRY = "special:model.yml"
-TYING: dict[str, Any] = {
-    "tied-embeddings-all": True,
-    "tied-embeddings-src": "embeddings",
-    "tied-embeddings": "decoder",
-}
 
 
 @dataclass(frozen=True)
@@ -414,93 +398,3 @@ def _find(tensors: Mapping[str, Tensor], folder: Path, *names: str) -> Tensor:
         if name in tensors:
             return tensors[name]
     raise UserError(f"{folder}: has no tensor {names[0]}; use another copy")
-
-
-# ---- Marian's own files -----------------------------------------------------------------------------------------
-
-
-def check_marian(shape: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> None:
-    """Refuse a model that Marian cannot compute."""
-    check_expressible(shape)
-    reason = None
-    if shape.norm == "pre":  # 1.12 scores such a model as we do, and translates with it otherwise
-        reason = (
-            "model.norm is pre: a translating Marian does not normalize what its decoder attends to"
-        )
-    elif shape.positions in ("rotary", "learned"):
-        reason = f"model.positions is {shape.positions}: Marian has sinusoids only"
-    elif shape.activation == "gelu":
-        reason = "model.activation is gelu: Marian's gelu is another function"
-    elif shape.embedding_norm is not None:
-        reason = (
-            f"model.embedding_norm is {shape.embedding_norm}: Marian has no LayerNorm on embeddings"
-        )
-    elif data.train_tags or decoding.tag is not None:
-        reason = "its sources begin with tags, which Marian does not put there"
-    if reason is not None:
-        raise UserError(f"{reason}; use --to ctranslate2 or --to safetensors")
-
-
-def rename_for_marian(model: Transformer) -> dict[str, np.ndarray]:
-    """Return the weights by Marian's names, as its files have them: matrices are inputs x outputs, vectors
-    one row.
-    """
-    shape = model.config
-    root = math.sqrt(shape.d_model)  # with which Marian multiplies every embedding
-    factor = 1.0 if shape.scale_embeddings == "embedding" else 1 / root
-    tgt = factor * model.tgt_embedding.weight.detach()
-    start = tgt[BOS]
-    weights = {"decoder_ff_logit_out_b": read_logit_bias(model)}
-    for _, name, weight, bias in list_matrices(model):
-        weights |= {name: weight.t().clone(), name_bias(name): bias.clone()}
-
-    # embeddings, and what the layers that read them get instead of `start`
-    if shape.has_shared_embeddings:
-        weights["Wemb"] = tgt - start
-        sides = ["encoder", "decoder"]
-    else:
-        weights["encoder_Wemb"] = factor * model.src_embedding.weight.detach()
-        weights["decoder_Wemb"] = tgt - start
-        sides = ["decoder"]
-    for side in sides:
-        layer = f"{side}_l1_self_"
-        weights[f"{layer}bo"] += root * start
-        for letter in "qkv":
-            weights[f"{layer}b{letter}"] += root * start @ weights[f"{layer}W{letter}"]
-
-    # logits
-    if not shape.has_shared_projection:
-        weights["decoder_ff_logit_out_W"] = scale_projection(model).t()
-    elif shape.scale_embeddings == "none":  # the matrix was divided, so its inputs are multiplied
-        for kind in ("scale", "bias"):
-            weights[f"decoder_l{shape.decoder_depth}_ffn_ffn_ln_{kind}"] *= root
-    return {
-        name: np.ascontiguousarray(torch.atleast_2d(weight.float()))
-        for name, weight in weights.items()
-    }
-
-
-def name_bias(weight: str) -> str:
-    """Return the name of the bias that belongs to a matrix, or to the factors of a LayerNorm."""
-    if weight.endswith("scale"):
-        return weight.replace("scale", "bias")
-    return weight.replace("_W", "_b")
-
-
-def describe_for_marian(model: Transformer) -> dict[str, Any]:
-    """Return the settings that a file has in the entry special:model.yml."""
-    shape = model.config
-    return {
-        "type": "transformer",
-        "version": "v1.12.0 nmt",
-        "dim-vocabs": [model.src_embedding.num_embeddings, model.n_vocab],
-        "dim-emb": shape.d_model,
-        "enc-depth": shape.encoder_depth,
-        "dec-depth": shape.decoder_depth,
-        **{key: shape.tied == tied for key, tied in TYING.items()},
-        "transformer-heads": shape.n_heads,
-        "transformer-dim-ffn": shape.d_ff,
-        "transformer-ffn-activation": shape.activation,  # the default is swish
-        "transformer-preprocess": "",
-        "transformer-postprocess": "dan",
-    }

@@ -23,34 +23,22 @@ from nmt.system.errors import UserError
 MIN_POSITIONS = 1024  # for other settings of decoding than those of the config
 # The linear layers and LayerNorms of one of our layers, and what Hugging Face's Marian and Pegasus call
 # the matrices that lie in them, one below the other. The encoder has none that begins with "memory".
-# Beside each name, that of its weight in Marian's own files.
 MARIAN_NAMES = {
-    "attention.qkv": {
-        "self_attn.q_proj": "self_Wq",
-        "self_attn.k_proj": "self_Wk",
-        "self_attn.v_proj": "self_Wv",
-    },
-    "attention.output": {"self_attn.out_proj": "self_Wo"},
-    "attention_residual.norm": {
-        "self_attn_layer_norm": "self_Wo_ln_scale",
-    },
-    "memory_attention.q": {"encoder_attn.q_proj": "context_Wq"},
-    "memory_attention.kv": {
-        "encoder_attn.k_proj": "context_Wk",
-        "encoder_attn.v_proj": "context_Wv",
-    },
-    "memory_attention.output": {"encoder_attn.out_proj": "context_Wo"},
-    "memory_residual.norm": {
-        "encoder_attn_layer_norm": "context_Wo_ln_scale",
-    },
-    "feed_forward.inner": {"fc1": "ffn_W1"},
-    "feed_forward.outer": {"fc2": "ffn_W2"},
-    "feed_forward_residual.norm": {"final_layer_norm": "ffn_ffn_ln_scale"},
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.output": ("self_attn.out_proj",),
+    "attention_residual.norm": ("self_attn_layer_norm",),
+    "memory_attention.q": ("encoder_attn.q_proj",),
+    "memory_attention.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "memory_attention.output": ("encoder_attn.out_proj",),
+    "memory_residual.norm": ("encoder_attn_layer_norm",),
+    "feed_forward.inner": ("fc1",),
+    "feed_forward.outer": ("fc2",),
+    "feed_forward_residual.norm": ("final_layer_norm",),
 }
 
 
 def check_expressible(config: ModelConfig) -> None:
-    """Refuse a model that neither CTranslate2 nor Hugging Face nor Marian can express."""
+    """Refuse a model that no other engine can express."""
     if config.window is not None:
         raise UserError(
             f"model.window is {config.window}: no other engine supports restricted self-attention "
@@ -70,21 +58,16 @@ def check_expressible(config: ModelConfig) -> None:
             )
 
 
-def list_layer_parts(config: ModelConfig) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield our name for each linear layer and LayerNorm in the layers, and Marian's for its matrices: in
-    Hugging Face, each with that in its own files.
-    """
+def list_layer_parts(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield our name for each linear layer and LayerNorm in the layers, and Marian's for its matrices."""
     for side, depth in (("encoder", config.encoder_depth), ("decoder", config.decoder_depth)):
         for layer in range(depth):
             for ours, theirs in MARIAN_NAMES.items():
                 if side == "decoder" or not ours.startswith("memory"):
-                    names = {
-                        f"{side}.layers.{layer}.{name}": f"{side}_l{layer + 1}_{own}"
-                        for name, own in theirs.items()
-                    }
+                    names = [f"{side}.layers.{layer}.{name}" for name in theirs]
                     yield f"{side}.{layer}.{ours}", names
         if config.norm == "pre":
-            yield f"{side}_norm", {f"{side}.layer_norm": f"{side}_top_ln_scale"}
+            yield f"{side}_norm", [f"{side}.layer_norm"]
 
 
 def read_part(model: Transformer, name: str) -> tuple[Tensor, Tensor | None]:
@@ -101,19 +84,6 @@ def read_part(model: Transformer, name: str) -> tuple[Tensor, Tensor | None]:
     elif name.endswith("attention.output"):  # its columns are the heads'
         weight = _widen_heads(weight.T, model.config).T
     return weight, bias
-
-
-def list_matrices(model: Transformer) -> Iterator[tuple[str, str, Tensor, Tensor]]:
-    """Yield for each matrix and LayerNorm in the layers both of Marian's names, its weight and its bias: zeros
-    where ours has none.
-    """
-    for ours, theirs in list_layer_parts(model.config):
-        weight, bias = read_part(model, ours)
-        terms = torch.zeros(len(weight)) if bias is None else bias
-        n = len(theirs)
-        parts = zip(theirs.items(), weight.chunk(n), terms.chunk(n), strict=True)
-        for (name, own_name), rows, part_of_bias in parts:
-            yield name, own_name, rows, part_of_bias
 
 
 def _widen_qkv(fused: Tensor, kind: str, config: ModelConfig) -> Tensor:
@@ -143,11 +113,6 @@ def scale_projection(model: Transformer) -> Tensor:
     stores it separately.
     """
     return model.projection.weight.detach() * model.hidden_scale
-
-
-def read_logit_bias(model: Transformer) -> Tensor:
-    bias: Tensor | None = model.projection.bias
-    return torch.zeros(model.projection.out_features) if bias is None else bias.detach()
 
 
 def make_position_table(positions: Positions, decoding: DecodingConfig) -> Tensor:
