@@ -72,10 +72,8 @@ def make_random_model(
     return model
 
 
-def make_model(
-    vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2, spread: float = 0.3
-) -> Transformer:
-    model = make_random_model(shape, vocab.size, seed, spread)
+def make_model(vocab: Vocab, shape: ModelConfig = SHAPE, seed: int = 2) -> Transformer:
+    model = make_random_model(shape, vocab.size, seed)
     if not shape.tied:  # pad and bos are as unlikely as in trained ones
         bias = model.decoder[-1].feed_forward_residual.norm.bias
         model.projection.weight[EOS], model.projection.weight[[PAD, BOS]] = 2 * bias, -5 * bias
@@ -89,12 +87,10 @@ def make_checkpoint(
     decoding: DecodingConfig = DECODING,
     seed: int = 2,
     data: DataConfig = DATA,
-    spread: float = 0.3,
 ) -> Path:
     """As an average is one."""
     folder.mkdir()
-    model = make_model(vocab, shape, seed, spread)
-    weights = {name: p.detach() for name, p in model.named_parameters()}
+    weights = {name: p.detach() for name, p in make_model(vocab, shape, seed).named_parameters()}
     save_file(weights, folder / MODEL_FILE)
     write_json(folder / STATE_FILE, {"averaged": ["step-0000010", "step-0000020"], "step": 20})
     config = RunConfig(
