@@ -13,19 +13,19 @@ import torch
 from nmt.checkpoint.checkpoint import Average, Checkpoint, Snapshot, save_checkpoint
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.config import DecodingConfig, ModelConfig, RunConfig, VocabConfig
-from nmt.data.vocab import VocabPair, Vocabulary
+from nmt.data.vocab import BOS, PAD, VocabPair, Vocabulary
 from nmt.model.transformer import Transformer
 from support.toy_corpus import sentences
 from support.untrained import make_vocab
 
 PAIRS = sentences(8, seed=5)
 LINES = [src for src, _ in PAIRS]
-PLAIN = ModelConfig(d_model=64, d_ff=128, n_heads=4, n_layers=2, positions="marian")
+PLAIN = ModelConfig(
+    d_model=64, d_ff=128, n_heads=4, n_layers=2, positions="marian", projection_bias=True
+)
 SHAPES = {
     "tied": PLAIN,
-    "tied-unscaled-biased": replace(
-        PLAIN, scale_embeddings="none", attention_bias=True, projection_bias=True
-    ),
+    "tied-unscaled-biased": replace(PLAIN, scale_embeddings="none", attention_bias=True),
     "decoder-tied-swish-uneven": replace(
         PLAIN, tied="decoder", activation="swish", encoder_layers=3, decoder_layers=1
     ),
@@ -33,7 +33,12 @@ SHAPES = {
     "embeddings-tied-logits-scaled": replace(
         PLAIN, tied="embeddings", scale_embeddings="projection"
     ),
-    "untied-small-heads": replace(PLAIN, tied=False, d_k=3, d_v=5, projection_bias=True),
+    "untied-small-heads": replace(
+        PLAIN,
+        tied=False,
+        d_k=3,
+        d_v=5,
+    ),
     "tied-logits-scaled-rows": replace(PLAIN, scale_embeddings="projection", vocab_rows=90),
     "pair": replace(PLAIN, tied="decoder", scale_embeddings="projection", attention_bias=True),
 }
@@ -45,8 +50,11 @@ def make_exportable(
     """Write an average into a folder that does not exist yet."""
     rng, weights = random.Random(2), {}
     for name, p in Transformer(shape, *pieces.sizes).named_parameters():
-        noise = torch.tensor(rng.choices(range(-127, 128), k=p.numel())) / 512
+        noise = torch.tensor(rng.choices(range(-127, 128), k=p.numel())) / 1024
         weights[name] = noise.view_as(p) + (1.0 if name.endswith("norm.weight") else 0.0)
+    if shape.projection_bias:  # no piece is likely that our search forbids: Marian forbids none
+        bias = weights["projection.bias"]
+        bias[[PAD, BOS, *range(pieces.tgt.size, len(bias))]] = -16.0
     config = RunConfig(
         name="toy",
         vocab=VocabConfig(size=pieces.src.size),
