@@ -31,7 +31,7 @@ from nmt.extras.export.marian_files import (
     SETTINGS_ENTRY,
     MarianEngine,
     check_marian,
-    copy_tensors,
+    copy_to_arrays,
     describe_for_marian,
     encode_settings,
     list_tensors,
@@ -187,7 +187,7 @@ def write_bergamot(
         check_widths(model.config)
     settings = describe_for_marian(model, ROWS_AT_A_TIME if is_quantized else 1)
     form = make_marian_form(model, settings)
-    tensors = copy_tensors(form)
+    tensors = copy_to_arrays(form)
     if is_quantized:
         tensors |= BergamotEngine(form, {}).find_alphas(src)
     items = {}

@@ -107,7 +107,7 @@ def write_marian(
     """
     check_marian(model.config, data, decoding)
     settings = describe_for_marian(model)
-    tensors: dict[str, Any] = copy_tensors(make_marian_form(model, settings))
+    tensors: dict[str, Any] = copy_to_arrays(make_marian_form(model, settings))
     tensors[SETTINGS_ENTRY] = np.frombuffer(encode_settings(settings), np.int8)
     with replace_file(folder / NPZ_FILE) as file:
         np.savez(file, **tensors)  # not compressed, which not every Marian can read
@@ -205,8 +205,8 @@ def make_marian_form(model: Transformer, settings: Values) -> Transformer:
     _set_rows(form.tgt_embedding.weight, factor * model.tgt_embedding.weight - start, 0.0)
     for layers in (form.encoder, form.decoder):
         attention = layers[0].attention
-        attention.qkv.bias += attention.qkv.weight @ (root * start)
-        attention.output.bias += root * start
+        attention.qkv.bias.add_(attention.qkv.weight @ (root * start))
+        attention.output.bias.add_(root * start)
 
     # logits
     bias = model.projection.bias if shape.projection_bias else torch.zeros(model.n_vocab)
@@ -215,8 +215,8 @@ def make_marian_form(model: Transformer, settings: Values) -> Transformer:
         _set_rows(form.projection.weight, scale_projection(model), 0.0)
     elif shape.scale_embeddings == "none":  # the matrix was divided, so its inputs are multiplied
         norm = form.decoder[-1].feed_forward_residual.norm
-        norm.weight *= root
-        norm.bias *= root
+        norm.weight.mul_(root)
+        norm.bias.mul_(root)
     return form
 
 
@@ -250,7 +250,7 @@ def list_tensors(form: Transformer) -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 
 @torch.no_grad()
-def copy_tensors(form: Transformer) -> dict[str, np.ndarray]:
+def copy_to_arrays(form: Transformer) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(tensor) for name, _, tensor in list_tensors(form)}
 
 
