@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nmt.agreement import check_corpus, find_direction
 from nmt.config import RANDOM_SEED, CorpusConfig, DataConfig
 from nmt.config_files import load_config
+from nmt.extras.profile.formats import describe_formats
 from nmt.languages import find_code
 from nmt.system.errors import UserError
 from nmt.system.files import make_folder, refuse_run_file
@@ -45,10 +46,7 @@ def write_first_config(args: Namespace) -> None:
     if trained not in (None, find_direction(data)):
         say(f"note: {args.start} was trained for {trained}, and learns {find_direction(data)} now")
     suggest_config(out, data, args.seed, args.force, start, args.hours)
-    if start is None and load_config(str(out)).model.positions == "rotary":
-        say(
-            "nmt-export can give this model any form but Hugging Face's and Marian's: see model.positions"
-        )
+    say(f"nmt-export can give it to {describe_formats(load_config(str(out)).model)}")
     say(f"next: nmt-train --config {config}; with --plan it estimates memory and time first")
 
 

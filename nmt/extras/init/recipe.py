@@ -42,7 +42,7 @@ model:
   # no more than suits {schedule.passes:.1f} passes over the text
   dropout: {dropout}
   # a small model learns faster with pre, and is up to 5 BLEU better with rotary than with sinusoidal
-  # (docs/learning.md), but Hugging Face has no rotary positions, and Marian wants post and marian
+  # (docs/learning.md). Hugging Face has no rotary positions; Marian and Bergamot want post and marian
   norm: {norm}
   positions: {positions}
 

@@ -8,6 +8,7 @@ import math
 
 from nmt.extras.profile.cost import CHECKPOINT_BYTES
 from nmt.extras.profile.dry_run import DryRun, describe_machine, format_bytes, format_rows
+from nmt.extras.profile.formats import describe_formats
 from nmt.model.moments import WEIGHT_BYTES
 from nmt.system.progress import format_duration
 from nmt.train.memory_probe import order_by_memory
@@ -52,6 +53,7 @@ def estimate_run(dry_run: DryRun, price: float | None = None) -> dict[str, str]:
         "time": f"{hours:,.2f} h = {hours / 24:,.2f} days: updates {format_duration(updates_s)}, the dev "
         f"set {n_validations:,} times, each translation as long as its source, "
         f"{format_duration(validations_s)}",
+        "exports": describe_formats(setup.config.model),
         "not included": "writing checkpoints of "
         f"{format_bytes(parameter_bytes * setup.n_weights)}, preparing the data, starting",
     }
