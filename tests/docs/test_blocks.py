@@ -49,9 +49,11 @@ UNCHECKED = {
 }
 # Programs that are not ours, and why their own words are not checked; a call of ours among them is.
 FOREIGN = {
-    **dict.fromkeys("awk cat cd do done echo for head paste".split(), "the shell's"),
+    **dict.fromkeys("awk cat cd do done echo for head paste python3 tar".split(), "the shell's"),
     **dict.fromkeys("aws curl docker sbatch".split(), "needs another machine, or a daemon"),
-    **dict.fromkeys("argospm comet-score marian-decoder".split(), "not installed with nmt"),
+    **dict.fromkeys(
+        "argospm comet-score marian-decoder npm translateLocally".split(), "not installed with nmt"
+    ),
     **dict.fromkeys("git sacrebleu tensorboard torchrun".split(), "another project's options"),
 }
 

@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
+from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from struct import iter_unpack, pack, unpack
@@ -60,8 +61,8 @@ WIDTH_AT_A_TIME = 64  # of what a product in 8 bits adds up, on processors with 
 ALPHA_SUFFIX = "_QuantMultA"  # after the name of a matrix
 N_SAMPLED_LINES, MAX_SAMPLED_PIECES = 50, 100
 BERGAMOT_USAGE = """\
-    npm install @browsermt/bergamot-translator    # WebAssembly, in a browser and in node
-    tar -czf model.tar.gz DIR                     # translateLocally: Settings, Languages, Import model
+    cd DIR && npm install && python3 -m http.server --bind 127.0.0.1    # a page, at http://127.0.0.1:8000
+    tar --exclude=node_modules -czf model.tar.gz DIR    # translateLocally: Settings, Languages, Import model
 
 It translates greedily.
 """
@@ -212,6 +213,8 @@ def write_bergamot(
         "API": 1,
     }
     write_json(folder / "model_info.json", information)
+    for part in (files(__package__) / "page").iterdir():
+        write_bytes(folder / part.name, part.read_bytes())
     return BERGAMOT_USAGE
 
 
