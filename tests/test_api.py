@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.capture import Capture
 from support.untrained import make_checkpoint
 
 import nmt.api
@@ -109,7 +110,7 @@ def test_a_line_break_inside_a_line_is_refused_by_number(translator: TextToText)
 
 
 @pytest.mark.parametrize(
-    ("pairs", "fault"),
+    "pairs, fault",
     [
         (
             [["un homme", "un chien"], ["un homme", "un chien"]],
@@ -137,7 +138,7 @@ def test_lines_of_two_files_are_pairs() -> None:
     assert nmt.api.score(zip([f"{line}\n"] * 3, [line] * 3, strict=True)) == whole
 
 
-def test_odd_texts_are_scored_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_odd_texts_are_scored_with_a_warning(capsys: Capture) -> None:
     lines = [f"Das Haus Nummer {i} hat {'sehr ' * (i % 9)}viel Platz." for i in range(120)]
     nmt.api.score(zip(map(str.lower, lines), lines, strict=True))
     assert "warning: translations:1: hardly any upper-case letters" in capsys.readouterr().err
@@ -190,7 +191,7 @@ def test_beam_and_n_best_are_those_of_a_call(model: Path, translator: TextToText
 
 
 @pytest.mark.parametrize(
-    ("words", "fault"),
+    "words, fault",
     [
         ({"beam": 0}, "beam is 0; give an integer"),
         ({"n_best": 9}, "a beam of 2 is too small"),

@@ -17,10 +17,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.checkout import ROOT
 
 import nmt
-
-ROOT = Path(__file__).parent.parent
 
 # By folder, or by file at the top of nmt/. Rooms of one level do not know each other.
 # Engines know the core that they make faster. The core opens one door to them, inside a function, so that

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 import torch
+from pytest import MonkeyPatch
 from safetensors.torch import load_file, save_file
 
 import nmt.api
@@ -116,7 +117,7 @@ class Killed(BaseException):
 
 
 def test_a_kill_while_a_checkpoint_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """Before each change beside it, and after all: the old one or the new is complete."""
     path = tmp_path / "step-7"
@@ -170,7 +171,7 @@ def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    "change, complaint",
     [
         (
             lambda w: w.pop("decoder.0.feed_forward.inner.bias"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 
 from nmt.config import (
     CHANGEABLE_KEYS,
@@ -43,7 +44,7 @@ Loader = Callable[..., RunConfig]
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loader:
+def load(tmp_path: Path, monkeypatch: MonkeyPatch) -> Loader:
     """Load the text as c.yaml of an empty working folder, with overrides."""
     monkeypatch.chdir(tmp_path)
 
@@ -580,7 +581,7 @@ def test_tags_are_those_of_the_training_corpora(load: Loader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "complaint"),
+    "override, complaint",
     [
         (
             "data.valid.tag=<it>",

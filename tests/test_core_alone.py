@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.checkout import ROOT
 from support.forks import run_on_ranks
 
-ROOT = Path(__file__).parent.parent
 N_UPDATES = 40
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "engines", "extras")
 # An editable installation would find in the checkout what the copy lacks.

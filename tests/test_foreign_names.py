@@ -4,6 +4,7 @@ import importlib
 import re
 
 import pytest
+from support.capture import Capture
 
 from nmt.config_files import list_setting_keys, load_config
 from nmt.foreign_names import TOOLKITS, explain_foreign_name, read_counterparts
@@ -123,7 +124,7 @@ def test_a_setting_of_another_toolkit_is_explained(setting: str, complaint: str)
     ],
 )
 def test_an_option_of_another_toolkit_is_explained(
-    command: str, words: str, complaint: str, capsys: pytest.CaptureFixture[str]
+    command: str, words: str, complaint: str, capsys: Capture
 ) -> None:
     module = importlib.import_module(f"nmt.commands.{command}")
     with pytest.raises(SystemExit):

@@ -13,6 +13,9 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
+from support.checkout import ROOT
 from support.waiting import until
 
 import nmt
@@ -21,7 +24,6 @@ from nmt.system import extras
 from nmt.system.errors import UserError
 from nmt.system.extras import EXTRAS, import_extra, name_remedy
 
-ROOT = Path(__file__).parents[1]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text())
 OLDEST = "3.11.2"  # Debian's
 # As modules are called -> as packages are
@@ -61,7 +63,7 @@ def test_extras_hold_what_messages_promise() -> None:
     assert set(re.findall(r"`(\w+)`", (ROOT / "docs/install.md").read_text())) >= for_users
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: MonkeyPatch) -> None:
     for package in EXTRAS:
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails
         extra = re.escape(f"[{EXTRAS[package]}]")
@@ -71,14 +73,14 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    "record, told",
     [
         ('{"url": "file:///n.whl", "archive_info": {}}', " @ file:///n.whl"),
         (None, ""),  # from an index
     ],
 )
 def test_an_extra_comes_from_where_this_copy_came(
-    record: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: str | None, told: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     records = tmp_path / "nmtkit-1.dist-info"
     records.mkdir()
@@ -104,7 +106,7 @@ def test_nothing_says_to_install_what_an_index_calls_nmtkit() -> None:
 
 
 def test_a_hub_corpus_needs_the_hub_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     for package in ("datasets", "pyarrow", "huggingface_hub", "pandas"):
         monkeypatch.setitem(sys.modules, package, None)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.capture import Capture
+from support.checkout import ROOT
 from support.golden import check_golden
 from support.recipes import FLIPS, list_recipes
 from torch import nn
@@ -39,7 +41,6 @@ from nmt.paper import PaperRow, check_conformance, explain, find_dev_reference
 from nmt.system.strict_yaml import parse_yaml
 from nmt.train.optimizer import learning_rate, make_optimizer
 
-ROOT = Path(__file__).parents[1]
 CONFIGS_OF_DOCS = re.findall(
     r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "data.md").read_text(), re.MULTILINE | re.DOTALL
 )
@@ -75,7 +76,7 @@ def keys_of(rows: list[PaperRow]) -> list[str | None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "pair", "bleu", "n_averaged"),
+    "name, model, pair, bleu, n_averaged",
     [
         ("base", "base", "en-de", 27.3, 5),
         ("big", "big", "en-de", 28.4, 20),
@@ -102,7 +103,7 @@ def test_one_store_serves_both_released_configs() -> None:
     assert (big.data, big.vocab) == (base.data, base.vocab)
 
 
-@pytest.mark.parametrize(("block", "parent"), [(0, "base"), (1, "base-enfr")])
+@pytest.mark.parametrize("block, parent", [(0, "base"), (1, "base-enfr")])
 def test_wmts_own_archives_are_the_papers_corpora(block: int, parent: str, tmp_path: Path) -> None:
     file = tmp_path / "archives.yaml"
     file.write_text(CONFIGS_OF_DOCS[block])
@@ -218,9 +219,7 @@ def test_golden_explanations() -> None:
     check_golden("explain.txt", shown)
 
 
-def test_explain_tells_of_a_corpus_that_is_not_here(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_tells_of_a_corpus_that_is_not_here(tmp_path: Path, capsys: Capture) -> None:
     """The language goes into the names of the corpora, so a wrong one means files that are missing."""
     for split in ("train", "valid", "test"):
         for language in ("en", "de"):

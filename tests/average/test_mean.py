@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
 from safetensors.torch import load_file, save_file
+from support.capture import Capture
 from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
 from support.untrained import change_config
 from test_checkpoint import CONFIG, make_letters, write
@@ -128,9 +130,7 @@ def test_other_pieces_and_the_same_checkpoint_are_refused(tmp_path: Path) -> Non
         average_checkpoints([tmp_path / "c", tmp_path / "d" / ".." / "c"], tmp_path / MEAN)
 
 
-def test_two_runs_do_not_average(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_do_not_average(run: RunFolder, tmp_path: Path, capsys: Capture) -> None:
     """Not even of equal shapes and pieces. What may change between two sittings makes no other run."""
     ours, other = run.checkpoint(40), tmp_path / "other"
     shutil.copytree(run.checkpoint(50), other)
@@ -162,7 +162,7 @@ def test_two_runs_do_not_average(
 
 
 def test_the_oldest_first_and_by_its_own_folder(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunFolder, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """Not by best or last, which move."""
     best_one = run.checkpoints / "best"
@@ -186,7 +186,7 @@ def test_the_oldest_first_and_by_its_own_folder(
 
 @pytest.mark.parametrize("place", ["step-0009999", "step-0000050/mean", "."])
 def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(
-    place: str, run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: str, run: RunFolder, tmp_path: Path, capsys: Capture
 ) -> None:
     before = sorted(run.path.rglob("*"))
     (tmp_path / "link").symlink_to(run.checkpoints)
@@ -218,7 +218,7 @@ def test_it_replaces_an_average_and_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_pruned_meanwhile(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     average_checkpoints([run.checkpoint(10)], run.average)
     earlier = digest_file(run.average / MODEL_FILE)

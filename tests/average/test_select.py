@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 from support.saved_run import copy_template, make_template  # noqa: F401
 
 from nmt.average import select
@@ -16,7 +17,7 @@ from nmt.system.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(
-    ("asked", "steps"),
+    "asked, steps",
     [
         ((None, None, None), [10, 20, 30, 40, 50]),
         ((2, None, None), [40, 50]),
@@ -49,7 +50,7 @@ def set_training(run: RunFolder, **settings: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "steps", "counted"),
+    "every, steps, counted",
     [
         (20, 100, [20, 40]),
         (20, 50, [20, 40, 50]),  # the last update ends the run
@@ -87,7 +88,7 @@ def test_the_best_are_by_the_score_that_training_went_by(run: RunFolder) -> None
     assert [candidate.step for candidate in take_best(run, 1)] == [40]
 
 
-@pytest.mark.parametrize(("state", "counted"), [("done", [20, 40, 50]), ("preempted", [20, 40])])
+@pytest.mark.parametrize("state, counted", [("done", [20, 40, 50]), ("preempted", [20, 40])])
 def test_the_last_checkpoint_counts_if_the_run_has_ended(
     state: str, counted: list[int], run: RunFolder
 ) -> None:
@@ -115,7 +116,7 @@ def test_members_of_different_quality_raise_doubts(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("is_missing", [True, False])
 def test_the_best_need_scores_that_can_be_read(
-    is_missing: bool, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    is_missing: bool, run: RunFolder, monkeypatch: MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")

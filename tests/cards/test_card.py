@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from pytest import MonkeyPatch
 from support.golden import check_golden
 from support.hostile_text import OBEYED, PAYLOADS, check_together
 from support.recipes import list_recipes
@@ -153,7 +154,7 @@ def test_no_name_acts_in_a_card(folder: Path) -> None:
     check_together(PAYLOADS, partial(check_card, folder))
 
 
-def test_golden_cards(folder: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_cards(folder: Path, vocab: Vocab, monkeypatch: MonkeyPatch) -> None:
     """Of averages, and of exports."""
     digests = read_manifest(folder)
     weights = digests[MODEL_FILE]["sha256"]

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 from safetensors.torch import load_file
+from support.capture import Capture
 from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
 from test_checkpoint import CONFIG
 
@@ -35,7 +37,7 @@ REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained a
 
 
 def test_bad_arguments_take_one_line(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(run.path)
     before = sorted(run.path.iterdir())
@@ -52,7 +54,7 @@ def test_bad_arguments_take_one_line(
 
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-0000050", "average", ".."])
 def test_the_run_is_named_where_something_else_is_given(
-    name: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+    name: str, run: RunFolder, capsys: Capture
 ) -> None:
     run.config.touch()
     run.average.mkdir()
@@ -61,9 +63,7 @@ def test_the_run_is_named_where_something_else_is_given(
     assert f"--last needs one run folder; give {wanted}" in capsys.readouterr().err
 
 
-def test_nothing_of_the_users_is_replaced(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_of_the_users_is_replaced(run: RunFolder, capsys: Capture) -> None:
     run.average.mkdir()
     notes = run.average / "notes.txt"
     notes.write_text("mine")
@@ -76,9 +76,7 @@ def test_nothing_of_the_users_is_replaced(
     assert nmt_average([str(run.path), "--force"]) == 2
 
 
-def test_scores_and_minutes_are_said_and_kept(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_and_minutes_are_said_and_kept(run: RunFolder, capsys: Capture) -> None:
     assert nmt_average([str(run.path), "--last", "2"]) == 0
     said = capsys.readouterr()
     assert said.out == "" and "update 40, minute 24.0, dev NLL 2.0000, BLEU 21.00" in said.err
@@ -102,7 +100,7 @@ def test_scores_and_minutes_are_said_and_kept(
 
 @pytest.mark.parametrize("fault", ["cut off", "of another version", "a folder"])
 def test_results_that_cannot_be_read_cost_no_average(
-    fault: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+    fault: str, run: RunFolder, capsys: Capture
 ) -> None:
     run.config.write_text(format_config(CONFIG))
     results = run.path / "results.json"

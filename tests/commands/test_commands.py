@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import sacrebleu
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
 from nmt.commands.average import main as nmt_average
@@ -40,7 +42,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def read_refusal(capsys: pytest.CaptureFixture[str], code: int) -> str:
+def read_refusal(capsys: Capture, code: int) -> str:
     """The one line of a refusal."""
     captured = capsys.readouterr()
     lines = captured.err.strip().splitlines()
@@ -48,9 +50,7 @@ def read_refusal(capsys: pytest.CaptureFixture[str], code: int) -> str:
     return lines[0]
 
 
-def test_print_config_is_a_config(
-    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_print_config_is_a_config(toy: Path, tmp_path: Path, capsys: Capture) -> None:
     assert nmt_train(["--config", str(toy), "--print-config", "model.n_layers=3"]) == 0
     copy = tmp_path / "copy.yaml"
     copy.write_text(capsys.readouterr().out)
@@ -82,7 +82,7 @@ MISTAKES: list[tuple[Callable[[Path], object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "setting", "expected"), MISTAKES)
+@pytest.mark.parametrize("change, setting, expected", MISTAKES)
 def test_mistakes_are_reported_in_one_line(
     change: Callable[[Path], object],
     setting: str,
@@ -90,7 +90,7 @@ def test_mistakes_are_reported_in_one_line(
     toy: Path,
     corpus: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     change(corpus)
     message = read_refusal(capsys, nmt_train(["--config", str(toy), *setting.split()]))
@@ -100,28 +100,26 @@ def test_mistakes_are_reported_in_one_line(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_vocabulary_larger_than_the_text_allows(
-    toy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_vocabulary_larger_than_the_text_allows(toy: Path, capsys: Capture) -> None:
     assert nmt_train(["--config", str(toy), "vocab.size=9000"]) == 2
     # After a line that says learning has begun
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert "vocab.size" in message and "9000" in message and "at most" in message
 
 
-def test_a_folder_that_cannot_be_written(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written(toy: Path, capsys: Capture) -> None:
     message = read_refusal(capsys, nmt_train(["--config", str(toy), f"out={toy}/run"]))
     assert str(toy) in message and "cannot be written" in message
 
 
-def test_a_bug_of_ours_ends_in_a_traceback(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_ours_ends_in_a_traceback(toy: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.api.load_config", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # a traceback and exit code 1 from the interpreter
         nmt_train(["--config", str(toy)])
 
 
 def test_translate_prompts_at_a_terminal(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     class Terminal(io.TextIOWrapper):
         def isatty(self) -> bool:
@@ -135,7 +133,7 @@ def test_translate_prompts_at_a_terminal(
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    "flags, words",
     [
         ("--profile --plan", "--profile does not support --plan"),
         ("--profile --price 3", "--price needs --plan"),
@@ -145,7 +143,7 @@ def test_translate_prompts_at_a_terminal(
     ],
 )
 def test_flags_that_do_not_go_together(
-    flags: str, words: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: str, words: str, toy: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     with pytest.raises(SystemExit) as left:
         nmt_train(["--config", str(toy), *flags.split()])
@@ -159,8 +157,8 @@ def test_a_rehearsal_leaves_no_run(
     flag: str,
     toy: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("nmt.extras.profile.estimate.TIMED_S", 0.2)
     monkeypatch.setattr(
@@ -172,7 +170,7 @@ def test_a_rehearsal_leaves_no_run(
 
 
 def test_micro_tokens_auto_is_resolved_once(
-    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    toy: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     options = ["--config", str(toy), "training.micro_tokens=auto"]
     assert nmt_train([*options, "training.steps=2"]) == 0
@@ -188,7 +186,7 @@ def test_micro_tokens_auto_is_resolved_once(
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "option"),
+    "command, words, option",
     [
         (nmt_eval, "--hypotheses a --src b --src c", "--src"),
         (nmt_average, "runs/a --last 5 --last 6", "--last"),
@@ -199,14 +197,14 @@ def test_an_option_given_twice_is_refused(
     command: Callable[[list[str]], int],
     words: str,
     option: str,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         command(words.split())
     assert f"argument {option}: given twice" in read_refusal(capsys, int(str(stop.value)))
 
 
-def test_of_two_values_of_a_setting_the_last_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_values_of_a_setting_the_last_counts(capsys: Capture) -> None:
     steps = ["training.steps=5", "training.steps=7"]
     assert nmt_train(["-c", "demo.yaml", "--print-config", "seed=2", *steps]) == 0
     shown, said = capsys.readouterr()
@@ -216,7 +214,7 @@ def test_of_two_values_of_a_setting_the_last_counts(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("name", ["average", "checkpoints/step-0000010", "../store"])
 def test_a_folder_that_is_something_else_is_no_run(
-    name: str, run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, run: Path, trained: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     if name == "average":
         assert nmt_average([str(run), "--last", "2"]) == 0
@@ -232,7 +230,7 @@ def test_a_folder_that_is_something_else_is_no_run(
 
 @pytest.mark.parametrize("name", ["config.yaml", "report.html", "vocab.model", "metrics.jsonl"])
 def test_files_of_the_user_in_the_run_folder(
-    name: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, toy: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """For example a config, with comments, in the folder that its run will have."""
     (tmp_path / "mine").mkdir()
@@ -247,7 +245,7 @@ def test_files_of_the_user_in_the_run_folder(
 
 
 def test_settings_of_another_run_leave_no_store_behind(
-    run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, trained: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     config = ["--config", str(trained / "toy.yaml"), f"out={run}"]
     code = nmt_train([*config, f"data.store={tmp_path}/other", "vocab.size=90"])
@@ -255,9 +253,7 @@ def test_settings_of_another_run_leave_no_store_behind(
     assert not (tmp_path / "other").exists()
 
 
-def test_several_references(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_references(tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture) -> None:
     texts = {
         "hyp": ["the red house is big", "a small dog runs away"],
         "one": ["the red house is large", "a small dog runs away"],

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.capture import Capture
 
 from nmt.commands.report import main
 from nmt.config import RunConfig
@@ -23,7 +24,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def test_one_run_has_its_report_and_several_need_a_place(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, tmp_path: Path, capsys: Capture
 ) -> None:
     assert main([str(run.path)]) == main([str(run.path)]) == 0
     assert "<h1>one</h1>" in run.report.read_text()
@@ -36,9 +37,7 @@ def test_one_run_has_its_report_and_several_need_a_place(
     assert "one and one" in both.read_text()
 
 
-def test_a_run_that_is_not_there_is_named(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_not_there_is_named(run: RunFolder, tmp_path: Path, capsys: Capture) -> None:
     missing = tmp_path / "nosuch"
     assert main([str(missing)]) == main([str(run.path), str(missing), "-o", "both.html"]) == 2
     message = f"nmt-report: error: {missing}: not found; give a run folder\n"
@@ -46,9 +45,7 @@ def test_a_run_that_is_not_there_is_named(
 
 
 @pytest.mark.parametrize("name", ["average", "checkpoints/step-0000300"])
-def test_a_checkpoint_is_not_a_run(
-    run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_is_not_a_run(run: RunFolder, name: str, capsys: Capture) -> None:
     checkpoint = run.path / name
     checkpoint.mkdir()
     (checkpoint / "config.yaml").write_bytes(run.config.read_bytes())
@@ -61,9 +58,7 @@ def test_a_checkpoint_is_not_a_run(
     assert sorted(run.path.rglob("*")) == files and not page.exists()
 
 
-def test_nothing_but_a_report_is_replaced(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_but_a_report_is_replaced(run: RunFolder, tmp_path: Path, capsys: Capture) -> None:
     other = tmp_path / "page.html"
     other.write_text("<p>mine</p>")
     for path in (other, run.metrics, run.path, tmp_path / "none" / "page.html"):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 from support.warm_process import CONTEXT
@@ -25,7 +27,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def write_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_texts(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """`src` and `tgt` in the current folder."""
     monkeypatch.chdir(tmp_path)
     for side, name in enumerate(("src", "tgt")):
@@ -38,9 +40,7 @@ def score(place: Path, *options: str, code: int = 0) -> list[str]:
     return Path("out").read_text().splitlines()
 
 
-def test_each_pair_has_a_line_and_the_corpus_a_summary(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_pair_has_a_line_and_the_corpus_a_summary(place: Path, capsys: Capture) -> None:
     sums = [float(line) for line in score(place, "--src", "src", "--tgt", "tgt")]
     summary = capsys.readouterr().err.splitlines()[-1]
     expected = nmt.api.score_pairs(PAIRS, place)
@@ -56,9 +56,7 @@ def test_each_pair_has_a_line_and_the_corpus_a_summary(
         assert float(mean) == pytest.approx(one.log_prob / len(one.log_probs), abs=1e-5)
 
 
-def test_sides_of_different_texts_are_named(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sides_of_different_texts_are_named(place: Path, capsys: Capture) -> None:
     lines = [" ".join(["wort"] * (1 + i * 7 % 9)) for i in range(108)]
     Path("src").write_text("".join(line + "\n" for line in lines))
     for others, is_warned in ((lines, False), (lines[1:] + lines[:1], True)):
@@ -86,7 +84,7 @@ def test_packed_files_and_an_ensemble(place: Path) -> None:
 
 
 def test_workers_write_the_same_scores(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("nmt.extras.pair_scores.score_stream.PAIRS_AT_ONCE", 7)
     monkeypatch.setattr("nmt.system.pool.get_context", lambda _: CONTEXT)
@@ -101,9 +99,7 @@ def test_workers_write_the_same_scores(
     assert capsys.readouterr().err == said and said.count("is impossible") == 3
 
 
-def test_resume_goes_on_after_the_last_whole_chunk(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_goes_on_after_the_last_whole_chunk(place: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.extras.pair_scores.score_stream.PAIRS_AT_ONCE", 7)
     whole = score(place, "--src", "src", "--tgt", "tgt")
     Path("out").write_text("\n".join([*whole[:17], whole[17][:3]]))
@@ -113,9 +109,7 @@ def test_resume_goes_on_after_the_last_whole_chunk(
     score(place, "--src", "src", "--tgt", "tgt", "--resume", code=2)
 
 
-def test_impossible_pairs_keep_their_line_and_are_named(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_pairs_keep_their_line_and_are_named(place: Path, capsys: Capture) -> None:
     Path("src").write_text("red dog\n\n\n" + "dog " * 60 + "\n")
     Path("tgt").write_text("\n\nroter Hund\nHund\n")
     options = ["--src", "src", "--tgt", "tgt", "decoding.max_source=50"]
@@ -141,16 +135,14 @@ def test_impossible_pairs_keep_their_line_and_are_named(
         ("src", "is the same file"),
     ],
 )
-def test_bad_files_are_named(
-    place: Path, target: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_files_are_named(place: Path, target: str, message: str, capsys: Capture) -> None:
     Path("short").write_text("".join(pair[1] + "\n" for pair in PAIRS[:-1]))
     Path("latin").write_bytes(b"M\xe4rz\n" * 40)
     assert nmt_score([str(place), "--src", "src", "--tgt", target]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_output_is_not_an_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_is_not_an_input(place: Path, capsys: Capture) -> None:
     assert nmt_score([str(place), "--src", "src", "--tgt", "tgt", "-o", "tgt"]) == 2
     assert "tgt: is also input or output" in capsys.readouterr().err
     assert Path("tgt").read_text().count("\n") == 40
@@ -165,9 +157,7 @@ def test_the_output_is_not_an_input(place: Path, capsys: pytest.CaptureFixture[s
         ("m --src a --tgt b --resume", "--resume needs -o"),
     ],
 )
-def test_options_that_do_not_fit(
-    options: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_do_not_fit(options: str, message: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="2"):
         nmt_score(options.split())
     assert message in capsys.readouterr().err

@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.rings import amount
 from support.serve_process import start_server
 from support.untrained import make_checkpoint, make_vocab
@@ -53,30 +55,28 @@ def test_a_process_answers_until_a_signal_ends_it(
         (["a", "--timeout", "0"], "0: give a number of at least 1"),
     ],
 )
-def test_bad_options(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options(options: list[str], words: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as exit:
         parse_arguments(options)
     assert exit.value.code == 2
     assert words in capsys.readouterr().err
 
 
-def test_two_models_of_one_direction(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_models_of_one_direction(checkpoint: Path, capsys: Capture) -> None:
     other = checkpoint.with_name("other")
     shutil.copytree(checkpoint, other)
     assert main([str(checkpoint), str(other), OFF, "--port", "0"]) == 2
     assert f"{checkpoint} and {other} both translate en to de; give one" in capsys.readouterr().err
 
 
-def test_a_model_has_no_name(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_has_no_name(checkpoint: Path, capsys: Capture) -> None:
     assert main([f"small={checkpoint}", OFF, "--port", "0"]) == 2
     told = capsys.readouterr().err
     assert f"small={checkpoint}: not found; give RUN, RUN/average or" in told
     assert "a setting is decoding.key=value" in told
 
 
-def test_keys_come_from_a_file_or_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("NMT_API_KEYS", "a, b")
     file = tmp_path / "keys"
     file.write_text("c\n\n d \n")

@@ -135,7 +135,7 @@ def list_mistakes() -> Iterator[tuple[str, int]]:
         yield from ((command, width) for width in (WIDTHS if is_wide else WIDTHS[:1]))
 
 
-@pytest.mark.parametrize(("command", "width"), list_mistakes())
+@pytest.mark.parametrize("command, width", list_mistakes())
 def test_a_mistake_is_one_line(command: str, width: int, tmp_path: Path) -> None:
     code, written = run_at_terminal([command, "--no-such-option"], width, tmp_path)
     lines = check_screen(written, width)
@@ -227,7 +227,7 @@ def list_ends() -> Iterator[tuple[str, str, int]]:
                 yield from ((command, end, width) for width in WIDTHS)
 
 
-@pytest.mark.parametrize(("command", "end", "width"), list_ends())
+@pytest.mark.parametrize("command, end, width", list_ends())
 def test_every_command_leaves_a_clean_screen(
     command: str, end: str, width: int, ground: Path, tmp_path: Path
 ) -> None:

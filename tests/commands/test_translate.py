@@ -22,7 +22,10 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.needs import needs_package
+from support.processor import CPU
 from support.rings import amount
 from support.toy_corpus import sentences
 from support.untrained import DECODING, make_checkpoint, make_vocab
@@ -57,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, vocab: Vocab) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(place: Path) -> Translator:
-    return make_translator(open_checkpoint(place), torch.device("cpu"), DECODING)
+    return make_translator(open_checkpoint(place), CPU, DECODING)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +155,7 @@ def test_a_line_end_in_a_translation_becomes_a_space() -> None:
 
 
 def test_long_lines_are_cut_with_a_warning(
-    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, translator: Translator, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = ["red", ". ".join(LINES[:12])]
     text = "".join(line + "\n" for line in lines)
@@ -164,7 +167,7 @@ def test_long_lines_are_cut_with_a_warning(
 
 
 def test_paragraphs_have_their_numbers_in_later_chunks(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """Each has two sentences; those of the last chunk are in letters that the vocabulary lacks."""
     paragraphs = ["A red dog. Two cats!"] * FIRST_CHUNK + ["\u017b\u0179. \u017b\u0179."] * 3
@@ -173,7 +176,7 @@ def test_paragraphs_have_their_numbers_in_later_chunks(
     assert f"warning: lines {first} to {last} are mostly <unk>" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("workers", "n_threads"), [(1, 8), (3, 2), (9, 1)])
+@pytest.mark.parametrize("workers, n_threads", [(1, 8), (3, 2), (9, 1)])
 def test_workers_share_the_threads(
     workers: int, n_threads: int, place: Path, tmp_path: Path
 ) -> None:
@@ -187,7 +190,7 @@ def test_workers_share_the_threads(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_translations_that_reach_the_length_limit_are_counted_at_the_end(
-    workers: int, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workers: int, place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     command = ("--json", "--workers", str(workers), "--n-best", "2")
     rows = run_translate(tmp_path, "\n\n" + TEXT, place, *command).splitlines()
@@ -203,7 +206,7 @@ def test_translations_that_reach_the_length_limit_are_counted_at_the_end(
 
 
 def test_the_length_limit_is_named_for_the_lines_that_resume(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "in").write_text(TEXT)
     (tmp_path / "out").write_text("hund\n" * 30)
@@ -212,13 +215,11 @@ def test_the_length_limit_is_named_for_the_lines_that_resume(
     assert " of 10; 3 of them repeat the same words" in capsys.readouterr().err
 
 
-def test_a_line_of_text_is_a_paragraph(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_of_text_is_a_paragraph(place: Path, tmp_path: Path, capsys: Capture) -> None:
     sentences = ["A red dog.", "Two cats!", "The house is old."]
     text = "{}  {}\n\n{}\n".format(*sentences)
     config = replace(DECODING, min_length=1)  # no sentence of running text comes out empty
-    ours = make_translator(open_checkpoint(place), torch.device("cpu"), config)
+    ours = make_translator(open_checkpoint(place), CPU, config)
     found = ours.find_candidates(sentences, 2)
     best = [candidates[0].text for candidates in found]
     paragraphs = "{}  {}\n\n{}\n".format(*best)
@@ -240,7 +241,7 @@ def test_a_line_of_text_is_a_paragraph(
 
 
 def test_lines_of_several_sentences_are_named_once(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = ["A red dog.", "Two cats! The house is old.", "Mr. Smith has 3.5 dogs.", "A b. C d. E."]
     run_translate(tmp_path, "".join(line + "\n" for line in lines * 50), place)
@@ -257,8 +258,8 @@ def test_a_refused_line_is_reported_after_the_lines_before_it(
     place: Path,
     texts: list[str],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """Several processes take lines from the second chunk on, and write what one process writes."""
     monkeypatch.setattr("nmt.system.pool.get_context", lambda _: CONTEXT)
@@ -306,7 +307,7 @@ def test_figures_beside_the_text(place: Path, translator: Translator, tmp_path: 
 
 
 def test_options_are_overrides_and_explicit_overrides_win(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     seen: list[SearchRules] = []
 
@@ -337,7 +338,7 @@ def test_options_are_overrides_and_explicit_overrides_win(
 
 
 def test_lines_in_capitals_are_read_in_small_letters_but_scored_as_they_are(
-    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, translator: Translator, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = ["red dog", "RED DOG LIKES THE HOUSE", "RED DOG"]
     text = "".join(line + "\n" for line in lines)
@@ -357,9 +358,7 @@ def test_lines_in_capitals_are_read_in_small_letters_but_scored_as_they_are(
     assert "small letters" not in capsys.readouterr().err
 
 
-def test_each_line_begins_with_its_prefix(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_line_begins_with_its_prefix(place: Path, tmp_path: Path, capsys: Capture) -> None:
     begins = ["" if i % 3 else f"hund {line}" for i, line in enumerate(LINES)]
     file = tmp_path / "begins"
     file.write_text("".join(begin + "\n" for begin in begins))
@@ -376,7 +375,7 @@ def test_each_line_begins_with_its_prefix(
 
 
 def test_models_translate_together_if_they_share_a_vocabulary(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     once = run_translate(tmp_path, TEXT, place)
     capsys.readouterr()
@@ -394,9 +393,7 @@ def test_models_translate_together_if_they_share_a_vocabulary(
 # ---- files, stops, processes --------------------------------------------------------------------------------------
 
 
-def test_resuming_completes_the_output(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resuming_completes_the_output(place: Path, tmp_path: Path, capsys: Capture) -> None:
     whole = run_translate(tmp_path, TEXT, place)
     out = tmp_path / "out"
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(out)]
@@ -411,7 +408,7 @@ def test_resuming_completes_the_output(
 
 
 def test_resuming_with_something_else_is_refused(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     command = [str(place), "-i", str(source), "-o", str(out), "--long-lines", "refuse"]
@@ -433,7 +430,7 @@ def test_resuming_with_something_else_is_refused(
 
 
 def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_text("red dog\n")
@@ -448,7 +445,7 @@ def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
 
 
 def test_a_device_can_be_written_but_not_resumed(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "in").write_text("red dog\n")
     command = [str(place), "-i", str(tmp_path / "in"), "-o", "/dev/null"]
@@ -462,7 +459,7 @@ def test_a_device_can_be_written_but_not_resumed(
 
 
 def test_an_output_longer_than_the_input_cannot_be_resumed(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "in").write_text(TEXT)
     (tmp_path / "out").write_text("hund\n" * 41)
@@ -483,13 +480,13 @@ def test_a_full_disk_is_a_failure_that_names_the_output(place: Path, tmp_path: P
     assert "failed: <stdout>: cannot be written (No space left" in told
 
 
-@pytest.mark.parametrize(("closed", "options"), [("stdin", []), ("stdout", ["-i", __file__])])
+@pytest.mark.parametrize("closed, options", [("stdin", []), ("stdout", ["-i", __file__])])
 def test_a_closed_stream_is_an_error(
     closed: str,
     options: list[str],
     place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, closed, None)  # as Python finds it after `<&-` or `>&-`
@@ -500,7 +497,7 @@ def test_a_closed_stream_is_an_error(
 STOPS = [(signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGTERM, -15)]
 
 
-@pytest.mark.parametrize(("number", "code"), amount(STOPS[:2], STOPS))
+@pytest.mark.parametrize("number, code", amount(STOPS[:2], STOPS))
 def test_a_stop_leaves_whole_lines(
     number: signal.Signals, code: int, place: Path, texts: list[str], tmp_path: Path
 ) -> None:
@@ -595,7 +592,7 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
 
 
 def test_attention_beside_the_output(
-    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, translator: Translator, tmp_path: Path, capsys: Capture
 ) -> None:
     """The translations are the same, and the map is of the best one, by the first of several models."""
     text, output, attention = (tmp_path / name for name in ("text", "output", "a.json"))
@@ -626,9 +623,7 @@ def exported(place: Path) -> Path:
 
 
 @NEEDS_CT2
-def test_an_export_without_its_engine_is_called_an_export(
-    exported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_without_its_engine_is_called_an_export(exported: Path, capsys: Capture) -> None:
     assert nmt_translate([str(exported)]) == 2
     message = capsys.readouterr().err
     assert f"{exported}: is an export, not a checkpoint; add --engine ctranslate2" in message
@@ -640,7 +635,7 @@ def test_ctranslate2_writes_the_same_lines_and_its_name(
     exported: Path,
     translator: Translator,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     import ctranslate2
 
@@ -669,7 +664,7 @@ def test_a_checkpoint_is_not_taken_for_an_export_nor_an_export_for_a_checkpoint(
     command: Callable[[list[str]], int],
     place: Path,
     exported: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     for folder, some in ((place, ["--engine", "ctranslate2"]), (exported, [])):
         assert command([str(folder), *some]) == 2
@@ -679,7 +674,7 @@ def test_a_checkpoint_is_not_taken_for_an_export_nor_an_export_for_a_checkpoint(
 
 
 def test_a_source_in_pieces_is_translated_with_a_warning(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     source = tmp_path / "in"
     source.write_text("red do@@ g\nblue\n" * 3)
@@ -696,7 +691,7 @@ def test_a_source_in_pieces_is_translated_with_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ("--resume", "--resume needs -o"),
         ("--resume -o x --n-best 2", "--json"),
@@ -721,7 +716,7 @@ def test_a_source_in_pieces_is_translated_with_a_warning(
     ],
 )
 def test_options_that_do_not_go_together(
-    options: str, message: str, place: Path, capsys: pytest.CaptureFixture[str]
+    options: str, message: str, place: Path, capsys: Capture
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         nmt_translate([str(place), *options.split(" ")])
@@ -731,7 +726,7 @@ def test_options_that_do_not_go_together(
 
 
 def test_attention_does_not_replace_what_is_read(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     text = tmp_path / "text.html"
     text.write_text(TEXT)
@@ -742,7 +737,7 @@ def test_attention_does_not_replace_what_is_read(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ("--n-best 5", "decoding.beam is 2; give --beam 5"),
         ("-i nowhere", "nowhere: cannot be read"),
@@ -759,7 +754,7 @@ def test_attention_does_not_replace_what_is_read(
     ],
 )
 def test_mistakes_are_reported_in_one_line(
-    options: str, message: str, place: Path, capsys: pytest.CaptureFixture[str]
+    options: str, message: str, place: Path, capsys: Capture
 ) -> None:
     kept = {path.name: path.read_bytes() for path in place.iterdir()}
     words = options.format(place=place).split()
@@ -797,9 +792,7 @@ def test_pipes_that_are_set_not_to_wait(place: Path, texts: list[str], tmp_path:
     assert finish(process) == 0
 
 
-def test_standard_output_must_not_be_the_input(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_output_must_not_be_the_input(place: Path, tmp_path: Path, capfd: Capture) -> None:
     """`nmt-translate -i text >> text` would read what it writes."""
     text = tmp_path / "text"
     text.write_text(TEXT)

@@ -2,13 +2,12 @@
 
 import hashlib
 import runpy
-from pathlib import Path
 
 import pytest
+from support.checkout import ROOT
 
 from nmt.corpus.demo import RANGES, generate_pairs
 
-ROOT = Path(__file__).parents[2]
 # Of all pairs, as the text that the generator makes. Stores and scores of the demo depend on it.
 DIGEST = "553ca7890355fd9cb5c508dfc7f232f5f0e5e4cdb93c093a4e2b61f563c208e7"
 

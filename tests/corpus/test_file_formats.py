@@ -68,7 +68,7 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "text"),
+    "cell, text",
     [
         ("a\nb\r\n", "a b"),
         ("a\n", "a"),
@@ -87,7 +87,7 @@ def test_a_line_break_within_a_cell_becomes_a_space(cell: str, text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    "line, complaint",
     [
         (
             '{"en": "a"',

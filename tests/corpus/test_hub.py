@@ -15,6 +15,8 @@ import pyarrow as pa
 import pytest
 from huggingface_hub import constants
 from pyarrow import parquet
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.fake_hub import COMMIT, FakeHub, run_hub, use_hub
 from support.toy_corpus import write_toy_corpus
 from support.waiting import HANG_S
@@ -69,9 +71,7 @@ def dataset() -> dict[str, bytes]:
 
 
 @pytest.fixture
-def hub(
-    dataset: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeHub]:
+def hub(dataset: dict[str, bytes], tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[FakeHub]:
     with run_hub("wmt/wmt14", dict(dataset)) as server:
         use_hub(monkeypatch, server.endpoint, tmp_path / "hub")
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -97,7 +97,7 @@ def blobs(tmp_path: Path) -> set[str]:
 
 
 def test_the_files_of_a_split_are_fetched_once_and_read_in_order(
-    hub: FakeHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    hub: FakeHub, tmp_path: Path, capfd: Capture
 ) -> None:
     data = DataConfig(root=str(tmp_path))
     size = sum(len(hub.files[name]) for name in SHARDS)
@@ -157,7 +157,7 @@ def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(
 
 
 def test_a_store_that_would_not_fit_is_refused_before_the_work(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     size = sum(len(hub.files[name]) for name in SHARDS)
     data = DataConfig(root=str(tmp_path), store=str(tmp_path / "store"), train=(TRAIN,))
@@ -170,7 +170,7 @@ def test_a_store_that_would_not_fit_is_refused_before_the_work(
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected"),
+    "changed, expected",
     [
         (
             {"revision": "v2"},
@@ -200,7 +200,7 @@ def test_what_the_hub_does_not_have_is_named(
 
 @pytest.mark.parametrize("revision", [None, "main", COMMIT])
 def test_without_the_hub_the_cache_is_read(
-    revision: str | None, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    revision: str | None, hub: FakeHub, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     corpus = CorpusConfig(dataset="wmt/wmt14", subset="de-en", revision=revision)
     paths = fetch(tmp_path, corpus)
@@ -215,7 +215,7 @@ def test_without_the_hub_the_cache_is_read(
 
 
 def test_what_another_program_left_in_the_cache_is_read_without_the_hub(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """`datasets` keeps no list of all files, and `hf download --include` may leave the card out."""
     names = [path.name for path in fetch(tmp_path)]

@@ -17,6 +17,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
+from support.checkout import ROOT
 from support.rings import amount
 from support.stored_text import read_training_pairs
 from support.waiting import until
@@ -31,8 +34,6 @@ from nmt.system.errors import UserError
 from nmt.system.files import digest_file, lock, verify, write_json
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
-Capture = pytest.CaptureFixture[str]
-REPOSITORY = Path(__file__).parents[2]
 VOCAB = VocabConfig(size=60)
 SYLLABLES = "ba de fi go hu ja ke li mo nu pa re si to vu wa xe yi zo".split()
 
@@ -113,7 +114,7 @@ def ledger_of(store: str | Path) -> dict[str, Any]:
     return ledger
 
 
-def interrupt(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupt(data: DataConfig, monkeypatch: MonkeyPatch) -> Path:
     """Stop a preparation when all stages are done; returns its work folder."""
 
     def stop(*_: object, known: object = None) -> None:
@@ -222,7 +223,7 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
 
 
 def test_equal_whatever_the_workers_the_place_and_the_clock(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """Dev and test set have several shards too."""
     pairs = [(line(i), line(i + 1)) for i in range(0, 600, 3)]
@@ -299,7 +300,7 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     stores = sorted(tmp_path.glob("store-*"))
@@ -308,7 +309,7 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(
     assert all(contents(store) == undisturbed for store in stores)
 
 
-def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_stages_are_not_done_again(root: Path, monkeypatch: MonkeyPatch) -> None:
     interrupt(config(root), monkeypatch)
 
     def fail(*_: object) -> None:
@@ -320,7 +321,7 @@ def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.Monk
 
 
 def test_an_unfinished_preparation_follows_changed_settings(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: MonkeyPatch
 ) -> None:
     truth = contents(make(config(root, "truth", valid=None), VocabConfig(size=50)))
     interrupt(config(root), monkeypatch)
@@ -329,7 +330,7 @@ def test_an_unfinished_preparation_follows_changed_settings(
 
 @pytest.mark.parametrize("content", [b"", None])
 def test_a_stage_without_a_whole_done_file_is_done_again(
-    root: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+    root: Path, monkeypatch: MonkeyPatch, content: bytes | None
 ) -> None:
     truth = contents(make(config(root, "truth")))
     for done in interrupt(config(root), monkeypatch).glob("*/done.json"):
@@ -337,9 +338,7 @@ def test_a_stage_without_a_whole_done_file_is_done_again(
     assert contents(make(config(root))) == truth
 
 
-def test_what_another_version_left_is_not_continued(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_version_left_is_not_continued(root: Path, monkeypatch: MonkeyPatch) -> None:
     truth = contents(make(config(root, "truth")))
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.stages.LAYOUT", 1)
@@ -354,7 +353,7 @@ def test_what_another_version_left_is_not_continued(
 
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_repeats_are_counted_always_and_dropped_on_request(
-    root: Path, monkeypatch: pytest.MonkeyPatch, is_dropped: bool
+    root: Path, monkeypatch: MonkeyPatch, is_dropped: bool
 ) -> None:
     rng = Random(5)
     pairs = [(line(rng.randrange(40)), line(rng.randrange(3))) for _ in range(400)]
@@ -435,7 +434,7 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
 
 
 def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: MonkeyPatch
 ) -> None:
     truth = contents(make(config(root, "truth")))
     message = r": about [\d,]+ bytes are needed in all, and [\d,]+ are free; free"
@@ -568,7 +567,7 @@ def test_a_rule_keeps_its_counts_whatever_it_is_called(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "size", "named"),
+    "changes, size, named",
     [
         ({}, 50, "vocab.size 60 -> 50"),
         ({"clean": CleanConfig()}, 60, "data.clean.max_words 20 -> 250"),
@@ -601,9 +600,7 @@ def test_changed_inputs_are_noticed(root: Path) -> None:
     assert not prepare(config(root), VOCAB, 1)
 
 
-def test_a_file_changed_while_it_is_read_is_refused(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_changed_while_it_is_read_is_refused(root: Path, monkeypatch: MonkeyPatch) -> None:
     def change_and_digest(path: Path) -> str:
         os.utime(root / "b.tsv", (1e9, 1e9))
         return digest_file(path)
@@ -615,7 +612,7 @@ def test_a_file_changed_while_it_is_read_is_refused(
 
 
 def test_a_store_in_a_folder_that_cannot_be_written_is_recognised(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: MonkeyPatch
 ) -> None:
     make(config(root))
 
@@ -634,7 +631,7 @@ def test_a_damaged_store_is_not_taken_for_a_whole_one(root: Path, damage: str) -
     refuse(config(root), "damaged")
 
 
-def test_a_config_may_have_any_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_may_have_any_name(root: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["nmt-prepare", "--config", "b\udce9.yaml"])
     assert ledger_of(make(config(root)))["command"] == "nmt-prepare --config 'b\udce9.yaml'"
 
@@ -673,7 +670,7 @@ def test_a_work_folder_that_is_a_link_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "size", "message"),
+    "changes, size, message",
     [
         ({"train": ()}, 60, "data.train: no corpus given"),
         ({"train": (CorpusConfig(src="gone.en", tgt="a.de"),)}, 60, "gone.en: not found"),

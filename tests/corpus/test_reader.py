@@ -21,6 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from pytest import MonkeyPatch
+from support.capture import Capture
+from support.checkout import ROOT
 from support.packing import tar, zstd
 from support.rings import amount
 
@@ -143,9 +146,7 @@ def hub(root: Path) -> Path:
     return root
 
 
-def test_the_hubs_layout_through_datasets_equals_direct_parquet(
-    hub: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_hubs_layout_through_datasets_equals_direct_parquet(hub: Path, capfd: Capture) -> None:
     corpus = CorpusConfig(dataset="wmt/wmt14", subset="de-en")
     assert read(corpus, hub) == read(CorpusConfig(file="nested.parquet"), hub) == PAIRS
     assert read(corpus, hub, "de", "en") == [Pair(t, s) for s, t in PAIRS]
@@ -160,9 +161,7 @@ def test_the_hubs_layout_through_datasets_equals_direct_parquet(
     assert capfd.readouterr().err == ""
 
 
-def test_folders_of_save_to_disk_equal_parquet(
-    root: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_of_save_to_disk_equal_parquet(root: Path, capfd: Capture) -> None:
     """Whatever an earlier save, `map` and `filter` left in them."""
     import datasets
 
@@ -282,7 +281,7 @@ TWO = CorpusConfig(src="x.en", tgt="x.de")
 
 
 @pytest.mark.parametrize(
-    ("en", "de", "message"),
+    "en, de, message",
     [
         (b"", b"a\n", "ROOT/x.en: is empty; it should hold one sentence per line"),
         (b"a\n", b"", "ROOT/x.de: is empty"),
@@ -315,7 +314,7 @@ def test_two_files_name_the_mistake(
 
 
 @pytest.mark.parametrize(
-    ("corpus", "message"),
+    "corpus, message",
     [
         (
             CorpusConfig(file="x.csv"),
@@ -371,9 +370,7 @@ def test_a_lost_line_is_found_by_the_lengths_of_the_lines(tmp_path: Path, seed: 
     assert found[5] == ("x.en", "x.de")[side] and (found[3] == "a line is") == (n == 1)
 
 
-def test_a_side_that_ends_too_early_is_called_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_side_that_ends_too_early_is_called_so(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.corpus.reader.PAIRS_AT_ONCE", 90)  # it is read in several blocks
     english, german = zip(*islice(demo.generate_pairs("train"), 300), strict=True)
     (tmp_path / "x.en").write_text("\n".join(english))
@@ -468,7 +465,7 @@ def test_a_local_copy_and_an_offline_run_touch_no_network_and_no_hub_is_one_mess
         **os.environ,
         "HF_HOME": str(hub / "cache"),
         "HF_HUB_OFFLINE": "0",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED],
@@ -497,7 +494,7 @@ def test_a_local_copy_and_an_offline_run_touch_no_network_and_no_hub_is_one_mess
 
 
 @pytest.fixture
-def test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_set(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """The folder where sacreBLEU keeps wmt14/full, here, and no way to download it."""
     from sacrebleu.dataset import DATASETS
 
@@ -539,7 +536,7 @@ def test_one_file_is_not_two_sides(tgt: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encode", "message"),
+    "encode, message",
     [
         (lambda text: text.encode("utf-16"), "x.en:1: is UTF-16 or UTF-32; convert it"),
         (lambda text: gzip.compress(text.encode()), r"x.en:1:\d: byte .* is not valid UTF-8"),

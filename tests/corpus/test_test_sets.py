@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
+from support.checkout import ROOT
 from support.needs import REAL_TEXT, needs_text
 
 from nmt.config import CorpusConfig, DataConfig
@@ -44,7 +46,7 @@ def write(path: Path, lines: list[str]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """sacreBLEU's folder, empty, and toys in the place of newstest2013 and newstest2012."""
     from sacrebleu.dataset import DATASETS
 
@@ -121,7 +123,7 @@ def test_a_set_by_either_name_from_sacrebleus_cache(
 
 
 @pytest.mark.parametrize(
-    ("names", "asked"),
+    "names, asked",
     [
         (("newstest2013.en", "newstest2013.de"), "newstest2013"),
         (("newstest2013.en", "newstest2013.de"), "wmt13"),
@@ -220,7 +222,7 @@ def test_the_folder_that_SACREBLEU_names_is_read_without_a_network(
         **os.environ,
         "SACREBLEU": str(cache),
         "HF_HUB_OFFLINE": "0",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
         [sys.executable, "-c", NO_NETWORK],
@@ -266,9 +268,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("what", "src", "ref"), [(what, *sides) for what, sides in CHANGES.items()]
-)
+@pytest.mark.parametrize("what, src, ref", [(what, *sides) for what, sides in CHANGES.items()])
 def test_another_text_is_refused_by_name_and_warned_of_in_files(
     cache: Path, data: DataConfig, what: str, src: list[str], ref: list[str]
 ) -> None:
@@ -334,7 +334,7 @@ def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> N
 
 
 def test_the_lines_of_the_filtered_set(
-    cache: Path, data: DataConfig, monkeypatch: pytest.MonkeyPatch
+    cache: Path, data: DataConfig, monkeypatch: MonkeyPatch
 ) -> None:
     src, ref = [f"line {i % 3000}" for i in range(3003)], [f"Zeile {i}" for i in range(3003)]
     toy = replace(PAPER_TEST_SET, texts=({"en": sha(src), "de": sha(ref)},))
@@ -365,7 +365,7 @@ GERMAN_NEWS, FRENCH_NEWS = "news-en-de", "news-en-fr"
 
 
 @pytest.mark.parametrize(
-    ("folder", "tgt", "name", "n"),
+    "folder, tgt, name, n",
     [
         pytest.param(GERMAN_NEWS, "de", "newstest2012", 3003, marks=needs_text(GERMAN_NEWS)),
         pytest.param(GERMAN_NEWS, "de", "newstest2013", 3000, marks=needs_text(GERMAN_NEWS)),
@@ -373,7 +373,7 @@ GERMAN_NEWS, FRENCH_NEWS = "news-en-de", "news-en-fr"
     ],
 )
 def test_the_real_newstests(
-    monkeypatch: pytest.MonkeyPatch, folder: str, tgt: str, name: str, n: int
+    monkeypatch: MonkeyPatch, folder: str, tgt: str, name: str, n: int
 ) -> None:
     monkeypatch.setattr(testsets, "KNOWN_SETS", KNOWN_SETS)
     data = DataConfig(root=str(REAL_TEXT / folder), tgt=tgt)

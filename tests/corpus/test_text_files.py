@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 from support.packing import pack, pack_archive, tar
 
 from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks, read_lines
@@ -49,7 +50,7 @@ def brute(content: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("content", "lines"),
+    "content, lines",
     [
         (b"a\nb\n", ["a", "b"]),
         (b"a\nb", ["a", "b"]),
@@ -243,9 +244,7 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
     assert complaint(TextFile(tmp_path)).endswith("cannot be read (Is a directory)")
 
 
-def test_lines_are_counted_through_all_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_counted_through_all_blocks(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.corpus.text_files.LINES_AT_ONCE", 2)
     (tmp_path / "x").write_bytes(b"a\nb\nc\nd\n\xff\n")
     with pytest.raises(UserError, match="x:5:1: byte 0xff"):

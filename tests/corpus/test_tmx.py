@@ -33,7 +33,7 @@ def read(body: str, src: str = "en", tgt: str = "de", size: int = 7) -> list[tup
 
 
 @pytest.mark.parametrize(
-    ("sides", "src", "tgt", "pair"),
+    "sides, src, tgt, pair",
     [
         ((("en", "a"), ("de", "b")), "en", "de", ("a", "b")),
         ((("DE", "b"), ("EN-us", "a")), "en", "de", ("a", "b")),
@@ -55,7 +55,7 @@ def test_languages_are_found_however_they_are_written(
 
 
 @pytest.mark.parametrize(
-    ("seg", "text"),
+    "seg, text",
     [
         ("x &amp; y &lt;z&gt; &#228; <![CDATA[<b>]]>", "x & y <z> \u00e4 <b>"),
         (
@@ -108,7 +108,7 @@ BOMB = '<!DOCTYPE tmx [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         (HEAD + unit(("en", "a & b"), ("de", "c")) + TAIL, r"x\.tmx:6:\d+: is not well-formed XML"),
         (HEAD + unit(("en", "a"), ("de", "b")), r"x\.tmx:7:1: is not well-formed XML \(no element"),

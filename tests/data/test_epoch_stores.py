@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 from support.block_faults import die, slow
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors, train_toy
 from support.forks import run_on_ranks
@@ -55,7 +56,7 @@ def store(original: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def here(monkeypatch: MonkeyPatch) -> None:
     """Draw in this process, which saves the start of others."""
     monkeypatch.setattr(
         epoch_stores, "map_in_order", lambda work, tasks, workers: (work(task) for task in tasks)
@@ -157,9 +158,7 @@ def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
 # ---- who draws it, and when -------------------------------------------------------------------------------------
 
 
-def test_other_processes_draw_what_this_one_would(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processes_draw_what_this_one_would(store: Path, monkeypatch: MonkeyPatch) -> None:
     truth = draw_epoch(store, 3)
     shutil.rmtree(store.with_name("store.epochs"))
     monkeypatch.setattr(epoch_stores, "draw_block", slow)
@@ -231,7 +230,7 @@ def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_is_one_line_and_leaves_no_half_epoch(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epoch_stores, "draw_block", die)
     with pytest.raises(UserError, match="killed"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 
 from nmt.config import TrainingConfig
 from nmt.data import plan as plan_module
@@ -49,7 +50,7 @@ def test_as_if_made_pair_by_pair(
     rng = np.random.default_rng(seed)
     lengths = np.minimum(rng.integers(1, 60, (2, n)), longest).astype(np.int32)
     lengths[rng.integers(2), rng.integers(n)] = longest
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "SPAN", piece)
         plan = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG, micro_tokens)
     order = (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 from support.untrained import make_vocab
 
 from nmt.data.store import ArrayWriter, SideWriter, open_store
@@ -68,7 +69,7 @@ def test_reads_back_what_was_appended(folder: Path, sides: dict[str, Sentences])
 
 
 def test_counts_the_pairs_that_it_shares_with_others(
-    folder: Path, sides: dict[str, Sentences], monkeypatch: pytest.MonkeyPatch
+    folder: Path, sides: dict[str, Sentences], monkeypatch: MonkeyPatch
 ) -> None:
     """Of the others, some are the store's; some have only the same sums, or one side in common."""
     monkeypatch.setattr("nmt.data.store.SEARCHED_PAIRS", 50)
@@ -131,7 +132,7 @@ def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    "wrong, message",
     [
         (np.zeros(4, np.int32), "not a one-dimensional array of int64"),
         (np.zeros((4, 1), np.int64), "not a one-dimensional array of int64"),

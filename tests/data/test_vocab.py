@@ -11,6 +11,8 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.sentencepieces import train_sentencepiece
 
 from nmt.config import VocabConfig
@@ -160,7 +162,7 @@ def test_the_same_lines_give_the_same_bytes(model: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "message"),
+    "size, message",
     [
         (5000, r"vocab\.size: 5000 is too large .* use at most (\d+)"),
         (
@@ -169,9 +171,7 @@ def test_the_same_lines_give_the_same_bytes(model: bytes) -> None:
         ),
     ],
 )
-def test_an_impossible_size_names_the_possible(
-    size: int, message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_size_names_the_possible(size: int, message: str, capfd: Capture) -> None:
     with pytest.raises(UserError, match=message) as caught:
         train_model(LINES, VocabConfig(size=size))
     found = re.search(message, str(caught.value))
@@ -256,7 +256,7 @@ PARTS = st.lists(st.sampled_from(["<url>", "<bt>", " ", "fox", "x", "<", "url"])
 def test_looking_words_up_gives_the_ids_of_lines(
     vocab: Vocab, symbols: Vocab, lines: list[str], sizes: tuple[int, int, int]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         names = ("MAX_KNOWN_WORDS", "WORDS_AT_A_TIME", "SLOT_BITS")
         for name, size in zip(names, sizes, strict=True):
             patch.setattr(f"nmt.corpus.encoder.{name}", size)
@@ -270,7 +270,7 @@ def test_looking_words_up_gives_the_ids_of_lines(
 
 
 def test_words_that_share_slots_are_told_apart_by_bytes_and_length(
-    vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+    vocab: Vocab, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmt.corpus.encoder.WORDS_AT_A_TIME", 60)
     monkeypatch.setattr("nmt.corpus.encoder.MAX_KNOWN_WORDS", 60)

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.checkout import ROOT
 from test_reference import REFERENCE
 
 from nmt.config_files import load_config
 from nmt.extras.sweep.grid import read_grid
 from nmt.system.errors import UserError
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 PAGES += sorted(ROOT.glob("examples/**/*.md"))
 COMMANDS = REFERENCE.find_commands()

@@ -20,6 +20,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from pytest import MonkeyPatch
 from safetensors.torch import load_file, save_file
 from support.once import make_once
 from support.rings import amount
@@ -232,7 +233,7 @@ def call(program: str, words: list[str], stdin: str, stdout: str) -> str | None:
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_commands_of_a_page_run_one_after_another(
-    page: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, made: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     faults = []

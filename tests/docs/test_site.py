@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 from support.browser import open_page
+from support.checkout import ROOT
 from support.needs import needs_chromium, needs_package
 from test_architecture import LEVELS
 
 import nmt
 from nmt.system.strict_yaml import parse_yaml
 
-ROOT = Path(__file__).parents[2]
 # docs/results holds what studies published: tables that the pages link to.
 PAGES = sorted(set(ROOT.glob("docs/**/*.md")) - set(ROOT.glob("docs/results/**/*.md")))
 TEXTS = [*sorted(ROOT.glob("*.md")), *PAGES, *sorted(ROOT.glob("examples/**/*.md"))]

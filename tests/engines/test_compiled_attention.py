@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.packed_pairs import (
     CASES,
     EMPTY_CASES,
@@ -14,6 +16,7 @@ from support.packed_pairs import (
     packed_heads,
     side,
 )
+from support.processor import CPU
 from torch import Tensor
 
 pytest.importorskip("numba")
@@ -29,13 +32,12 @@ from nmt.system.progress import say_once
 pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
 
 LENGTHS = [(1, 4), (6, 1), (0, 3), (33, 17), (15, 16), (5, 0), (64, 64)]
-CPU = torch.device("cpu")
 attend = CpuBackend().attend
 DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.fixture(autouse=True)
-def counted_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def counted_calls(monkeypatch: MonkeyPatch) -> Iterator[list[int]]:
     for dtype in DTYPES:
         load_compiled(dtype)
     calls: list[int] = []
@@ -155,7 +157,7 @@ def test_nothing_is_compiled_without_gradients(counted_calls: list[int]) -> None
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    "fault, message",
     [
         (EOFError("damaged"), "compiling for this processor fails (EOFError: damaged)"),
         (
@@ -168,8 +170,8 @@ def test_where_numba_fails_attention_is_padded(
     fault: Exception,
     message: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # it is emptied
 

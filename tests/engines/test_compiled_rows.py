@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor
 
 pytest.importorskip("numba")
@@ -35,7 +36,7 @@ def compute(backend: Backend, *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("size", [1.0, 300.0])
 def test_the_loss_is_that_of_exact_numbers(
-    dtype: torch.dtype, size: float, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, size: float, monkeypatch: MonkeyPatch
 ) -> None:
     hidden, weight, labels = draw(dtype, size)
     if dtype == torch.bfloat16:
@@ -83,7 +84,7 @@ def test_nan_is_not_hidden(dtype: torch.dtype) -> None:
         assert totals[[0, 2]].isfinite().all() and logits[[0, 2]].isfinite().all()
 
 
-def test_nothing_is_compiled_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_without_gradients(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.engines.cpu.backend.load_compiled", None)  # it is not called
     hidden, weight, labels = draw(torch.float32)
     with torch.no_grad():

@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.plain_search import EOS, Ids
-from support.searches import CPU, RULES, SMALL, make_sources, make_speaker, put_in_order
+from support.processor import CPU
+from support.searches import RULES, SMALL, make_sources, make_speaker, put_in_order
 from support.untrained import make_random_model
 
 pytest.importorskip("numba")
@@ -75,7 +78,7 @@ def test_each_rule_keeps_of_many_sentences_what_torch_keeps() -> None:
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_long_outputs_large_vocabularies_many_sentences(
-    beam: int, monkeypatch: pytest.MonkeyPatch
+    beam: int, monkeypatch: MonkeyPatch
 ) -> None:
     """The cells grow, logits come in several blocks, and pieces in several groups."""
     monkeypatch.setattr("nmt.engines.cpu.compiled_search.FIRST_CELLS", 2)
@@ -137,7 +140,7 @@ def say_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings, expected",
     [
         ({"compile": "on"}, CompiledEngine),
         ({"compile": "auto"}, PackedEngine),
@@ -149,14 +152,14 @@ def say_again() -> None:
     ],
 )
 def test_settings_choose_the_engine(
-    settings: dict[str, Any], expected: type[SearchEngine], monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], expected: type[SearchEngine], monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled_search, "multiplies_bf16_faster", lambda _: True)
     engine = choose_engine([make_model(8)], DecodingConfig(**settings), CPU)
     assert type(engine) is expected
 
 
-def test_in_fp32_large_models_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_fp32_large_models_are_compiled(monkeypatch: MonkeyPatch) -> None:
     model = make_model(8)
     n_weights = sum(weight.numel() for weight in model.decoder[0].parameters())
     for least, expected in ((n_weights, CompiledEngine), (n_weights + 1, PackedEngine)):
@@ -169,7 +172,7 @@ class UnknownLayer(torch.nn.Linear):
 
 
 def test_a_field_a_value_or_a_layer_that_is_not_known_is_left_to_torch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     def check_reason(reason: str, *models: Transformer) -> None:
         choice.say_once.cache_clear()
@@ -195,9 +198,7 @@ def test_every_field_is_known_so_far() -> None:
     assert set(compiled_search.COMPILED_RULES) == {field.name for field in fields(SearchRules)}
 
 
-def test_torch_searches_if_numba_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torch_searches_if_numba_fails(monkeypatch: MonkeyPatch, capsys: Capture) -> None:
     def check_torch_searches(fault: str) -> None:
         choice.say_once.cache_clear()
         for _ in range(2):
@@ -212,7 +213,7 @@ def test_torch_searches_if_numba_fails(
     check_torch_searches("ModuleNotFoundError")
 
 
-def test_all_batches_are_compiled_whatever_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_batches_are_compiled_whatever_their_size(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.translate.engine.search", lambda *_: pytest.fail("torch searched"))
     engine, config = CompiledEngine(), DecodingConfig(batch_tokens=8, max_extra=3)
     given = make_sources(random.Random(8), 9, 5, N_PIECES)
@@ -285,9 +286,7 @@ def double(x):
 """
 
 
-def test_code_is_kept_by_content_and_not_by_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_is_kept_by_content_and_not_by_place(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """A second checkout finds what the first compiled. After a change in any of the files all is compiled
     again, because an older version's code may name types that are gone.
     """
@@ -306,6 +305,6 @@ def test_code_is_kept_by_content_and_not_by_place(
     assert n_found == [(False, 0), (True, 1), (False, 0)]
 
 
-def test_code_is_kept_nowhere_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_kept_nowhere_without_a_folder(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert find_code_folder(__file__) is None and not is_kept("double", __file__)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from support.plain_search import Ids
 from support.pretend_device import GPU, DeviceTensor, pretend_device
 from support.rings import amount
@@ -64,7 +65,7 @@ def prefixes_of(given: Sequence[Ids]) -> list[Ids]:
 CASES = [(way, "short") for way in WAYS] + [("beam", name) for name in (*SHAPES, "ensemble")]
 
 
-@pytest.mark.parametrize(("way", "name"), CASES)
+@pytest.mark.parametrize("way, name", CASES)
 def test_each_way_and_each_kind_of_model_find_the_same(way: str, name: str) -> None:
     given, rules = sources(amount(5, 9), 5, 9), make_rules(WAYS[way], 1 if way == "greedy" else 2)
     shapes = ENSEMBLE if name == "ensemble" else [({"short": SHORT} | SHAPES)[name]]
@@ -78,7 +79,7 @@ def test_each_way_and_each_kind_of_model_find_the_same(way: str, name: str) -> N
     assert_alike(found, expected)
 
 
-def test_what_a_step_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_step_costs(monkeypatch: MonkeyPatch) -> None:
     """Beam 4 and two layers: the host waits once, to learn which sentences are done."""
     rules = make_rules(DecodingConfig(max_extra=20, min_length=12))
     given = sources(8, 7, 9)
@@ -164,7 +165,7 @@ def test_graphs_of_the_pretend_device_repeat_only_what_was_recorded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "n_models", "tokens"),
+    "shape, n_models, tokens",
     [
         (ModelConfig(), 1, 65_536),
         (ModelConfig(decoder_layers=3), 1, 131_072),
@@ -192,7 +193,7 @@ def test_models_decide_how_large_a_batch_is(shape: ModelConfig, n_models: int, t
     assert engine.batch_tokens == tokens // 2 and list_sizes(given)[0] == 20
 
 
-def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_does_not_fit_is_halved(monkeypatch: MonkeyPatch) -> None:
     ours, given = model(SHORT), sources(30, 9)
     forced, most = prefixes_of(given), 5
 

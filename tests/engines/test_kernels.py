@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
+from support.processor import CPU
 
 from nmt.data.batch import pack
 from nmt.engines.cuda import attention_triton, loss_triton
@@ -30,13 +33,12 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
     reason="needs triton, not interpreted",
 )
-CPU = torch.device("cpu")
 
 
 class Fault:
     """A machine on which Triton finds a GPU and cannot use it."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: MonkeyPatch) -> None:
         from triton.runtime import driver
 
         self.folder, self.set, self.driver = folder, monkeypatch, driver
@@ -99,7 +101,7 @@ FAULTS: dict[Callable[[Fault], None], str] = {
 
 
 @pytest.fixture
-def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fault:
+def fault(tmp_path: Path, monkeypatch: MonkeyPatch) -> Fault:
     for cached in (can_attend, can_compute_loss, say_once):
         cached.cache_clear()
     return Fault(tmp_path, monkeypatch)
@@ -108,7 +110,7 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fault:
 @needs_triton
 @pytest.mark.parametrize("happens", FAULTS, ids=lambda happens: happens.__name__)
 def test_what_triton_lacks_is_told_in_one_line(
-    happens: Callable[[Fault], None], fault: Fault, capsys: pytest.CaptureFixture[str]
+    happens: Callable[[Fault], None], fault: Fault, capsys: Capture
 ) -> None:
     happens(fault)
     assert not can_attend(CPU, torch.float32, 16, 16)
@@ -119,7 +121,7 @@ def test_what_triton_lacks_is_told_in_one_line(
 
 @needs_triton
 def test_attention_and_loss_take_the_plain_path(
-    fault: Fault, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Fault, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     fault.headers_missing()
     for kernels in (attention_triton, loss_triton):  # these tensors count as those of a GPU
@@ -148,9 +150,7 @@ def test_a_full_gpu_is_no_reason_to_go_without_kernels() -> None:
     assert can_launch(lambda: None)
 
 
-def test_only_the_first_rank_of_a_machine_tells(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_first_rank_of_a_machine_tells(monkeypatch: MonkeyPatch, capsys: Capture) -> None:
     say_once.cache_clear()
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert not can_launch(lambda: 1 / 0) and capsys.readouterr().err == ""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from support.prepared_models import prepare_for_torch
 from support.untrained import list_shapes, make_random_model
 
@@ -64,7 +65,7 @@ def test_nan_stays_nan(activation: str, dtype: torch.dtype) -> None:
 
 
 @NEEDS_PACKING
-def test_an_activation_that_onednn_lacks_is_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_activation_that_onednn_lacks_is_the_models_own(monkeypatch: MonkeyPatch) -> None:
     layer, x = ActivatedLinear(24, 37, "cube"), torch.randn(5, 24)
     monkeypatch.setattr("nmt.engines.cpu.packed_linear.apply_activation", lambda y, name: y**3)
     expected = torch.nn.functional.linear(x, layer.weight, layer.bias) ** 3

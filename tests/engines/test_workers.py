@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.finished_run import list_differing, read_losses, read_tensors
+from support.processor import ALONE
 from torch import Tensor
 
 from nmt.commands.train import main
@@ -17,11 +20,9 @@ from nmt.engines.cpu.backend import CpuBackend
 from nmt.engines.cpu.training import SharedReplica, count_workers
 from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
-from nmt.system.ranks import World
 from nmt.train.loss import Objective
 from nmt.train.replica import Replica
 
-ALONE = World(0, 1, torch.device("cpu"))
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=2, n_layers=2, dropout=0.2, attention_dropout=0.1)
 SEEDS = [11, 7, 5, 3, 2]
 
@@ -72,7 +73,7 @@ def test_any_number_of_workers_gives_the_bits_of_plain_torch(is_bf16: bool) -> N
 
 
 def test_gradients_are_added_in_the_order_of_micro_batches(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """Even if the first is done last."""
     _, gradients, _ = run_update(Replica(make_objective(), ALONE, False))
@@ -95,7 +96,7 @@ def test_gradients_are_added_in_the_order_of_micro_batches(
     assert same(own, gradients)
 
 
-def test_what_fails_in_a_worker_fails_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_in_a_worker_fails_the_update(monkeypatch: MonkeyPatch) -> None:
     whole = Replica.run
 
     def fail_once(learner: Replica, batch: Batch, *rest: Any) -> Tensor:
@@ -129,7 +130,7 @@ def test_weights_are_shared_and_threads_are_left_to_others() -> None:
 
 
 def test_going_on_with_another_attention_is_said(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     settings = ["--config", str(toy), "training.checkpoint_every=2"]
     assert main([*settings, "training.steps=2"]) == 0
@@ -163,7 +164,7 @@ def test_workers_follow_from_cores_the_update_and_memory(n_cores: int) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_that_is_stopped_goes_on_with_any_number(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+    toy: Path, tmp_path: Path, monkeypatch: MonkeyPatch, precision: str
 ) -> None:
     monkeypatch.setattr(training, "MIN_WORKER_TOKENS", 10)
     settings = ["--config", str(toy), "training.micro_tokens=40", "training.checkpoint_every=3"]

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 import sacrebleu
+from pytest import MonkeyPatch
 from sacrebleu.dataset import DATASETS
 from sacrebleu.metrics.bleu import BLEU
+from support.capture import Capture
 from support.toy_corpus import sentences
 
 from nmt import known_test_sets
@@ -41,7 +43,6 @@ from nmt.system.tables import format_interval
 N_BOOTSTRAP = evaluation.N_BOOTSTRAP  # as shipped
 FEW = 40
 ENGLISH, GERMAN = (list(side) for side in zip(*islice(generate_pairs("train"), 3003), strict=True))
-Capture = pytest.CaptureFixture[str]
 TOY = """
 name: toy
 seed: 2
@@ -88,7 +89,7 @@ def run(ground: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def quick_and_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def quick_and_offline(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     """Few resamples, no network, no cache of sacreBLEU's."""
     monkeypatch.setattr(evaluation, "N_BOOTSTRAP", FEW)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -167,9 +168,7 @@ def test_the_ladder_has_every_metric(language: str, tmp_path: Path, capsys: Capt
     assert likeliest.startswith(f"    {find_paper_metric(language).name}: ")
 
 
-def test_the_headline_and_its_interval_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_headline_and_its_interval_by_default(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "N_BOOTSTRAP", N_BOOTSTRAP)
     texts, gold = good(12), GERMAN[:12]
     files = ("--hypotheses", put(tmp_path / "h", texts), "--ref", put(tmp_path / "r", gold))
@@ -198,7 +197,7 @@ def test_it_says_so_when_two_are_the_same_text(tmp_path: Path, capsys: Capture) 
 
 
 @pytest.mark.parametrize(
-    ("n", "gold", "message"),
+    "n, gold, message",
     [
         (39, 40, "39 translations cannot be scored against 40 references"),
         (
@@ -234,7 +233,7 @@ def test_what_cannot_be_scored_rightly_is_refused_and_forced(
 
 
 def test_what_was_scored_of_a_run_stands_in_its_results(
-    run: Path, ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     checkpoint, output = run / "checkpoints" / "step-0000060", tmp_path / "out.txt"
     found = evaluate(tmp_path, run, "--output", output)
@@ -264,7 +263,7 @@ def test_what_was_scored_of_a_run_stands_in_its_results(
     assert (found["checkpoint"], found["engine"], found["ensemble"]) == (str(checkpoint), "nmt", [])
 
 
-def test_a_record_names_the_folder_itself(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_names_the_folder_itself(run: Path, monkeypatch: MonkeyPatch) -> None:
     """`last` is another one tomorrow, and `.` is none at all."""
     monkeypatch.chdir(run / "checkpoints" / "step-0000040")
     for name in (str(run / "checkpoints" / "last"), "."):
@@ -313,7 +312,7 @@ def test_what_is_not_one_system_of_a_run_records_nothing(
 
 @pytest.mark.parametrize("fault", ["damaged", "no file can be made", "a bug"])
 def test_a_score_is_told_though_its_record_cannot_be_written(
-    fault: str, run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    fault: str, run: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     results, lock = run / "results.json", run / ".results.lock"
     warning = "not recorded, because of a bug"
@@ -337,7 +336,7 @@ def test_a_score_is_told_though_its_record_cannot_be_written(
 
 @pytest.mark.parametrize("seed", [None, "777"])
 def test_the_difference_of_two_files(
-    seed: str | None, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    seed: str | None, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     """Its figures are sacreBLEU's: tests/score/test_significance.py."""
     # As shipped there are as many trials as the sacrebleu command line makes.
@@ -422,7 +421,7 @@ KEPT = [i for i in range(30) if i not in (3, 4, 20, 21)]
 
 
 @pytest.fixture
-def known(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def known(ground: Path, monkeypatch: MonkeyPatch) -> None:
     """The toy's test set in the place of newstest2014, with four lines that the filtered one has
     not.
     """
@@ -460,7 +459,7 @@ def test_the_full_set_is_followed_by_the_filtered_one(
 
 
 def test_a_filtered_set_from_files_is_recognised_by_its_size(
-    run: Path, ground: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    run: Path, ground: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     """No digest of the filtered lines is known, so the warning says what it goes by."""
     subset = KnownSubset("wmt14", ("en", "de"), DROPPED)
@@ -568,7 +567,7 @@ FOLDER --src REF --ref REF --output nowhere/a -> nowhere/a: its folder does not 
 
 @pytest.mark.parametrize("line", MISTAKEN.strip().splitlines())
 def test_a_mistake_is_told_in_one_line(
-    line: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    line: str, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ref = put(tmp_path / "ref.de", GERMAN[:4])
@@ -635,9 +634,7 @@ def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path) -
     assert score["value"] == pytest.approx(100)
 
 
-def test_a_seed_that_is_none(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seed_that_is_none(tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", "0")
     ref = put(tmp_path / "ref.de", GERMAN[:4])
     assert "SACREBLEU_SEED is '0'" in get_refusal(capsys, "--compare", ref, ref, "--ref", ref)
@@ -776,9 +773,7 @@ def test_a_reference_of_another_source_is_named(
         assert (warning in capsys.readouterr().err) == (not is_paired)
 
 
-@pytest.mark.parametrize(
-    ("text", "known"), [("train", "train"), ("valid", "valid"), ("test", None)]
-)
+@pytest.mark.parametrize("text, known", [("train", "train"), ("valid", "valid"), ("test", None)])
 def test_the_models_own_text_is_named(
     text: str, known: str | None, ground: Path, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -795,7 +790,7 @@ def test_the_models_own_text_is_named(
 
 
 def test_a_source_that_lost_what_the_models_text_has_is_named(
-    run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     (tmp_path / dev_text_file("src")).write_text("le café\n" * 300)
     other: Any = SimpleNamespace(config=load_config("base.yaml", [f"data.store={tmp_path}"]))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.capture import Capture
 from support.untrained import DECODING, SHAPE, make_checkpoint, make_vocab
 
 from nmt.commands.eval import main as nmt_eval
@@ -17,8 +18,6 @@ from nmt.evaluate.scored_texts import read_scored_texts
 from nmt.extras.report.facts import read_run
 from nmt.extras.report.sections import render_headline, render_results
 from nmt.system.files import seal
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
+from support.checkout import TESTS
 from support.recorded_result import RESULT
 
 from nmt.evaluate.results import add_result, find_run, read_results
@@ -29,7 +31,7 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "n"),
+    "change, n",
     [
         ({"when": "2027-01-01T00:00:00Z", "seconds": 1.0, "scores": [], "checkpoint": "copy"}, 1),
         ({"weights_sha256": "0" * 64}, 2),
@@ -81,7 +83,7 @@ def test_many_at_a_time_lose_nothing(tmp_path: Path) -> None:
                     ADDING,
                     str(tmp_path),
                     str(n),
-                    str(Path(__file__).parents[1]),
+                    str(TESTS),
                 ]
             )
             for n in range(2)
@@ -169,7 +171,7 @@ def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / RESULTS_FILE).exists()
 
 
-def test_the_run_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_of_a_checkpoint(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     run = tmp_path / "run"
     step = run / "checkpoints" / "step-0000010"
     for place in (run / "average", step, tmp_path / "alone"):

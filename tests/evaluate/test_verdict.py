@@ -130,7 +130,7 @@ def test_a_perfect_run_is_judged_by_the_spread_of_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bleu", "n", "every", "spread"),
+    "name, bleu, n, every, spread",
     [
         ("big", 28.4, 20, 600, 0.2),
         ("base-enfr", 38.1, 5, 1_500, 0.15),
@@ -155,7 +155,7 @@ def test_each_model_has_its_own_figure(
 
 
 @pytest.mark.parametrize(
-    ("values", "outcome"),
+    "values, outcome",
     [
         ((27.15, 27.0, 27.3), "reproduced"),
         ((27.14, 27.0, 27.28), "close"),  # though one alone would do
@@ -187,7 +187,7 @@ def make_two_runs(*settings: str) -> list[Checkpoint]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "difference"),
+    "settings, difference",
     [
         (["model.dropout=0.2"], "model.dropout: 0.1 -> 0.2"),
         (["training.precision=fp32"], "training.precision: bf16 -> fp32"),

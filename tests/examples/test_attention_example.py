@@ -1,18 +1,20 @@
 """examples/attention.py: what it derives by hand is what it prints, and a wrong function is noticed."""
 
 import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
+from support.checkout import ROOT
 
 import nmt.api
 
-EXAMPLE = str(Path(__file__).parents[2] / "examples" / "attention.py")
+EXAMPLE = str(ROOT / "examples" / "attention.py")
 
 
 def test_every_matrix_is_that_of_the_calculation_by_hand(
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     runpy.run_path(EXAMPLE)  # an assertion after each matrix
     printed = capsys.readouterr().out
@@ -21,7 +23,7 @@ def test_every_matrix_is_that_of_the_calculation_by_hand(
 
 
 @pytest.mark.parametrize("fault", ["causal", "window", "divisor"])
-def test_it_notices_a_wrong_function(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_notices_a_wrong_function(fault: str, monkeypatch: MonkeyPatch) -> None:
     right = nmt.api.attention
 
     def attend_wrongly(q: Any, k: Any, v: Any, return_weights: bool, **masks: Any) -> Any:

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
+from support.checkout import ROOT
 from support.untrained import SHAPE, make_checkpoint
 
 from nmt.data.vocab import Vocab
 
-PAGE = Path(__file__).parents[2] / "docs" / "examples.md"
+PAGE = ROOT / "docs" / "examples.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -19,8 +22,8 @@ def test_the_block_runs(
     block: str,
     vocab: Vocab,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     (tmp_path / "runs" / "demo").mkdir(parents=True)
     make_checkpoint(tmp_path / "runs" / "demo" / "average", vocab)

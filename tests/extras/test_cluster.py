@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.needs import needs_package
 
 from nmt.commands.cli import open_executor
@@ -23,7 +25,7 @@ from nmt.system.pool import map_in_order, map_with_workers, use_processes
 needs_ray = [needs_package("ray", "ray")]
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_extra_is_named(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"^ray cannot be imported .*pip install -e .*\[ray\]'"):
         with open_cluster(2, uses_gpu=False):
@@ -49,7 +51,7 @@ class ThreeNodes:
         return {"CPU": 4.0}
 
 
-def test_workers_share_the_cores_of_what_lives(capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_share_the_cores_of_what_lives(capsys: Capture) -> None:
     shares = [share_cluster(ThreeNodes(), n_workers, False) for n_workers in (2, 3, 99)]
     assert [share["num_cpus"] for share in shares] == [4, 2, 1] and capsys.readouterr().err == ""
     needs = share_cluster(ThreeNodes(), 2, uses_gpu=True)
@@ -65,7 +67,7 @@ class ThreeLooks(threading.Event):
         return self.n > 3
 
 
-def test_a_head_that_cannot_be_reached_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_head_that_cannot_be_reached_is_named_once(capsys: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         watch_head(address, ThreeLooks())
@@ -84,7 +86,7 @@ def started() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     folder = Path(__file__).parent
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{folder}:{folder.parent}")
         head = {"num_cpus": 1, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -93,7 +95,7 @@ def started() -> Iterator[Any]:
 
 
 @pytest.fixture
-def nodes(started: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def nodes(started: Any, monkeypatch: MonkeyPatch) -> Any:
     if len(started.list_all_nodes()) == 1:  # the first test, or one has taken the other
         started.add_node(num_cpus=1)
     monkeypatch.setenv("RAY_ADDRESS", started.address)
@@ -129,9 +131,7 @@ def refuse(n: int) -> int:
 class TestOnRay:
     pytestmark = needs_ray
 
-    def test_killed_workers_lose_no_task_and_double_none(
-        self, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_killed_workers_lose_no_task_and_double_none(self, capfd: Capture) -> None:
         start = partial(MortalWorker, os.getpid())
         with open_cluster(2, uses_gpu=False) as executor:
             found = list(map_with_workers(start, range(12), executor))
@@ -157,7 +157,7 @@ class TestOnRay:
         assert len({pid for _, pid, _ in results[1:]} - {os.getpid()}) == 1
 
     def test_a_folder_that_others_lack_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: MonkeyPatch
     ) -> None:
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")

@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.finished_run import read_lines, train_toy
 
 from nmt.commands.average import main as nmt_average
@@ -22,7 +23,7 @@ def draw(run: RunFolder, *options: str) -> dict[str, Any]:
 
 
 def test_the_curve_scores_what_nmt_eval_scores(
-    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    toy: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     settings = ["training.checkpoint_every=20", "training.steps=60", "optimizer.warmup_steps=10"]
     settings += ["model.dropout=0", "model.d_model=32", "decoding.min_length=6"]
@@ -90,7 +91,7 @@ def test_the_curve_scores_what_nmt_eval_scores(
     assert run.curve.read_bytes() == before
 
 
-def check_refused(run: RunFolder, why: Path | str, capsys: pytest.CaptureFixture[str]) -> None:
+def check_refused(run: RunFolder, why: Path | str, capsys: Capture) -> None:
     capsys.readouterr()
     assert nmt_average([str(run.path), "--curve", "1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.capture import Capture
+from support.checkout import ROOT
 from support.hostile_text import OBEYED, PAYLOADS
 from support.rings import amount
 from support.toy_corpus import sentences
@@ -142,7 +144,7 @@ def rename_all(value: Any, text: str) -> Any:
     return value
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
     try:
         code = main(arguments)
     except SystemExit as error:  # as argparse ends
@@ -150,9 +152,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, *capsys.readouterr()
 
 
-def test_the_command_shows_it_and_changes_nothing(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_shows_it_and_changes_nothing(store: Path, capsys: Capture) -> None:
     before = {path: path.read_bytes() for path in store.iterdir()}
     code, out, err = run(capsys, "--inspect", str(store))
     assert (code, out, err) == (0, describe_store(store) + "\n", "")
@@ -173,7 +173,7 @@ def test_it_needs_neither_corpora_nor_torch(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    "arguments, told",
     [
         ([], "--config FILE"),
         (["--inspect", "STORE", "--config", "demo.yaml"], "--inspect does not support --config"),
@@ -186,7 +186,7 @@ def test_it_needs_neither_corpora_nor_torch(store: Path) -> None:
     ],
 )
 def test_mistakes_are_one_line(
-    arguments: list[str], told: str, store: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], told: str, store: Path, capsys: Capture
 ) -> None:
     code, out, err = run(
         capsys, *(str(store) if argument == "STORE" else argument for argument in arguments)
@@ -197,9 +197,7 @@ def test_mistakes_are_one_line(
 @pytest.mark.parametrize(
     "name", ["ledger.json", "vocab.model", "train.src.ids.npy", "train.tgt.offsets.npy"]
 )
-def test_a_damaged_store_is_refused(
-    name: str, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_store_is_refused(name: str, store: Path, capsys: Capture) -> None:
     content = bytearray((store / name).read_bytes())
     content[len(content) // 2] ^= 1
     (store / name).write_bytes(content)
@@ -207,9 +205,7 @@ def test_a_damaged_store_is_refused(
     assert (code, out, err.count("\n")) == (2, "", 1) and name in err
 
 
-def test_an_id_beyond_the_vocabulary_is_refused(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_id_beyond_the_vocabulary_is_refused(store: Path, capsys: Capture) -> None:
     ids = np.load(store / "train.src.ids.npy")
     ids[-1] = 999
     np.save(store / "train.src.ids.npy", ids)
@@ -237,7 +233,7 @@ sys.exit(code)
     environment = {
         "PATH": "",
         "HF_HOME": str(tmp_path / "hub"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -14,6 +14,8 @@ from uuid import uuid4
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.ground import Ground, check_done, check_same
 from support.prepared_toy import prepare_toy
 from support.rings import amount
@@ -113,7 +115,7 @@ def test_the_mirror_follows_the_run_folder(url: str, tmp_path: Path) -> None:
 
 
 def test_what_is_cut_off_counts_as_absent(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     config = make_config(tmp_path / "one", url)
     run = start_run(config)
@@ -131,7 +133,7 @@ def test_what_is_cut_off_counts_as_absent(
 
 
 def test_a_manifest_that_is_cut_off_counts_as_absent(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     config = make_config(tmp_path / "one", url)
     start_run(config)
@@ -210,7 +212,7 @@ def test_a_damaged_file_is_refused(file: str, tmp_path: Path) -> None:
 
 
 def test_training_goes_on_with_one_line_where_a_copy_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     config = prepare_toy(tmp_path)
     training = replace(

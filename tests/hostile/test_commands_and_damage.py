@@ -21,7 +21,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 from support.canary import record
+from support.capture import Capture
 from support.crafted_bpe import craft_readable, craft_refused
 from support.crafted_checkpoints import NEWEST as NEWEST_STEP
 from support.crafted_checkpoints import find_canary, write_run
@@ -122,7 +124,7 @@ def before(outside: Path) -> dict[str, object]:
 
 
 @pytest.fixture
-def ground(outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ground(outside: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """A copy, in which a test may break what it likes; it is the current folder."""
     others = shutil.ignore_patterns("other")
     shutil.copytree(outside, tmp_path / "ground", symlinks=True, ignore=others)
@@ -273,7 +275,7 @@ TryCommand = Callable[[str, Path], Trial]
 
 @pytest.fixture
 def try_command(
-    ground: Path, outside: Path, before: dict[str, object], capsys: pytest.CaptureFixture[str]
+    ground: Path, outside: Path, before: dict[str, object], capsys: Capture
 ) -> TryCommand:
     """Run a command that meets `path`; nothing outside may change."""
 
@@ -386,7 +388,7 @@ ODD_LINES = [
 ]
 
 
-def test_metrics_are_no_reason_to_fail(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_are_no_reason_to_fail(run: RunFolder, capsys: Capture) -> None:
     """Neither at the start, nor after the last update, nor for the average of the best."""
     lines = [*GARBAGE.values(), *ODD_LINES]
     content = b"\n".join(lines) + b"\n" + run.metrics.read_bytes()
@@ -408,7 +410,7 @@ def test_metrics_are_no_reason_to_fail(run: RunFolder, capsys: pytest.CaptureFix
     assert call("average the best") == 0
 
 
-def test_a_ledger_may_hold_any_text(ground: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ledger_may_hold_any_text(ground: Path, capsys: Capture) -> None:
     """Samples are the text of corpora, and names of files need not be UTF-8."""
     path = Path("store/ledger.json")
     ledger = json.loads(path.read_bytes())
@@ -423,7 +425,7 @@ def test_a_ledger_may_hold_any_text(ground: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"kept": "x"}, "corpora[0].kept: 'x' is not an integer"),
         ({"tokens": [1]}, "tokens has 1 values, not one for each language"),
@@ -433,7 +435,7 @@ def test_a_ledger_may_hold_any_text(ground: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_a_ledger_is_checked_value_by_value(
-    change: dict[str, object], message: str, ground: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, object], message: str, ground: Path, capsys: Capture
 ) -> None:
     path = Path("store/ledger.json")
     ledger = json.loads(path.read_bytes())
@@ -447,7 +449,7 @@ def test_a_ledger_is_checked_value_by_value(
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         (["model.d_model=1000000000"], "model: its weights alone would take"),
         (["model.n_layers=1000000000000"], "model: its weights alone would take"),
@@ -458,7 +460,7 @@ def test_a_ledger_is_checked_value_by_value(
     ],
 )
 def test_sizes_that_cannot_be_are_refused_before_the_data_is_prepared(
-    settings: list[str], message: str, ground: Path, capsys: pytest.CaptureFixture[str]
+    settings: list[str], message: str, ground: Path, capsys: Capture
 ) -> None:
     assert nmt_train([*TRAIN, "data.store=new", "out=new-run", *settings]) == 2
     *notes, line = capsys.readouterr().err.splitlines()
@@ -472,8 +474,8 @@ def test_sizes_that_cannot_be_are_refused_before_the_data_is_prepared(
 def test_memory_that_is_refused_is_one_line(
     error: Exception,
     ground: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     def fail(*_: object) -> None:
         raise error
@@ -502,7 +504,7 @@ def swap_offsets(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    "name, change, message",
     [
         ("train.src.ids.npy", fill_end(b"\xff" * 100), "id 65535, where the BPE model has 80"),
         ("valid.tgt.ids.npy", fill_end(b"\xff" * 2), "id 65535, where the BPE model has 80"),
@@ -516,7 +518,7 @@ def test_a_store_that_a_stranger_has_sealed_is_refused(
     change: Callable[[Path], None],
     message: str,
     ground: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     path = Path("store") / name
     change(path)
@@ -540,7 +542,7 @@ REFUSED_RUNS = [
 
 
 @pytest.mark.parametrize(
-    ("command", "name"),
+    "command, name",
     [
         *((nmt_translate, name) for name in REFUSED_RUNS),
         *((command, name) for command in (nmt_eval, nmt_average) for name in REFUSED_RUNS[:2]),
@@ -550,7 +552,7 @@ def test_a_crafted_checkpoint_is_refused_in_one_line(
     command: Callable[[list[str]], int],
     name: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     write_run(tmp_path)
     (case,) = [case for case in list_crafted() if case.name == name]
@@ -567,9 +569,7 @@ TINY = ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1)
 
 
 @pytest.mark.parametrize("name", ["duplicate pieces", "65,537 pieces", "byte not UTF-8", "9 MB"])
-def test_a_crafted_model_is_refused_in_one_line(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_crafted_model_is_refused_in_one_line(name: str, tmp_path: Path, capsys: Capture) -> None:
     checkpoint = make_checkpoint(tmp_path / "model", Vocab(craft_readable()["plain"]), TINY)
     (checkpoint / VOCAB_FILE).write_bytes(craft_refused()[name])
     seal(checkpoint)
@@ -589,7 +589,7 @@ def test_a_crafted_model_is_refused_in_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other", "text"]
 
 
-def test_a_strange_model_translates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strange_model_translates(tmp_path: Path, capsys: Capture) -> None:
     source = tmp_path / "text"
     source.write_text("ab c\n\u263a\n\na\n")
     for name in amount(["escape sequences", "scores NaN", "words"], [*craft_readable()]):
@@ -624,7 +624,7 @@ def load_run_config() -> RunConfig:
     return load_recorded_config(RUN.config)
 
 
-def told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+def told(run: RunFolder, capsys: Capture) -> tuple[int, list[str]]:
     """Which checkpoint is taken and what is said about the others."""
     capsys.readouterr()
     found = find_newest(run, load_run_config())  # as a training that continues
@@ -632,7 +632,7 @@ def told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[
     return found.step, capsys.readouterr().err.splitlines()
 
 
-def check_named(run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def check_named(run: RunFolder, name: str, capsys: Capture) -> None:
     """That `name` of step 20 is said to be damaged and step 15 is taken."""
     step, lines = told(run, capsys)
     assert step == 15 and len(lines) == 1, lines
@@ -648,7 +648,7 @@ def spoil(file: Path, kind: str, rng: random.Random) -> None:
         file.write_bytes(DAMAGES[kind](file.read_bytes(), rng))
 
 
-def test_damage_is_found_and_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_found_and_named(run: RunFolder, capsys: Capture) -> None:
     rng = random.Random(1)
     for kind, n in (("cut", 6), ("flipped", 24), ("zeroed", 6), ("emptied", 6), ("deleted", 6)):
         for name in (FILES * n * SCALE)[: n * SCALE]:  # each in turn
@@ -664,7 +664,7 @@ def test_damage_is_found_and_named(run: RunFolder, capsys: pytest.CaptureFixture
 
 
 def test_files_of_another_checkpoint_are_found(
-    run: RunFolder, outside: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, outside: Path, capsys: Capture
 ) -> None:
     n_exchanged = 0
     for name in FILES:
@@ -685,7 +685,7 @@ def test_files_of_another_checkpoint_are_found(
 
 
 def test_exchanged_folders_are_not_taken_for_what_their_names_say(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, capsys: Capture
 ) -> None:
     aside = run.checkpoints / "aside"
     for a, b in ((15, aside), (20, 15), (aside, 20)):
@@ -698,7 +698,7 @@ def test_exchanged_folders_are_not_taken_for_what_their_names_say(
 
 
 def test_a_checkpoint_of_another_run_is_passed_over(
-    run: RunFolder, outside: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, outside: Path, capsys: Capture
 ) -> None:
     shutil.rmtree(run.checkpoint(20))
     shutil.copytree(RunFolder(outside / "other").checkpoint(20), run.checkpoint(20))
@@ -711,7 +711,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    "name, kind",
     [
         (MODEL_FILE, "flipped"),
         (OPTIMIZER_FILE, "cut"),
@@ -720,7 +720,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(
     ],
 )
 def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
-    name: str, kind: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+    name: str, kind: str, run: RunFolder, capsys: Capture
 ) -> None:
     expected = digest_checkpoint(run.checkpoint(20)), untime(run)
     spoil(run.checkpoint(20) / name, kind, random.Random(1))
@@ -740,9 +740,7 @@ def content(folder: Path) -> dict[str, str]:
     }
 
 
-def test_when_all_are_damaged_nothing_is_touched(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_when_all_are_damaged_nothing_is_touched(run: RunFolder, capsys: Capture) -> None:
     for step, name in zip(
         (5, 10, 15, 20), ("vocab.model", "config.yaml", MANIFEST_FILE, "state.json"), strict=True
     ):
@@ -763,9 +761,7 @@ def test_when_all_are_damaged_nothing_is_touched(
 
 
 @pytest.mark.parametrize("size", [0, 700, None], ids=["emptied", "cut in a line", "deleted"])
-def test_a_journal_that_has_lost_lines(
-    size: int | None, run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_journal_that_has_lost_lines(size: int | None, run: RunFolder, capsys: Capture) -> None:
     for step in (15, 20):
         shutil.rmtree(run.checkpoint(step))
     if size is None:

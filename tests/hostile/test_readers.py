@@ -63,6 +63,7 @@ from support.numbered_pairs import FORMS, check_pairs, draw_files, read_corpus
 from support.once import make_once
 from support.packing import pack, zip_members
 from support.prepared_toy import prepare_toy
+from support.processor import CPU
 from support.rings import amount
 from support.untrained import make_checkpoint, make_vocab
 
@@ -367,7 +368,7 @@ def read_run(folder: Path) -> None:
     assert found and not find_canary(newest).exists()
     if found.step == NEWEST:
         assert said == ""
-        make_translator(open_checkpoint(newest), torch.device("cpu"), DecodingConfig())
+        make_translator(open_checkpoint(newest), CPU, DecodingConfig())
         return
     begin, end = "warning: ", "; trying the previous checkpoint\n"
     assert found.step == OLDER

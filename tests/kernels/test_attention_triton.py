@@ -6,6 +6,7 @@ Without a GPU the process that tests/engines/test_interpreted.py starts runs thi
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
 from support.interpreted import (
     TAKES_ALL,
     kernel_device,  # noqa: F401 (the fixture `device`)
@@ -86,7 +87,7 @@ DROPOUT_CASES = [
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
 @pytest.mark.parametrize("case", [*CASES, *EMPTY_CASES] if TAKES_ALL else DROPOUT_CASES)
 def test_dropout_drops_what_the_hash_of_the_cpu_says(
-    case: AttentionCase, dropout: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    case: AttentionCase, dropout: float, device: torch.device, monkeypatch: MonkeyPatch
 ) -> None:
     seed = 0x9ABCDEF012345678 >> 1  # both halves of it matter
     monkeypatch.setattr(
@@ -181,7 +182,7 @@ def test_the_ops_follow_the_rules_of_torch(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("d_k", "d_v", "dtype", "is_taken"),
+    "d_k, d_v, dtype, is_taken",
     [
         (64, 64, torch.float32, True),
         (128, 128, torch.bfloat16, True),

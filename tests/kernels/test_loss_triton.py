@@ -5,6 +5,7 @@ Without a GPU the process that tests/engines/test_interpreted.py starts runs thi
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from support.interpreted import (
     BOUNDS,
     TAKES_ALL,
@@ -47,7 +48,7 @@ def losses(logits: Tensor, labels: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return smoothed.where(labels >= 0, 0.0), nll.where(labels >= 0, 0.0)
 
 
-@pytest.mark.parametrize(("dtype", "n_vocab", "n_columns", "eps", "size"), ROWS)
+@pytest.mark.parametrize("dtype, n_vocab, n_columns, eps, size", ROWS)
 def test_rows_equal_the_definition(
     dtype: torch.dtype, n_vocab: int, n_columns: int, eps: float, size: float, device: torch.device
 ) -> None:
@@ -86,7 +87,7 @@ def test_chunks_of_an_update_of_the_paper_are_six() -> None:
 @pytest.mark.parametrize("most", CHUNKS if TAKES_ALL else [64])
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_fused_loss_equals_the_definition(
-    most: int, is_mixed: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    most: int, is_mixed: bool, device: torch.device, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loss_triton, "CHUNK_ROWS", most)
     torch.manual_seed(6)

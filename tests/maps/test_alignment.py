@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
+from support.processor import CPU
 from support.untrained import DECODING, make_model, make_vocab
 
 from nmt.extras.maps.alignment import add_alignments, align
@@ -17,7 +17,7 @@ def test_candidates_of_lines(tmp_path: Path) -> None:
     """A link to the tag is one to the first piece; a line in capitals is read in small letters."""
     vocab = make_vocab(tmp_path, tags=["<2de>"])
     config = replace(DECODING, tag="<2de>", lower_capitals=True)
-    translator = Translator(make_model(vocab), vocab, config, torch.device("cpu"))
+    translator = Translator(make_model(vocab), vocab, config, CPU)
     lines = ["Red dog likes, the house.", "", "RED DOG LIKES, THE HOUSE."]
     plain = translator.find_candidates(lines, 2)
     small, empty, capitals = found = add_alignments(translator, lines, plain)

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.processor import CPU
 from support.untrained import DECODING, SHAPE, list_shapes, make_model, make_vocab
 from torch import Tensor, nn
 
@@ -19,8 +21,6 @@ from nmt.extras.maps.attention_maps import AttentionMap, compute_attention_maps,
 from nmt.model.multi_head_attention import Attention, MemoryAttention, SelfAttention
 from nmt.model.transformer import Transformer
 from nmt.translate.translator import Translator
-
-CPU = torch.device("cpu")
 
 
 def draw_pairs(vocab: Vocab, n: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -70,7 +70,7 @@ def record_inputs(model: Transformer, src: list[int], tgt: list[int]) -> dict[At
 
 
 @torch.no_grad()
-def test_weights_are_those_of_torch(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_those_of_torch(vocab: Vocab, monkeypatch: MonkeyPatch) -> None:
     """And links are the places of most attention in the layer next to the last."""
     monkeypatch.setattr("nmt.extras.maps.attention_maps.MAX_WEIGHTS", 4_000)  # several batches
     monkeypatch.setattr("nmt.extras.maps.alignment.MAX_CELLS", 200)

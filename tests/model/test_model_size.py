@@ -63,7 +63,7 @@ def test_what_no_memory_can_hold_is_refused_at_once(sizes: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_averaged"),
+    "name, is_averaged",
     [("base.yaml", False), ("base.yaml", True), ("big.yaml", False), ("demo.yaml", False)],
 )
 def test_a_model_that_fits_is_not_refused(name: str, is_averaged: bool) -> None:

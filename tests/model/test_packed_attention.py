@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 from support.packed_pairs import CASES, AttentionCase, check_attention, relation, side
+from support.processor import CPU
 from torch import Tensor
 
 from nmt.data.batch import pack
@@ -21,7 +23,7 @@ from nmt.system.errors import UserError
 @pytest.mark.parametrize("dtype", [torch.float64, None])
 def test_equals_the_definition(case: AttentionCase, dtype: torch.dtype | None) -> None:
     case = case._replace(dtype=dtype or case.dtype)
-    check_attention(attend, case, torch.device("cpu"))
+    check_attention(attend, case, CPU)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -36,11 +38,11 @@ def test_a_gpu_attends_so_where_its_kernels_decline(case: AttentionCase) -> None
         assert len(own.groups) == 1 and not cuda_backend.supports_triton(q, v)
         return backend.attend(q, k, v, own)
 
-    check_attention(attend_on_gpu, case, torch.device("cpu"))
+    check_attention(attend_on_gpu, case, CPU)
 
 
 def test_a_kernel_is_told_what_to_drop_and_not_asked_for_weights(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """As on a GPU: without its dropout a model would train otherwise."""
     monkeypatch.setattr(cuda_backend, "supports_triton", lambda q, v: True)
@@ -114,8 +116,8 @@ def test_intervals_are_the_relation(
     window: int | None,
 ) -> None:
     q_lengths, k_lengths = [a for a, _ in pairs], [b for _, b in pairs]
-    queries = side(q_lengths, tails[0], torch.device("cpu"))
-    keys = side(k_lengths, tails[1], torch.device("cpu"))
+    queries = side(q_lengths, tails[0], CPU)
+    keys = side(k_lengths, tails[1], CPU)
     if is_self:
         keys, k_lengths, tails = queries, q_lengths, (tails[0], tails[0])
     field = AttentionMask(queries, keys, causal, window)
@@ -134,7 +136,7 @@ def test_intervals_are_the_relation(
 
 
 @pytest.mark.parametrize("heads", [None, 2])
-@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 2), (False, 0)])
+@pytest.mark.parametrize("causal, window", [(False, None), (True, None), (True, 2), (False, 0)])
 def test_matrices_give_what_torch_gives(
     heads: int | None, causal: bool, window: int | None
 ) -> None:
@@ -166,7 +168,7 @@ def test_matrices_give_what_torch_gives(
 
 
 @pytest.mark.parametrize(
-    ("shapes", "dtype", "window", "message"),
+    "shapes, dtype, window, message",
     [
         ([(3, 4), (5, 4), (5,)], torch.float32, None, "give matrices"),
         ([(3, 2, 4), (5, 4), (5, 4)], torch.float32, None, "give matrices"),

@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.checkout import ROOT
 from support.torch_twin import make_torch_twin
 from torch import Tensor, nn
 
@@ -39,15 +39,15 @@ class Facts(NamedTuple):
     dropouts: tuple[float, float]
 
 
-ROOT = math.sqrt(D)
+SQRT_D = math.sqrt(D)
 RETELLINGS = {
-    "jadore801120": Facts(False, False, 1, 1.0, 1 / ROOT, True, (0.1, 0.0)),
-    "tensor2tensor": Facts(True, False, 1, ROOT, 1.0, False, (0.1, 0.1)),
-    "fairseq": Facts(False, True, 1, ROOT, 1.0, False, (0.0, 0.0)),
-    "opennmt-py": Facts(True, False, 3, ROOT, 1.0, False, (0.1, 0.1)),
-    "joeynmt": Facts(True, True, 1, ROOT, 1.0, False, (0.1, 0.1)),
-    "annotated-transformer": Facts(True, True, 3, ROOT, 1.0, False, (0.1, 0.1)),
-    "marian": Facts(False, True, 1, ROOT, 1.0, False, (0.0, 0.0)),
+    "jadore801120": Facts(False, False, 1, 1.0, 1 / SQRT_D, True, (0.1, 0.0)),
+    "tensor2tensor": Facts(True, False, 1, SQRT_D, 1.0, False, (0.1, 0.1)),
+    "fairseq": Facts(False, True, 1, SQRT_D, 1.0, False, (0.0, 0.0)),
+    "opennmt-py": Facts(True, False, 3, SQRT_D, 1.0, False, (0.1, 0.1)),
+    "joeynmt": Facts(True, True, 1, SQRT_D, 1.0, False, (0.1, 0.1)),
+    "annotated-transformer": Facts(True, True, 3, SQRT_D, 1.0, False, (0.1, 0.1)),
+    "marian": Facts(False, True, 1, SQRT_D, 1.0, False, (0.0, 0.0)),
 }
 
 
@@ -58,7 +58,7 @@ def shrink(name: str) -> ModelConfig:
 def test_every_shipped_retelling_is_known_here() -> None:
     shipped = {path.stem for path in (find_shipped_configs() / "retellings").glob("*.yaml")}
     assert shipped == RETELLINGS.keys()
-    document = (Path(__file__).parents[2] / "docs" / "recipe.md").read_text()
+    document = (ROOT / "docs" / "recipe.md").read_text()
     assert shipped <= set(re.findall(r"^\| `([\w-]+)\.yaml` ", document, re.MULTILINE))
 
 

@@ -75,7 +75,7 @@ def test_biases_begin_at_zero_and_more_rows_than_pieces_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tied", "names"),
+    "tied, names",
     [
         (True, {"tgt_embedding"}),
         (False, {"src_embedding", "tgt_embedding", "projection"}),

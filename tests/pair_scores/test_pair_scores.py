@@ -8,8 +8,9 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-import torch
+from pytest import MonkeyPatch
 from support.plain_search import Full, Ids
+from support.processor import CPU
 from support.toy_corpus import sentences
 from support.untrained import list_shapes, make_model, make_vocab
 
@@ -20,7 +21,6 @@ from nmt.extras.pair_scores.pair_scores import PairScore, PairScorer, compute_lo
 from nmt.translate.batching import Requests
 from nmt.translate.translator import Translator
 
-CPU = torch.device("cpu")
 SOURCES = [src for src, _ in sentences(12, seed=7)]
 SHAPES = list_shapes(max_positions=90)
 
@@ -86,7 +86,7 @@ def test_lines_are_scored_as_they_are_translated(vocab: Vocab) -> None:
 
 
 def test_logits_may_be_large_and_come_in_several_blocks(
-    vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+    vocab: Vocab, monkeypatch: MonkeyPatch
 ) -> None:
     scorer = make_scorer(vocab, DecodingConfig(), "released")
     pairs = [[5, 6], [7, 8, 9]], [[9, 8, 7, 6, 5], [4]]

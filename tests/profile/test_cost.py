@@ -10,8 +10,6 @@ from nmt.extras.profile.cost import CHECKPOINT_BYTES, count_flop
 from nmt.model.size import count_weights
 from nmt.model.transformer import Transformer
 
-CPU = torch.device("cpu")
-
 
 @pytest.mark.parametrize(
     "model",

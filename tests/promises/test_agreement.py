@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
 from support.untrained import make_checkpoint, make_vocab
 
@@ -40,7 +42,6 @@ def call_api(function: Callable[..., object], *arguments: str) -> int:
     return run_command(work, "nmt-api")
 
 
-Capture = pytest.CaptureFixture[str]
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "translate": nmt_translate,
     "score": nmt_score,
@@ -145,7 +146,7 @@ NAMED = {
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The current folder, with these models, runs and lists."""
     folder = tmp_path_factory.mktemp("agreement")
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    with MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(folder)
         write_toy_config(write_toy_corpus(folder), folder)
         shutil.copytree("corpus", "other")
@@ -182,7 +183,7 @@ def name_config(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("what", "line"), [(what, line) for what, lines in CELLS.items() for line in lines]
+    "what, line", [(what, line) for what, lines in CELLS.items() for line in lines]
 )
 def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
     what: str, line: str, ground: Path, capsys: Capture

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from pytest import MonkeyPatch
 from support.ground import Ground, digest
 from support.rings import amount
 
@@ -83,7 +84,7 @@ def has_papers_interval(config: RunConfig) -> bool:
 
 @pytest.mark.parametrize("seconds", [A_MINUTE, HOURS])
 def test_a_run_of_any_speed_averages_the_same_twenty(
-    seconds: float, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: float, toy: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     clock = Clock(seconds)
     monkeypatch.setattr(nmt.train.loop, "clock", clock)
@@ -133,7 +134,7 @@ def save_at(run: RunFolder, step: int, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n", "share"), [("base", 5, 0.055), ("base-enfr", 5, 0.055), ("big", 20, 0.038)]
+    "name, n, share", [("base", 5, 0.055), ("base-enfr", 5, 0.055), ("big", 20, 0.038)]
 )
 @pytest.mark.parametrize("update_s", [0.01, 4.0])
 def test_the_papers_runs_average_the_same_share_at_any_speed(

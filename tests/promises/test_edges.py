@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.capture import Capture
 from support.toy_commands import CASES, NOTHING, Bench, Outcome, make_bench
 
 from nmt.commands.eval import main as nmt_eval
@@ -60,7 +61,7 @@ def broken_pipe() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("case", "state"),
+    "case, state",
     list_cases(STDERR_STATES, ("average", "closed"), ("translate", "broken")),
 )
 def test_no_work_is_lost_with_standard_error(
@@ -71,7 +72,7 @@ def test_no_work_is_lost_with_standard_error(
     assert outcome == bench.expect(case)
 
 
-@pytest.mark.parametrize(("case", "state"), list_cases(STDERR_STATES, ("prepare", "full")))
+@pytest.mark.parametrize("case, state", list_cases(STDERR_STATES, ("prepare", "full")))
 def test_a_mistake_keeps_its_exit_code(
     case: str, state: str, tmp_path: Path, broken_pipe: int
 ) -> None:
@@ -85,7 +86,7 @@ def test_a_mistake_keeps_its_exit_code(
 WRITERS = ("eval", "stream", "converse", "inspect")
 
 
-@pytest.mark.parametrize(("case", "state"), list_cases(STDOUT_STATES))
+@pytest.mark.parametrize("case, state", list_cases(STDOUT_STATES))
 def test_only_the_reader_of_standard_output_may_leave(
     case: str, state: str, bench: Bench, tmp_path: Path, broken_pipe: int
 ) -> None:
@@ -114,7 +115,7 @@ def test_an_evaluation_is_kept_where_nobody_reads_it(bench: Bench, tmp_path: Pat
 CODES_OF_READERS = {"closed": 2, "ended": 0, "write-only": 2}
 
 
-@pytest.mark.parametrize(("case", "state"), list_cases(STDIN_STATES))
+@pytest.mark.parametrize("case, state", list_cases(STDIN_STATES))
 def test_standard_input(case: str, state: str, bench: Bench, tmp_path: Path) -> None:
     outcome = bench.start(case, tmp_path / "work", STDIN_STATES[state])
     if case in ("stream", "converse"):
@@ -132,7 +133,7 @@ def test_all_streams_closed(case: str, bench: Bench, tmp_path: Path) -> None:
 
 
 def test_a_reader_of_another_output_is_missed(
-    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, capsys: Capture
 ) -> None:
     """What leaves here is not the reader of standard output, so the work is undone: a failure."""
     fifo = tmp_path / "fifo"

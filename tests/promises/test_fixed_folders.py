@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.ground import Ground
 from support.rings import amount
 from support.small_disk import mount_small_disk
@@ -37,7 +39,7 @@ COMMANDS = ("prepare", "average", "export")
 
 @pytest.fixture(params=["current folder", "volume"])
 def fixed(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> Iterator[Path]:
     folder = tmp_path / "a \\ b"
     if request.param == "volume":
@@ -75,8 +77,8 @@ def test_the_current_folder_is_not_exchanged(
     ground: Ground,
     command: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert list_commands(ground, Path("."))[command]() == 2
@@ -87,24 +89,20 @@ def test_the_current_folder_is_not_exchanged(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_files_of_the_user_stay(
-    ground: Ground, fixed: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_the_user_stay(ground: Ground, fixed: Path, command: str, capsys: Capture) -> None:
     (fixed / "thesis.tex").write_text("precious")
     assert list_commands(ground, fixed)[command]() == 2
     assert f"{fixed.resolve()}: " in capsys.readouterr().err
     assert os.listdir(fixed) == ["thesis.tex"]
 
 
-def test_a_root_folder_is_not_taken_for_a_store(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_root_folder_is_not_taken_for_a_store(ground: Ground, capsys: Capture) -> None:
     assert list_commands(ground, Path("/"))["prepare"]() == 2
     assert "/: exists but is not a prepared store" in capsys.readouterr().err
 
 
 def test_a_kill_while_files_are_moved(
-    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ground: Ground, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """In `make soak` after any number of files."""
     whole = tmp_path / "whole"

@@ -18,9 +18,9 @@ import pytest
 import torch
 from support.plain_search import EOS, Ids
 from support.prepared_models import prepare_for_torch
+from support.processor import CPU
 from support.rings import amount
 from support.searches import (
-    CPU,
     SEARCHES,
     WAYS,
     MakeSearch,
@@ -83,7 +83,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "way", "name"), CASES)
+@pytest.mark.parametrize("shape, way, name", CASES)
 def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str, name: str) -> None:
     config, n = WAYS[way], amount(16, 64)
     is_exact = name.startswith("compiled")

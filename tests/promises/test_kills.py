@@ -44,7 +44,7 @@ def list_traces(run: RunFolder) -> frozenset[object]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("size", "score", "kills"),
+    "size, score, kills",
     amount([(2, BLEU, 1)], [(1, BLEU, 70), (1, NLL, 50), (2, BLEU, 80)]),
 )
 def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Ground) -> None:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.ground import Ground
 from support.untrained import make_checkpoint
 
@@ -34,7 +36,7 @@ def limit(kind: int, amount: int) -> Iterator[None]:
 
 
 def test_a_line_that_does_not_fit_into_memory(
-    ground: Ground, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ground: Ground, tmp_path: Path, capsys: Capture
 ) -> None:
     with gzip.open(tmp_path / "long.en.gz", "wb", 1) as file:
         file.write(b"red dog\n")
@@ -72,9 +74,7 @@ def test_a_store_is_not_damaged_where_files_cannot_be_opened(ground: Ground) -> 
         (OSError(errno.EIO, "Input/output error", "a/b"), "a/b: Input/output error"),
     ],
 )
-def test_what_the_system_refuses_is_one_line(
-    error: Exception, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_system_refuses_is_one_line(error: Exception, line: str, capsys: Capture) -> None:
     def work() -> int:
         raise error
 
@@ -91,8 +91,8 @@ def test_an_error_that_nobody_foresaw_keeps_its_traceback() -> None:
 def test_a_prompt_needs_an_input_that_can_be_read(
     vocab: Vocab,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     model = make_checkpoint(tmp_path / "model", vocab)
     with open(os.open(os.devnull, os.O_WRONLY), "rb") as write_only:

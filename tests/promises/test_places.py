@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 from support.canary import record
+from support.capture import Capture
 from support.ground import check_readable
 from support.rings import amount
 from support.small_disk import SmallDisk, mount_small_disk
@@ -73,7 +75,7 @@ def shared_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize(("case", "home"), list_homes())
+@pytest.mark.parametrize("case, home", list_homes())
 def test_a_home_costs_time_at_most(
     case: str, home: str, bench: Bench, shared_folder: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +114,7 @@ class Roomy:
     free = 1 << 40
 
 
-def run_here(bench: Bench, case: str, work: Path, capsys: pytest.CaptureFixture[str]) -> Outcome:
+def run_here(bench: Bench, case: str, work: Path, capsys: Capture) -> Outcome:
     name, _, export_format = case.partition(" ")
     argv = bench.argv(name, work)
     if export_format:
@@ -147,8 +149,8 @@ def test_a_full_disk(
     bench: Bench,
     small_disk: SmallDisk,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: Roomy)
     bench.expect("train")
@@ -197,7 +199,7 @@ def test_a_full_disk(
 @pytest.mark.soak  # test_fixed_folders.py mounts results
 @pytest.mark.parametrize("name", ["run", "run/checkpoints"])
 def test_a_run_or_its_checkpoints_may_be_mounted(
-    name: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, bench: Bench, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: Roomy)
     whole = bench.expect("train").results

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.forks import run_on_ranks
 from support.rings import amount
 
@@ -50,7 +52,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "told"),
+    "error, code, told",
     amount(ERRORS[:1], ERRORS),
     ids=lambda value: str(value).partition("(")[0],
 )
@@ -68,7 +70,7 @@ def test_a_rank_that_fails_leaves_at_once(
 
 
 def test_one_process_alone_returns_and_one_of_many_leaves(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     def refuse() -> int:
         raise UserError("not so")

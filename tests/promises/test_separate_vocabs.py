@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sentencepiece
 from safetensors.torch import load_file
+from support.capture import Capture
 from support.once import make_once
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
@@ -62,7 +63,7 @@ def read_lines(ground: Path, name: str) -> list[str]:
     return (ground / "corpus" / name).read_text().splitlines()
 
 
-def last_error(capsys: pytest.CaptureFixture[str]) -> str:
+def last_error(capsys: Capture) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
@@ -81,9 +82,7 @@ def test_each_side_has_the_ids_of_its_own_model(ground: Path) -> None:
     assert not (store / "vocab.model").exists()
 
 
-def test_the_ledger_has_both(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_ledger_has_both(ground: Path, tmp_path: Path, capsys: Capture) -> None:
     ledger = json.loads((ground / "store" / "ledger.json").read_text())
     assert [ledger[key]["pieces"] for key in ("bpe", "tgt_bpe")] == [70, 60]
     assert ledger["settings"]["vocab"]["joint"] is False
@@ -111,7 +110,7 @@ def test_a_checkpoint_has_both_and_continues_exactly(ground: Path, tmp_path: Pat
 
 
 def test_what_does_not_fit_together_is_refused(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     for settings, expected in (
         ("model.tied=true", "set model.tied=decoder or false"),
@@ -135,9 +134,7 @@ def test_what_does_not_fit_together_is_refused(
         open_checkpoint(mixed)
 
 
-def test_training_starts_from_its_weights(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_starts_from_its_weights(ground: Path, tmp_path: Path, capsys: Capture) -> None:
     start = [f"training.init_from={ground}/run/average", f"out={tmp_path}/tuned"]
     start += [f"data.store={tmp_path}/store", "training.steps=1", "evaluation.bleu=false"]
     assert train(ground, *start) == 0
@@ -147,9 +144,7 @@ def test_training_starts_from_its_weights(
     assert "was trained with vocab.joint=false; set the same here" in last_error(capsys)
 
 
-def test_it_translates_scores_and_evaluates(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys: Capture) -> None:
     run = shutil.copytree(ground / "run", tmp_path / "run")
     average = str(run / "average")
     files = [str(ground / "corpus" / name) for name in ("test.en", "test.de")]
@@ -228,7 +223,7 @@ def test_an_export_agrees_with_the_checkpoint(to: str, ground: Path, tmp_path: P
 
 
 def test_an_export_that_has_one_vocabulary_is_refused(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     run = tmp_path / "run"
     assert train(ground, f"out={run}", "model.norm=pre", "training.steps=1") == 0

@@ -84,7 +84,7 @@ def check_end(ground: Ground, start: Start, run: RunFolder, code: int, *settings
     return step
 
 
-@pytest.mark.parametrize(("number", "size", "victim"), amount([EACH[0], EACH[8]], EACH))
+@pytest.mark.parametrize("number, size, victim", amount([EACH[0], EACH[8]], EACH))
 def test_a_signal_to_one_rank(
     number: signal.Signals, size: int, victim: int, attempt: int, ground: Ground, run: RunFolder
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_signal_to_one_rank(
 
 
 @pytest.mark.parametrize(
-    ("settings", "step", "size", "victim"),
+    "settings, step, size, victim",
     amount(
         [(QUIET, STEPS, 1, 0)],
         [(*how, *who) for how in (((), 4), (QUIET, STEPS)) for who in SPELLED],
@@ -130,7 +130,7 @@ def test_a_signal_during_validation_cuts_it_short(
     assert all(len(start.told("slow-decode", [rank])) < 6 for rank in range(size))
 
 
-@pytest.mark.parametrize(("size", "victim"), amount(SPELLED[2:], SPELLED))
+@pytest.mark.parametrize("size, victim", amount(SPELLED[2:], SPELLED))
 def test_a_signal_during_a_save(
     size: int, victim: int, attempt: int, ground: Ground, run: RunFolder
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_signal_during_a_save(
 
 
 @pytest.mark.parametrize(
-    ("number", "size", "slow"),
+    "number, size, slow",
     amount(
         [(signal.SIGINT, 2, "save")],
         list(itertools.product(CODES, (1, 2), ("save", "decode"))),

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from support.prepared_toy import prepare_toy
+from support.processor import ALONE, CPU
 from support.untrained import TINY, make_checkpoint, make_random_model
 
 from nmt.average.mean import average_checkpoints
@@ -21,7 +21,6 @@ from nmt.data.vocab import EOS, Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import seal
-from nmt.system.ranks import World
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.train.checkpoint_writer import Mirror
 from nmt.train.events import Listener
@@ -32,7 +31,6 @@ from nmt.translate.translator import make_translator
 
 V, ROWS = 80, 120
 WIDE = replace(TINY, attention_bias=True, vocab_rows=ROWS)
-CPU = torch.device("cpu")
 SOURCES = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, EOS]]
 
 
@@ -66,7 +64,7 @@ def prepare_config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 def test_a_run_continues_and_averages(config: RunConfig, tmp_path: Path) -> None:
-    world = World(0, 1, CPU)
+    world = ALONE
     whole, two = [replace(config, out=str(tmp_path / name)) for name in ("whole", "two")]
     assert train(whole, whole, world, Listener(), Mirror()) == 0
     three = override_config(two, ["training.steps=3"])

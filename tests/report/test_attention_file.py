@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
+from support.processor import CPU
 from support.untrained import DECODING, make_model
 
 from nmt.data.vocab import Vocab
@@ -18,7 +20,7 @@ LINES = ["red dog", "", "the blue cat", "a tree"]
 
 @pytest.fixture(scope="module")
 def translator(vocab: Vocab) -> Translator:
-    return Translator(make_model(vocab), vocab, DECODING, torch.device("cpu"))
+    return Translator(make_model(vocab), vocab, DECODING, CPU)
 
 
 def write(path: Path, translator: Translator, n_chunks: int = 1) -> None:
@@ -48,8 +50,8 @@ def test_json_has_an_object_for_each_line(
 def test_a_page_has_as_many_lines_as_fit(
     translator: Translator,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     path = tmp_path / "a.html"
     write(path, translator)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch
 from support.browser import open_page
+from support.capture import Capture
 from support.hostile_text import OBEYED, PAYLOADS, check_together
 from support.needs import needs_chromium, needs_package
 from support.page_elements import Elements
@@ -129,9 +130,7 @@ def read_hostile_page(folder: Path, texts: Sequence[str]) -> tuple[str, Elements
     return page, Elements(page)
 
 
-def test_nothing_of_a_strangers_run_is_markup(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_a_strangers_run_is_markup(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """The tags and attributes are those of any page, and the texts show as they are."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     for limit in ("sections.RESULTS_SHOWN", "sentences.LINES_SHOWN"):
@@ -155,7 +154,7 @@ def test_nothing_of_a_strangers_run_is_markup(
 @needs_chromium()
 @needs_package("vl_convert", "report")
 def test_nothing_of_hostile_runs_is_executed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # the power does not fail here
     one = write_hostile_run(tmp_path / "one", SCRIPTS)

@@ -62,7 +62,7 @@ def value_of(metric: Metric, hypotheses: Sequence[str], references: Sequence[str
 
 
 @pytest.mark.parametrize(
-    ("name", "counter"),
+    "name, counter",
     [
         ("BLEU", BLEU()),
         ("BLEU, lower-cased", BLEU(lowercase=True)),

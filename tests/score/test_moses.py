@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 from support.awkward import awkward_lines, real_lines
+from support.checkout import ROOT
 from support.needs import REAL_TEXT
 
-ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from make_golden import GOLDEN, LANGUAGES, SEEDS, N, digest, line_digest, pairs, perl  # noqa: E402

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.checkout import ROOT
 
-ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from make_golden import SPLIT, multi_bleu, perl  # noqa: E402

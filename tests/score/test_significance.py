@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 from sacrebleu.metrics.base import Score, Signature
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -183,7 +184,7 @@ def test_p_is_what_the_differing_lines_can_show(n_worse: int, n_better: int) -> 
 
 @pytest.mark.parametrize("before", [None, "99"])
 def test_the_environment_is_left_as_found_and_does_not_decide(
-    before: str | None, monkeypatch: pytest.MonkeyPatch
+    before: str | None, monkeypatch: MonkeyPatch
 ) -> None:
     lines = damaged(0.2, 1)
     truth = bootstrap(BLEU(), lines, [REFERENCES], 20, 5)
@@ -200,7 +201,7 @@ def test_the_environment_is_left_as_found_and_does_not_decide(
 
 
 @pytest.mark.parametrize("text", ["none", "0", "-1", "1.5", ""])
-def test_a_seed_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_that_is_none_is_refused(text: str, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", text)
     with pytest.raises(UserError, match="SACREBLEU_SEED"):
         read_seed()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import nn
 
 from nmt.config import ModelConfig
@@ -51,9 +52,7 @@ class Switch:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_everything_between_embedding_and_loss_is_bf16(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_between_embedding_and_loss_is_bf16(name: str, monkeypatch: MonkeyPatch) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     torch._C._ensureCUDADeviceGuardSet()

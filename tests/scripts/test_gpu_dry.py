@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 from nmt.engines.cuda import attention_triton, loss_triton
 from nmt.model.dropout_masks import count_dropped
@@ -74,7 +75,7 @@ def build(
 
 
 @pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_cache(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
@@ -89,7 +90,7 @@ CASES = [(dtype, heads) for dtype, sizes in HEADS.items() for heads in sizes.spl
 
 @pytest.mark.parametrize("capability", CAPABILITIES if IS_DRY_RUN else [90])
 @pytest.mark.parametrize("name", KERNELS if IS_DRY_RUN else KERNELS[:1])
-@pytest.mark.parametrize(("dtype", "heads"), CASES if IS_DRY_RUN else CASES[:1], ids=str)
+@pytest.mark.parametrize("dtype, heads", CASES if IS_DRY_RUN else CASES[:1], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_attention_stays_in_registers(
     dropout: float, dtype: torch.dtype, heads: str, name: str, capability: int
@@ -143,7 +144,7 @@ def test_rows_that_do_not_fit_are_read_twice() -> None:
     assert not loss_triton.reads_once(torch.zeros(1, 37, dtype=BF16))
 
 
-def test_launches_follow_from_row_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_follow_from_row_counts_alone(monkeypatch: MonkeyPatch) -> None:
     """One kernel forward, one backward, whatever a query may see: they are recorded as one graph."""
     grids: list[object] = []
 

@@ -19,6 +19,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
+from support.checkout import ROOT
 from support.waiting import is_alive, until
 from torch.distributed.run import parse_args
 
@@ -26,7 +29,6 @@ from nmt.commands.cli import run_command
 from nmt.commands.train import parse_arguments, use_gpus
 from nmt.config_files import format_config, load_config
 
-ROOT = Path(__file__).parents[2]
 LAUNCH, SLURM = ROOT / "scripts" / "nmt-launch", ROOT / "scripts" / "nmt-slurm"
 BIN = Path(sys.executable).parent
 
@@ -157,7 +159,7 @@ rdzv_endpoint=localhost:1234 rdzv_conf=is_host=false,read_timeout=300 local_addr
 """
 
 
-@pytest.mark.parametrize(("options", "asked"), read_table(STARTS))
+@pytest.mark.parametrize("options, asked", read_table(STARTS))
 def test_what_torchrun_is_started_with(machine: Machine, options: str, asked: str) -> None:
     assert machine.launch(*options.split())[0] == 0
     args = vars(parse_args(machine.arguments("torchrun")))
@@ -186,7 +188,7 @@ running    -     0           1
 """
 
 
-@pytest.mark.parametrize(("state", "said", "torchruns", "code"), read_table(CODES))
+@pytest.mark.parametrize("state, said, torchruns, code", read_table(CODES))
 def test_the_exit_code_is_the_runs_own(
     machine: Machine, state: str, said: str, torchruns: str, code: str
 ) -> None:
@@ -206,7 +208,7 @@ host's rank  state      said  starts
 """
 
 
-@pytest.mark.parametrize(("rank", "state", "said", "starts"), read_table(LOST))
+@pytest.mark.parametrize("rank, state, said, starts", read_table(LOST))
 def test_a_host_that_lost_the_main_one_joins_again(
     machine: Machine, rank: str, state: str, said: str, starts: str
 ) -> None:
@@ -238,7 +240,7 @@ options | what is told
 """
 
 
-@pytest.mark.parametrize(("words", "told"), read_table(MISTAKES))
+@pytest.mark.parametrize("words, told", read_table(MISTAKES))
 def test_mistakes_are_told_in_one_line(machine: Machine, words: str, told: str) -> None:
     code, out, err = machine.run(LAUNCH, *words.split())
     assert (code, out, err.count("\n")) == (2, "", 1) and told in err, err
@@ -270,7 +272,7 @@ def test_gpus_that_cannot_be_used_are_told_before_torchrun(
     assert "--nproc-per-node=1" in machine.arguments("torchrun")
 
 
-@pytest.mark.parametrize(("options", "n_ranks"), [("", 3), ("--gpus 2", 2)])
+@pytest.mark.parametrize("options, n_ranks", [("", 3), ("--gpus 2", 2)])
 def test_the_plain_command_uses_all_gpus(
     machine: Machine, tmp_path: Path, options: str, n_ranks: int
 ) -> None:
@@ -309,14 +311,14 @@ called from Python | 8 | | using 1 of the 8 GPUs here
 """
 
 
-@pytest.mark.parametrize(("options", "n_gpus", "variable", "told"), read_table(ALONE))
+@pytest.mark.parametrize("options, n_gpus, variable, told", read_table(ALONE))
 def test_one_process_stays_where_it_is(
     options: str,
     n_gpus: str,
     variable: str,
     told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -354,7 +356,7 @@ INT     -          130
 """
 
 
-@pytest.mark.parametrize(("name", "state", "code"), read_table(SIGNALS))
+@pytest.mark.parametrize("name, state, code", read_table(SIGNALS))
 def test_a_signal_is_handed_on_once(machine: Machine, name: str, state: str, code: str) -> None:
     """Also where a terminal signals its whole foreground group, and people and schedulers are impatient."""
     told = "" if state == "-" else status(state, "75")
@@ -445,7 +447,7 @@ unchanged  75    -       CODE=75                 yes
 """  # in the last, a preemption signalled the tasks alone before the run began
 
 
-@pytest.mark.parametrize(("state", "said", "sent", "more", "asked"), read_table(QUEUED))
+@pytest.mark.parametrize("state, said, sent, more, asked", read_table(QUEUED))
 def test_a_job_is_queued_again(
     machine: Machine, state: str, said: str, sent: str, more: str, asked: str
 ) -> None:

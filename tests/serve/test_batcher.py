@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.running_server import (  # noqa: F401
     DEFAULTS,
     RunningServer,
@@ -40,7 +42,7 @@ class Gate:
 
 
 @pytest.fixture(name="gate")
-def make_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+def make_gate(monkeypatch: MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
     monkeypatch.setattr(batcher, "search_lines", gate.translate)
     monkeypatch.setattr("nmt.extras.serve.server.count_search_threads", lambda models: 1)
@@ -98,7 +100,7 @@ def test_an_idle_server_answers_what_is_longer_than_its_queue(
 
 
 def test_a_bug_in_one_line_does_not_affect_its_neighbours(
-    models: list[ServedModel], gate: Gate, capfd: pytest.CaptureFixture[str]
+    models: list[ServedModel], gate: Gate, capfd: Capture
 ) -> None:
     with hold_server(models, gate) as (server, first):
         others = [send(server, ask(text)) for text in ("b", "bug", "c")]

@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.capture import Capture
 from support.rings import amount
 from support.running_server import LINES, RunningServer, share_models, share_server  # noqa: F401
 
@@ -45,9 +46,7 @@ def test_the_document_names_all_routes(server: RunningServer) -> None:
 
 
 @pytest.mark.timeout(amount(120, 900))
-def test_no_question_breaks_the_server(
-    server: RunningServer, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_question_breaks_the_server(server: RunningServer, capfd: Capture) -> None:
     rng = Random(1)
     statuses = set()
     for _ in range(amount(120, 20_000)):

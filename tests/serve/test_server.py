@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+from support.capture import Capture
 from support.running_server import (  # noqa: F401
     LINES,
     RunningServer,
@@ -38,9 +39,7 @@ def connect(server: RunningServer, data: bytes = b"") -> socket.socket:
         (HEAD + b"\r\n", 400),  # no body
     ],
 )
-def test_bad_http(
-    server: RunningServer, data: bytes, status: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_http(server: RunningServer, data: bytes, status: int, capfd: Capture) -> None:
     answer = connect(server, data).recv(4096)
     assert int(answer.split()[1]) == status
     assert server.ask("GET", "/health").status == 200
@@ -55,7 +54,7 @@ def test_a_body_without_a_length_is_bounded_too(server: RunningServer) -> None:
 
 
 def test_a_client_that_leaves_while_it_sends_is_no_bug(
-    models: list[ServedModel], capfd: pytest.CaptureFixture[str]
+    models: list[ServedModel], capfd: Capture
 ) -> None:
     with run_in_thread(models) as server:
         with connect(server, HEAD + b"Content-Length: 99\r\n\r\n{"):

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from support.checkout import ROOT
 from support.ground import check_same, steps_logged
 from support.waiting import until
 
 from nmt.commands.train import main
 from nmt.system.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[2]
 WEIGHTS = "checkpoints/last/model.safetensors"
 IP = shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 # So that two test runs at once seldom choose the same
@@ -163,7 +163,7 @@ def undisturbed(pair: Pair, toy: Path, run: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("seconds", "retries"), [(20, 15), (100, 15), (60, 5)])
+@pytest.mark.parametrize("seconds, retries", [(20, 15), (100, 15), (60, 5)])
 def test_a_cable_that_is_pulled_and_plugged_in_again(
     hosts: Pair, toy: Path, tmp_path: Path, seconds: int, retries: int
 ) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.capture import Capture
+from support.checkout import ROOT
 from support.forks import find_free_port
 from support.ground import check_same
 from support.toy_corpus import write_toy_config, write_toy_corpus
@@ -26,7 +28,6 @@ from support.waiting import until
 from nmt.commands.eval import main as nmt_eval
 from nmt.system.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[2]
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
 MISSING = [
     name
@@ -210,7 +211,7 @@ def shorten(cluster: Cluster, job: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("take_away", "partition"),
+    "take_away, partition",
     [(requeue, "low"), (preempt, "low"), (preempt, "abrupt"), (shorten, "low")],
     ids=["requeued", "preempted", "preempted without grace", "time is up"],
 )
@@ -265,7 +266,7 @@ def test_two_nodes_train_one_model_and_are_requeued_together(
 
 
 def test_a_sweep_is_an_array_and_one_of_its_tasks_comes_back_alone(
-    cluster: Cluster, whole: RunFolder, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, whole: RunFolder, capsys: Capture
 ) -> None:
     job = cluster.train("seed-%a", "seed=%a", options=("--array=1-2",))
     cluster.until_trains("seed-2")

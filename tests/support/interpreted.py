@@ -12,14 +12,15 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor
 
+from support.checkout import ROOT
 from support.rings import amount
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -32,7 +33,7 @@ needs_interpreter = pytest.mark.skipif(
 
 
 @pytest.fixture(name="device")
-def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+def kernel_device(monkeypatch: MonkeyPatch) -> torch.device:
     """Where the kernels run."""
     pytest.importorskip("triton", reason="triton is not installed")
     if IS_INTERPRETED:
@@ -43,7 +44,7 @@ def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return torch.device("cuda")
 
 
-def mend_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def mend_bf16(monkeypatch: MonkeyPatch) -> None:
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -77,7 +78,7 @@ def run_interpreted(*files: str) -> None:
     """Run the tests of these files, or these tests, in one process that interprets kernels."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *files],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

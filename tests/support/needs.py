@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-_BESIDE_CHECKOUT = Path(__file__).parents[3] / "shared" / "data"
+from support.checkout import ROOT
+
+_BESIDE_CHECKOUT = ROOT.parent / "shared" / "data"
 REAL_TEXT = Path(os.environ.get("NMT_TEST_DATA", _BESIDE_CHECKOUT))
 
 

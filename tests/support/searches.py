@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import torch
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.model.decoding_copy import copy_sharing_weights
@@ -25,7 +24,6 @@ from support.prepared_models import prepare_for_torch
 from support.rings import amount
 from support.untrained import make_random_model
 
-CPU = torch.device("cpu")
 NEAR = 1e-5  # of scores: other products round otherwise, so either of two hypotheses may be kept
 SMALL = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.waiting import is_alive, until
 
@@ -72,9 +74,7 @@ def read_table(folder: Path) -> list[dict[str, str]]:
     return rows
 
 
-def test_scores_are_those_of_other_commands(
-    whole: Sweep, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_are_those_of_other_commands(whole: Sweep, place: Path, capsys: Capture) -> None:
     table = read_table(whole.folder)
     assert [row["run"] for row in table] == ["base", "N = 2"]
     for run, row in zip(whole.runs, table, strict=True):
@@ -130,7 +130,7 @@ def test_a_run_that_exists_keeps_its_text(whole: Sweep, place: Path, tmp_path: P
         read_again(f"data.store={store}")
 
 
-def test_the_command_line_is_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_is_checked(place: Path, capsys: Capture) -> None:
     assert nmt_sweep(argv(place, "new", "--dry-run")) == 0
     assert "2  N-2-seed3  0.01M parameters, 8 updates" in capsys.readouterr().out
     assert nmt_sweep(argv(place, "new", "--only", "3")) == 2
@@ -148,7 +148,7 @@ def test_the_command_line_is_checked(place: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.fixture(name="pretended")
-def pretend_runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
+def pretend_runs(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Sweep]:
     """Two runs whose processes are shells."""
     sweep = read_grid(str(place / "grid.yaml"), tmp_path / "out")
 
@@ -160,7 +160,7 @@ def pretend_runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_run_that_fails_leaves_the_others_alone(
-    pretended: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pretended: Sweep, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(jobs, "count_cores", lambda: 8)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 
 from nmt.system import caches
 from nmt.system.caches import COMPILER_CACHES, provide_caches
@@ -25,7 +27,7 @@ VARIABLES = (
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """The home of an environment that holds nothing else, with an empty current folder."""
     monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path / "home")})
     monkeypatch.setattr(caches, "make_temporary_folder", lambda: str(tmp_path / "temporary"))
@@ -54,9 +56,7 @@ def test_without_a_home_caches_are_temporary(name: str, home: Path, tmp_path: Pa
     check_moved(tmp_path)
 
 
-def test_an_unknown_user_has_no_home(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_user_has_no_home(home: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     check_moved(tmp_path)
 
@@ -110,7 +110,7 @@ def open_home(home: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", INTRUSIONS)
 def test_code_that_another_user_could_exchange_is_not_run(
-    name: str, open_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, open_home: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     if os.geteuid() != 0 and any(word in name for word in NEEDS_ROOT):
         pytest.skip("only root can give files away")
@@ -134,9 +134,7 @@ def test_code_that_another_user_could_exchange_is_not_run(
     assert "HF_HOME" not in os.environ  # it holds no compiled code, and can be written
 
 
-def test_own_folders_stay_caches(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_own_folders_stay_caches(home: Path, tmp_path: Path, capsys: Capture) -> None:
     """With a link to a disk of their own, in a folder like /tmp, and a umask that hides nothing."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -176,7 +174,7 @@ def test_earlier_downloads_are_read_where_they_are(home: Path, tmp_path: Path) -
     def refuse(path: Path, mode: int) -> Path:
         raise UserError(f"{path}: cannot be written")
 
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr(caches, "make_folder", refuse)
         provide_caches()
     assert os.environ["HF_HOME"] == str(tmp_path / "temporary")
@@ -184,7 +182,7 @@ def test_earlier_downloads_are_read_where_they_are(home: Path, tmp_path: Path) -
 
 
 def test_a_folder_of_the_user_that_cannot_be_written_is_told(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     os.environ["TRITON_CACHE_DIR"] = "/dev/null/triton"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{tmp_path}/mine"
@@ -221,7 +219,7 @@ def test_a_temporary_folder_is_private_and_goes_with_its_process(tmp_path: Path)
     assert told.returncode == 0 and list(tmp_path.iterdir()) == []
 
 
-def test_nothing_at_all_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_at_all_can_be_written(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"HOME": "/dev/null"})
 
     def refuse(prefix: str) -> str:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from pytest import MonkeyPatch
+from support.checkout import ROOT
 
 from nmt.system.errors import UserError
 from nmt.system.files import (
@@ -39,8 +41,6 @@ from nmt.system.files import (
     write_text,
 )
 from nmt.system.run_folder import MANIFEST_FILE
-
-ROOT = Path(__file__).parents[2]
 
 
 class Injected(Exception):
@@ -180,7 +180,7 @@ def test_text_is_written_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_failure_in_the_middle_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path, monkeypatch: MonkeyPatch, step: str
 ) -> None:
     path = tmp_path / "a"
     write_text(path, "old")
@@ -440,7 +440,7 @@ def test_a_lock_refuses_the_second_by_name_and_dies_with_its_holder(tmp_path: Pa
 
 
 def test_a_lock_file_that_its_last_holder_removes_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     path, flock = tmp_path / ".run.lock", fcntl.flock
     removals = [path.unlink]

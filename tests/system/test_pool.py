@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.capture import Capture
+from support.checkout import ROOT, TESTS
 from support.pool_tasks import (
     CountingWorker,
     FrailWorker,
@@ -37,7 +39,7 @@ from nmt.system.pool import (
 )
 
 
-@pytest.mark.parametrize(("workers", "n"), [(1, 12), (2, 0), (2, 1), (2, 2), (3, 12)])
+@pytest.mark.parametrize("workers, n", [(1, 12), (2, 0), (2, 1), (2, 2), (3, 12)])
 def test_is_map_in_order(workers: int, n: int) -> None:
     results = list(map_in_order(square_late, range(n), use_processes(workers)))
     assert [result for result, _ in results] == [i * i for i in range(n)]
@@ -100,9 +102,7 @@ def test_a_task_that_kills_every_worker_is_a_message() -> None:
 N_TASKS = 14
 
 
-def test_killed_workers_lose_no_task_and_double_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_workers_lose_no_task_and_double_none(tmp_path: Path, capsys: Capture) -> None:
     frail = partial(FrailWorker, tmp_path)
     results = list(map_with_workers(frail, range(N_TASKS), use_processes(2)))
     assert results == [n * n for n in range(N_TASKS)]
@@ -151,8 +151,7 @@ for n, pid in nmt.system.pool.map_in_order(square_late, iter(int, 1), nmt.system
 
 
 def test_no_worker_outlives_a_killed_caller() -> None:
-    _, tests, root, *_ = map(str, Path(__file__).parents)
-    program = PARENT.format(tests=tests, root=root)
+    program = PARENT.format(tests=str(TESTS), root=str(ROOT))
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
     ) as caller:

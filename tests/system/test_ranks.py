@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from support.forks import run_on_ranks
 
 from nmt.system.errors import UserError
@@ -18,7 +19,7 @@ ONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTE
 
 
 @pytest.mark.parametrize(
-    ("variables", "complaint"),
+    "variables, complaint",
     [
         ({"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x'"),
         ({"WORLD_SIZE": "-1"}, "WORLD_SIZE is '-1'"),
@@ -31,7 +32,7 @@ ONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTE
     ids=str,
 )
 def test_variables_that_torchrun_did_not_set(
-    variables: dict[str, str], complaint: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], complaint: str, monkeypatch: MonkeyPatch
 ) -> None:
     for name in ("LOCAL_RANK", *ONE_OF_TWO):
         monkeypatch.delenv(name, raising=False)
@@ -41,7 +42,7 @@ def test_variables_that_torchrun_did_not_set(
         pass
 
 
-def test_each_rank_computes_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_computes_on_a_gpu_of_its_own(monkeypatch: MonkeyPatch) -> None:
     """Chosen before anything is started on it."""
     for name, value in {**ONE_OF_TWO, "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -48,7 +48,7 @@ def test_a_complete_record_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    "change, complaint",
     [
         ({"n": -1}, "x.json: n is -1; it must not be negative; use another copy"),
         ({"n": True}, "x.json: n: True is not an integer; use another copy"),

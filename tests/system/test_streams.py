@@ -10,9 +10,9 @@ import tty
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
+from support.checkout import ROOT
 from support.hostile_text import OBEYED, PAYLOADS
-
-ROOT = Path(__file__).parents[2]
 
 START = "import os, sys, warnings; from nmt.system.streams import *; secure_standard_streams()\n"
 
@@ -131,7 +131,7 @@ for text in {PAYLOADS}:
 
 
 def test_only_a_terminal_gets_colour_unless_the_user_wants_none(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     code = "print('an error: no', ' warning: BLEU 0.123', sep='\\n', file=sys.stderr); print('BLEU   2.34')"
     plain = "an error: no\n warning: BLEU 0.123\nBLEU   2.34\n"

@@ -29,7 +29,7 @@ def test_markdown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "shown"),
+    "cell, shown",
     [
         ("<b>&", "&lt;b&gt;&amp;"),
         (Code("<b>"), "<code>&lt;b&gt;</code>"),

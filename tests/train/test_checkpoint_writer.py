@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.finished_run import list_differing, read_losses, read_tensors
 from support.ground import Ground
 from support.small_disk import SmallDisk
@@ -35,7 +37,7 @@ CONFIG = RunConfig(
 
 
 @pytest.fixture
-def no_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_spare(monkeypatch: MonkeyPatch) -> None:
     """Ask for no spare room, so that the disk can be small: a save then fails while it writes, not
     before.
     """
@@ -72,8 +74,8 @@ def test_training_goes_on_while_the_disk_is_full(
     toy: Path,
     tmp_path: Path,
     small_disk: SmallDisk,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """The disk fills up before the checkpoint of update 6, in the middle of a file, and has room
     again before 10.
@@ -110,7 +112,7 @@ def test_training_goes_on_while_the_disk_is_full(
 
 @pytest.mark.usefixtures("no_spare")
 def test_the_third_failure_ends_the_run_and_the_last_good_checkpoint_stays(
-    toy: Path, small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
+    toy: Path, small_disk: SmallDisk, capsys: Capture
 ) -> None:
     run = small_disk.path / "run"
     settings = ["--config", str(toy), f"out={run}", "training.keep_checkpoints=2"]
@@ -135,7 +137,7 @@ def test_the_third_failure_ends_the_run_and_the_last_good_checkpoint_stays(
 
 
 def test_a_failure_is_counted_and_forgotten_and_the_third_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     writer = make_writer(tmp_path)
     taken = take(*make_trained())
@@ -158,7 +160,7 @@ def test_a_failure_is_counted_and_forgotten_and_the_third_ends_the_run(
 
 
 def test_a_checkpoint_waits_for_the_copy_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     """Or it would be pruned while it is read."""
     run = RunFolder(tmp_path)
@@ -200,7 +202,7 @@ def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
 
 
 def test_a_best_that_could_not_be_written_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     writer, taken = make_writer(tmp_path), take(*make_trained())
     writer.save(taken, TrainState(step=1, best=1.0, best_step=1))
@@ -225,7 +227,7 @@ def test_a_run_that_is_moved_while_it_trains_is_to_be_moved_back(tmp_path: Path)
 
 
 def test_links_that_cannot_be_made_are_no_failed_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     writer, taken = make_writer(tmp_path), take(*make_trained())
     with monkeypatch.context() as context:

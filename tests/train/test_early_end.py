@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.finished_run import read_lines, read_losses, read_tensors, train_toy
 
 import nmt.api
@@ -34,7 +36,7 @@ def read_status(config: RunConfig) -> str:
 
 
 def test_patience_ends_training_after_validations_without_a_best(
-    toy: Path, capsys: pytest.CaptureFixture[str]
+    toy: Path, capsys: Capture
 ) -> None:
     # so high a rate that the loss soon rises
     hopeless = ["optimizer.scale=300", "optimizer.warmup_steps=4"]
@@ -64,7 +66,7 @@ def test_epochs_end_training_and_its_last_checkpoint_is_averaged(toy: Path) -> N
 
 
 def test_a_log_has_the_loss_of_each_window_and_knows_the_end(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0.0)
     settings = ["training.max_epochs=2", "training.log_every=4", "training.validate_every=1000"]
@@ -78,7 +80,7 @@ def test_a_log_has_the_loss_of_each_window_and_knows_the_end(
     assert totals[0] == 40 and totals[-1] == read_state(config)["step"] < 40
 
 
-def test_a_bar_moves_between_log_lines(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_moves_between_log_lines(toy: Path, monkeypatch: MonkeyPatch) -> None:
     shown: list[tuple[str, bool]] = []
 
     def advance(self: Progress, n: int = 1, postfix: str = "", may_print: bool = True) -> None:
@@ -94,7 +96,7 @@ def test_a_bar_moves_between_log_lines(toy: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_time_left_counts_validations_as_what_they_take(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     """Updates take no time at all on this clock, and each validation takes a minute."""
     to_come = [Validation(1.0, None, 1.0)] * 4
@@ -108,7 +110,7 @@ def test_time_left_counts_validations_as_what_they_take(
 
 
 def test_hours_end_training_and_count_over_all_starts(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0.0)
     config = train_toy(toy, *QUICK, "training.max_hours=1e-6")
@@ -161,7 +163,7 @@ def test_any_bleu_that_is_no_noise_rates_above_any_nll_and_equal_ones_by_nll() -
 
 
 def test_the_best_is_forgotten_when_dev_scores_measure_something_else(
-    toy: Path, capsys: pytest.CaptureFixture[str]
+    toy: Path, capsys: Capture
 ) -> None:
     start = [*QUICK, "evaluation.bleu=true"]
     train_toy(toy, *start, "training.steps=4")
@@ -192,7 +194,7 @@ def test_clipping_scales_the_gradient(toy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings, expected",
     [
         (["training.patience=2", "data.valid=null"], "give data.valid"),
         (["evaluation.best_by=chrf"], "nothing is translated"),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.capture import Capture
 from support.small_disk import SmallDisk
 
 from nmt.train.events import SkippedEvent, parse_event, read_events
@@ -73,9 +74,7 @@ def list_steps(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_lines_that_cannot_be_written_wait(
-    small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_that_cannot_be_written_wait(small_disk: SmallDisk, capsys: Capture) -> None:
     path = small_disk.path / "metrics.jsonl"
     log = MetricsLog(path, 0)
     log.write(make_event(0))
@@ -91,9 +90,7 @@ def test_lines_that_cannot_be_written_wait(
     assert log.sync() == path.stat().st_size
 
 
-def test_the_log_continues_where_its_checkpoint_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_continues_where_its_checkpoint_ended(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"step": 1}\n{"step"')
     MetricsLog(path, 12).write(make_event(5))

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.interpreted import IS_INTERPRETED
 from torch import Tensor
 
@@ -156,7 +158,7 @@ def check_one_compilation(compiled: CompiledAlone) -> None:
 
 
 def test_compiled_equals_eager_whatever_was_compiled_before(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """A notebook trains many models in one process, and dynamo compiles one function a few times only."""
     made = []
@@ -175,7 +177,7 @@ class OnPretendedGpu(CudaBackend):
 
 
 @pytest.fixture
-def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_kernels(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
     # Asked of an environment that is not traced
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: True)
@@ -205,9 +207,7 @@ def test_a_graph_drops_other_attention_weights_at_each_call() -> None:
 
 @pytest.mark.parametrize("maker", ["AuthenticAMD", "GenuineIntel"])
 @pytest.mark.parametrize("before", ["highest", "high"])
-def test_quickened_products_stay_fp32(
-    maker: str, before: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quickened_products_stay_fp32(maker: str, before: str, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(process, "read_cpu_info", lambda: f"vendor_id : {maker}")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision(before)
@@ -223,7 +223,7 @@ def test_quickened_products_stay_fp32(
 
 @pytest.mark.parametrize("is_able", [True, False])
 def test_a_gpu_runs_compiled_code_where_its_kernels_can(
-    is_able: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_able: bool, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     """Both of them: without attention's the loss's need not be tried."""
     tried: list[tuple[object, ...]] = []

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.capture import Capture
 from support.finished_run import list_differing, read_tensors
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
@@ -42,7 +43,7 @@ def other_text(ground: Path, folder: Path) -> str:
 
 @pytest.mark.parametrize("source", ["run", "run/average", "run/checkpoints/step-0000010"])
 def test_the_first_update_begins_with_the_given_weights(
-    source: str, ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: str, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "tuned"
     text = other_text(ground, tmp_path)
@@ -93,7 +94,7 @@ def test_what_has_no_weights_may_differ(ground: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings, expected",
     [
         (["training.init_from=nowhere"], "training.init_from: nowhere: not found"),
         (["training.init_from=RUN", "model.n_layers=2"], "model.n_layers: 1 -> 2"),
@@ -111,7 +112,7 @@ def test_what_cannot_be_started_from_is_one_line(
     expected: str,
     ground: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     settings = [setting.replace("RUN", str(ground / "run")) for setting in settings]
     assert start(ground, tmp_path / "out", *settings, "training.steps=1") == 2
@@ -122,7 +123,7 @@ def test_what_cannot_be_started_from_is_one_line(
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_further_pieces_begin_as_the_mean_of_the_others(
-    is_tied: bool, ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    is_tied: bool, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     shape = [f"model.tied={str(is_tied).lower()}"]
     assert start(ground, tmp_path / "old", *shape, "training.steps=2") == 0
@@ -155,7 +156,7 @@ def test_a_run_continues_another_with_the_same_store(ground: Path, tmp_path: Pat
 
 
 def test_a_store_of_another_vocabulary_is_refused(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     init = f"training.init_from={ground}/run"
     other = tmp_path / "other"

@@ -11,7 +11,7 @@ from nmt.train.kept_checkpoints import prune_checkpoints
 
 
 @pytest.mark.parametrize(
-    ("every", "keep", "kept"),
+    "every, keep, kept",
     [
         (None, 3, [4, 8, 9, 10]),
         (3, 2, [4, 6, 9, 10]),  # 10 is written for safety alone, and it is the newest

@@ -39,7 +39,7 @@ def written_out(
 
 @pytest.mark.parametrize("eps", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize(
-    ("chunk", "per_column", "block", "rounds"),
+    "chunk, per_column, block, rounds",
     [(7, 9, 3, (8, 22)), (16, 9, 1, (4, 50)), (T, 9, T, (1, 1)), (T, 1, T, (7, 7))],
 )
 def test_equals_the_definition(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
+from support.processor import ALONE, CPU
 from torch import nn
 
 from nmt.checkpoint.run_checkpoints import open_checkpoint
@@ -12,7 +13,6 @@ from nmt.config import RunConfig
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.moving_average import MovingAverage
 from nmt.train.shutdown import StopRequest
@@ -61,9 +61,9 @@ def test_a_run_trains_as_without_and_checkpoints_have_both(toy: Path) -> None:
 
     # Validation scores what a checkpoint holds.
     checkpoint = open_checkpoint(RunFolder(config.folder).checkpoint(4))
-    translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
+    translator = make_translator(checkpoint, CPU, config.decoding)
     dev = open_dev(Path(config.data.store), vocab)
-    world = World(0, 1, torch.device("cpu"))
+    world = ALONE
     nll = compute_dev_nll(translator.model, dev.store, 90, world, StopRequest())
     (logged,) = [line["nll"] for line in read_lines(config.folder, "valid") if line["step"] == 4]
     assert nll is not None and nll == pytest.approx(logged, abs=1e-4)

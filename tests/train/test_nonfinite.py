@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.forks import run_on_ranks
 
@@ -39,7 +41,7 @@ def poison_weight(objective: torch.nn.Module, sums: torch.Tensor) -> torch.Tenso
 
 
 @pytest.fixture
-def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[[Poison, set[int]], None]:
+def inject(monkeypatch: MonkeyPatch) -> Callable[[Poison, set[int]], None]:
     """Poison the first micro-batch of those updates, counted from the start of the process."""
 
     def arm(poison: Poison, at: set[int]) -> None:
@@ -81,7 +83,7 @@ def test_only_a_checkpoint_that_is_seen_to_work_is_called_intact(
     advice: str,
     toy: Path,
     inject: Callable[[Poison, set[int]], None],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     inject(poison_loss, {at})
     assert main(["--config", str(toy), *settings]) == 1
@@ -128,7 +130,7 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     toy: Path,
     tmp_path: Path,
     inject: Callable[[Poison, set[int]], None],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     options = ["--config", str(toy), "training.checkpoint_every=1", "training.steps=10"]
     inject(poison, at := {7})
@@ -158,7 +160,7 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
 
 
 def test_gradients_of_zero_end_the_run(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     """As code did that torch 2.11 compiled, while its losses were right."""
     monkeypatch.setattr(
@@ -194,7 +196,7 @@ def test_the_fourth_in_a_row_stops(
     toy: Path,
     tmp_path: Path,
     inject: Callable[[Poison, set[int]], None],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     inject(poison_gradient, {3, 4, 5, 6, 9})
     assert (
@@ -211,7 +213,7 @@ def test_a_nan_weight_never_reaches_a_checkpoint(
     toy: Path,
     tmp_path: Path,
     inject: Callable[[Poison, set[int]], None],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     inject(poison_weight, {6})
     options = ["--config", str(toy), "training.checkpoint_every=1", "training.on_nonfinite=skip"]
@@ -246,7 +248,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize(("where", "rule"), [("loss", "stop"), ("gradient", "skip")])
+@pytest.mark.parametrize("where, rule", [("loss", "stop"), ("gradient", "skip")])
 def test_all_ranks_reject_what_one_rank_finds(
     where: str,
     rule: str,

@@ -8,6 +8,8 @@ import math
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.ground import Ground
 from support.rings import amount
 
@@ -129,7 +131,7 @@ def test_the_remedies_are_those_that_the_run_does_not_have() -> None:
 
 
 @pytest.fixture
-def early(monkeypatch: pytest.MonkeyPatch) -> None:
+def early(monkeypatch: MonkeyPatch) -> None:
     """Judge a run from MIN_UPDATES of this file on."""
     monkeypatch.setattr(on_track, "MIN_UPDATES", MIN_UPDATES)
 
@@ -141,7 +143,7 @@ def read_warnings(run: RunFolder) -> list[WarningEvent]:
 
 @pytest.mark.parametrize("name", amount(list(HEALTHY)[:3], list(HEALTHY)))
 def test_a_healthy_run_is_not_warned(
-    name: str, ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
+    name: str, ground: Ground, early: None, capsys: Capture
 ) -> None:
     assert main(ground.argv(name, *SETTINGS, *HEALTHY[name])) == 0
     assert "warning" not in capsys.readouterr().err
@@ -149,7 +151,7 @@ def test_a_healthy_run_is_not_warned(
 
 
 def test_a_stalled_run_draws_a_warning_at_each_start_and_is_recorded_once(
-    ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
+    ground: Ground, early: None, capsys: Capture
 ) -> None:
     assert main(ground.argv("stalled", *SETTINGS, STALL)) == 0
     run = ground.run("stalled")

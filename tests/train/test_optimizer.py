@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.capture import Capture
 from torch.optim import lr_scheduler
 
 from nmt.commands.train import main
@@ -53,7 +54,7 @@ def test_schedules_are_those_of_torch(schedule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings, expected",
     [
         (["schedule=cosine"], "schedule is cosine, which needs a peak_lr"),
         (["peak_lr=1e-3"], "peak_lr is 0.001, but schedule is paper"),
@@ -70,9 +71,7 @@ def test_settings_without_a_meaning_are_refused(settings: list[str], expected: s
         load_config("base.yaml", [f"optimizer.{setting}" for setting in settings])
 
 
-def test_only_a_cosine_fixes_the_number_of_updates(
-    toy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_cosine_fixes_the_number_of_updates(toy: Path, capsys: Capture) -> None:
     def lengthen(optimizer: OptimizerConfig) -> list[str]:
         short = RunConfig(optimizer=optimizer, training=TrainingConfig(steps=9_000))
         return list_differences(short, RunConfig(optimizer=optimizer))

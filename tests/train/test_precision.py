@@ -6,7 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.finished_run import read_losses
+from support.processor import CPU
 
 from nmt.commands.train import main as nmt_train
 from nmt.config_files import load_recorded_config
@@ -21,7 +24,7 @@ NONE = "this processor has no instructions for bf16"
 
 
 @pytest.mark.parametrize(
-    ("cpu_info", "chosen", "reason"),
+    "cpu_info, chosen, reason",
     [
         ("flags : fpu avx2 avx512f avx512_bf16 amx_bf16", "bf16", "this processor has AMX"),
         ("flags : avx2 avx512f avx512_bf16", "bf16", "this processor has AVX512-BF16"),
@@ -39,14 +42,14 @@ NONE = "this processor has no instructions for bf16"
     ],
 )
 def test_a_processor_computes_in_bf16_if_it_has_instructions_for_it(
-    cpu_info: str, chosen: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    cpu_info: str, chosen: str, reason: str, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "read_cpu_info", lambda: f"processor : 0\n{cpu_info}\n")
-    assert choose_precision(torch.device("cpu")) == (chosen, reason)
+    assert choose_precision(CPU) == (chosen, reason)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "chosen"),
+    "architecture, chosen",
     [
         ("gfx906:sramecc+:xnack-", "fp32"),
         ("gfx90a:sramecc+:xnack-", "bf16"),
@@ -58,7 +61,7 @@ def test_a_processor_computes_in_bf16_if_it_has_instructions_for_it(
     ],
 )
 def test_a_gpu_of_amd_computes_in_bf16_if_its_architecture_does(
-    architecture: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+    architecture: str, chosen: str, monkeypatch: MonkeyPatch
 ) -> None:
     # ROCm's torch reads a capability from the same name, such as 9.0 of gfx906
     monkeypatch.setattr(torch.version, "hip", "7.1")
@@ -69,9 +72,7 @@ def test_a_gpu_of_amd_computes_in_bf16_if_its_architecture_does(
     assert precision == chosen and architecture in reason
 
 
-def test_bf16_is_refused_where_a_gpu_would_emulate_it(
-    toy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_is_refused_where_a_gpu_would_emulate_it(toy: Path, monkeypatch: MonkeyPatch) -> None:
     config = load_recorded_config(toy)
     config = replace(config, training=replace(config.training, precision="bf16"))
     gpu = World(0, 1, torch.device("cuda"))
@@ -87,7 +88,7 @@ def test_bf16_is_refused_where_a_gpu_would_emulate_it(
 
 
 @pytest.mark.parametrize(
-    ("cpu_info", "chosen", "other"),
+    "cpu_info, chosen, other",
     [("flags : avx512_bf16", "bf16", "fp32"), ("flags : avx2", "fp32", "bf16")],
 )
 def test_a_run_keeps_the_precision_in_which_it_began(
@@ -96,8 +97,8 @@ def test_a_run_keeps_the_precision_in_which_it_began(
     other: str,
     toy: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     monkeypatch.setattr(device, "read_cpu_info", lambda: cpu_info)
     line = ["--config", str(toy), "training.precision=auto", "training.steps=2"]

@@ -10,9 +10,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.finished_run import read_tensors
 from support.ground import Ground, check_same, make_ground, untime
 from support.pretend_device import GPU, DeviceTensor, pretend_device
+from support.processor import ALONE, CPU
 from test_fast_paths import POST, batch_of, draw, draw_short, make
 from torch import Tensor
 
@@ -131,8 +134,6 @@ def test_a_stop_and_a_validation_of_shares(ground: Ground) -> None:
 
 # ---- within an update --------------------------------------------------------------------------------------------
 
-CPU = torch.device("cpu")
-ALONE = World(0, 1, CPU)
 SHAPE = BatchShape(192, 192, 16, 128)
 
 
@@ -163,7 +164,7 @@ def check_near(there: Tensor, here: Tensor) -> None:
 
 
 @pytest.fixture
-def uncompiled_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+def uncompiled_twins(monkeypatch: MonkeyPatch) -> None:
     """Nothing is compiled, no kernel runs, and a sum over two ranks is that of one."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
@@ -206,7 +207,7 @@ def test_what_ranks_exchange_is_not_recorded() -> None:
 # Without the compiler, test_what_ranks_exchange_is_not_recorded computes the same.
 @pytest.mark.gpu_dry
 @pytest.mark.soak  # compiles for 20 seconds
-def test_compiled_code_gives_the_gradients_of_eager_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_gives_the_gradients_of_eager_code(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "BACKEND", "aot_eager")
     found = []
     for shape in (None, BatchShape(64, 64, 16, 64)):
@@ -220,7 +221,7 @@ def test_compiled_code_gives_the_gradients_of_eager_code(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("uncompiled_twins")
-def test_a_graph_takes_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_takes_three_passes(monkeypatch: MonkeyPatch) -> None:
     """Two that warm up and one that is recorded, however many micro-batches an update has. What warms up
     has been freed when the graph takes its own memory.
     """
@@ -244,7 +245,7 @@ def test_a_graph_takes_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("uncompiled_twins")
 @pytest.mark.parametrize(
-    ("votes", "told"),
+    "votes, told",
     [
         ([1.0], "the model cannot be compiled"),
         ([0.0, 1.0], "the CUDA graph cannot be recorded"),
@@ -253,8 +254,8 @@ def test_a_graph_takes_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_another_rank_cannot_do_no_rank_does(
     votes: list[float],
     told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     batch, left = draw_batch(1), iter(votes)
     expected = RecordedReplica(make_objective(), Twins(1, 2, CPU), False).run(batch, 0.1, 0)
@@ -287,7 +288,7 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
     assert seen == [True, True, False, False] and gc.isenabled()
 
 
-def test_what_an_update_reads_whole_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_update_reads_whole_is_not_divided(monkeypatch: MonkeyPatch) -> None:
     model = dict(make_objective().model.named_parameters())
     matrices = {name for name, p in model.items() if p.dim() > 1 and "embedding" not in name}
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
 from support.made_sinks import install_sinks
 from support.needs import needs_package
@@ -29,7 +31,7 @@ SETTINGS += ["decoding.min_length=2"]
 
 
 @pytest.fixture(autouse=True)
-def user_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def user_package(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)
@@ -49,7 +51,7 @@ def read_untimed(config: RunConfig) -> list[dict[str, Any]]:
     ]
 
 
-def test_no_sink_changes_a_run(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_sink_changes_a_run(toy: Path, capsys: Capture) -> None:
     names = "raises,stumbles,hangs,ends,cannot-be-made,keeps"
     plain = train(toy, "plain")
     capsys.readouterr()
@@ -88,7 +90,7 @@ def test_a_continued_run_is_sent_anew(toy: Path) -> None:
 
 
 def test_a_sink_that_is_too_far_behind_gets_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(sinks, "MAX_WAITING", 5)
     trackers = Trackers(["hangs"])
@@ -100,7 +102,7 @@ def test_a_sink_that_is_too_far_behind_gets_no_more(
 
 
 def test_what_cannot_be_tracked_is_refused(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     assert nmt_train(["--config", str(toy), "training.track=[tensorbord]"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
@@ -183,7 +185,7 @@ def send(run: Path, name: str, **environment: str) -> None:
 
 
 @needs_package("tensorboard", "tensorboard")
-def test_tensorboard_has_the_figures(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_has_the_figures(run: Path, monkeypatch: MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     foreign = run / "tensorboard" / "events.out.tfevents.of.mine"

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.forks import run_on_ranks
 from support.ground import Ground, check_same
+from support.processor import ALONE
 
 from nmt.checkpoint import checkpoint
 from nmt.checkpoint.run_checkpoints import list_steps
@@ -72,7 +75,7 @@ def test_a_listener_hears_what_a_rank_does(ground: Ground, whole: RunFolder) -> 
     settings = [*LOGGED, "training.validate_every=10", f"out={ground.folder / 'heard'}"]
     notes = Notes()
     config = load_config(str(ground.config), settings)
-    assert run_start.train(config, config, World(0, 1, torch.device("cpu")), notes, Mirror()) == 0
+    assert run_start.train(config, config, ALONE, notes, Mirror()) == 0
     expected = {line["step"]: line["loss"] for line in read_lines(whole.path, "train")}
     assert notes.losses == pytest.approx(expected, abs=1e-5) and len(expected) == 20
     found = [phase for phase, _ in groupby(notes.phases)]
@@ -80,9 +83,7 @@ def test_a_listener_hears_what_a_rank_does(ground: Ground, whole: RunFolder) -> 
     assert found.count("validating") == 2
 
 
-def test_what_a_run_began_with_is_read_once(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_began_with_is_read_once(ground: Ground, monkeypatch: MonkeyPatch) -> None:
     auto = (*LOGGED, "training.precision=auto", "training.micro_tokens=auto")
     run = train(ground, "read", *auto, "training.steps=1")
     opened, open_file = [], os.open
@@ -110,9 +111,7 @@ class Late(Outcomes):
         Late.n_behind += len(self.in_flight)
 
 
-def test_outcomes_that_come_late_change_no_figure(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcomes_that_come_late_change_no_figure(ground: Ground, monkeypatch: MonkeyPatch) -> None:
     settings = ("training.log_every=2", "training.validate_every=5", "training.checkpoint_every=7")
     at_once = train(ground, "at-once", *settings)
     monkeypatch.setattr("nmt.train.loop.Outcomes", Late)
@@ -121,7 +120,7 @@ def test_outcomes_that_come_late_change_no_figure(
 
 
 def test_ranks_with_different_texts_are_refused(
-    ground: Ground, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ground: Ground, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     """As where each machine has a store of its own."""
     monkeypatch.setattr(World, "collect", lambda self, data: [data, b"another"])
@@ -130,7 +129,7 @@ def test_ranks_with_different_texts_are_refused(
 
 
 def test_what_was_killed_before_its_first_checkpoint_makes_way(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
+    ground: Ground, capsys: Capture
 ) -> None:
     killed = train(ground, "early", *LOGGED, "training.steps=2")
     shutil.rmtree(killed.checkpoints)
@@ -153,9 +152,7 @@ def test_what_was_killed_before_its_first_checkpoint_makes_way(
     assert load_recorded_config(killed.config).seed == 9
 
 
-def test_the_folder_of_another_program_is_refused(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_folder_of_another_program_is_refused(ground: Ground, capsys: Capture) -> None:
     run = ground.run("foreign")
     run.checkpoints.mkdir(parents=True)
     texts = {run.config: "learning_rate: 0.1\n", run.metrics: "precious", run.status: '{"step": 0}'}
@@ -173,7 +170,7 @@ def test_the_root_folder_is_refused(ground: Ground) -> None:
 
 
 def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
+    ground: Ground, capsys: Capture
 ) -> None:
     settings = (*LOGGED, "training.checkpoint_every=4", "training.steps=8")
     run = train(ground, "damaged", *settings)
@@ -196,7 +193,7 @@ def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
 
 
 def test_checkpoints_that_follow_soon_have_weights_alone_and_no_bit_is_lost(
-    ground: Ground, whole: RunFolder, capsys: pytest.CaptureFixture[str]
+    ground: Ground, whole: RunFolder, capsys: Capture
 ) -> None:
     keys = ("training.checkpoint_every=4", "training.checkpoint_minutes=10")
     settings = [*LOGGED, *keys, "training.keep_checkpoints=9"]
@@ -218,7 +215,7 @@ def test_checkpoints_that_follow_soon_have_weights_alone_and_no_bit_is_lost(
 
 
 def test_weights_alone_do_not_hide_that_moments_cannot_be_written(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ground: Ground, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     save = checkpoint.save_checkpoint
 
@@ -274,7 +271,7 @@ def test_a_table_of_positions_that_grows_on_one_rank(ground: Ground) -> None:
 
 
 def test_the_page_of_a_run_is_written_when_it_is_done(
-    whole: RunFolder, ground: Ground, capsys: pytest.CaptureFixture[str]
+    whole: RunFolder, ground: Ground, capsys: Capture
 ) -> None:
     assert whole.report.is_file()
     whole.report.unlink()
@@ -299,9 +296,7 @@ def test_what_only_a_compiled_model_needs_is_not_imported(ground: Ground) -> Non
     assert ground.run("quick").checkpoint(2).is_dir()
 
 
-def test_settings_that_cannot_be_meant_are_named(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_that_cannot_be_meant_are_named(ground: Ground, capsys: Capture) -> None:
     odd = ("training.steps=2", "optimizer.warmup_steps=3", "training.freeze=[encoder]")
     train(ground, "odd", *odd)
     said = capsys.readouterr().err
@@ -312,7 +307,7 @@ def test_settings_that_cannot_be_meant_are_named(
 
 
 def test_a_run_that_was_moved_is_not_trained_in_its_old_place(
-    ground: Ground, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ground: Ground, tmp_path: Path, capsys: Capture
 ) -> None:
     run = train(ground, "before", "training.steps=2", "training.checkpoint_every=1")
     moved = tmp_path / "after"
@@ -330,9 +325,7 @@ def test_a_run_that_was_moved_is_not_trained_in_its_old_place(
     assert main(["--config", str(moved / "config.yaml"), f"out={moved}", "training.steps=3"]) == 0
 
 
-def test_a_folder_in_the_place_of_a_link_is_named_and_kept(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_in_the_place_of_a_link_is_named_and_kept(ground: Ground, capsys: Capture) -> None:
     run = train(ground, "taken", "training.steps=1", "training.validate_every=100")
     last = run.checkpoints / "last"
     last.unlink()

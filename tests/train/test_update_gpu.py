@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
 from support.pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
+from support.processor import ALONE
 from test_fast_paths import POST, batch_of, draw, make
 from torch import Tensor
 
@@ -28,12 +31,11 @@ from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.update import Outcomes, run_update
 
-CPU = World(0, 1, torch.device("cpu"))
 SHAPE = BatchShape(192, 192, 16, 128)
 
 
 @pytest.fixture(autouse=True)
-def without_kernels_and_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_kernels_and_compilers(monkeypatch: MonkeyPatch) -> None:
     # Triton's kernels need a driver
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
@@ -51,7 +53,7 @@ class Made(RecordedReplica):
 
 def trained(device: PretendDevice | None) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
     """Weights and outcomes after four updates of two micro-batches."""
-    config, objective, world = RunConfig(model=POST), Objective(make(POST), 0.1), CPU
+    config, objective, world = RunConfig(model=POST), Objective(make(POST), 0.1), ALONE
     if device:
         world = World(0, 1, GPU)
         device.to_device(objective)
@@ -89,7 +91,7 @@ def test_an_update_waits_for_nothing_and_equals_that_of_the_cpu() -> None:
 def make_replicas() -> list[RecordedReplica]:
     """Without a shape, and with one."""
     return [
-        RecordedReplica(Objective(make(POST), 0.1), CPU, False, shape) for shape in (None, SHAPE)
+        RecordedReplica(Objective(make(POST), 0.1), ALONE, False, shape) for shape in (None, SHAPE)
     ]
 
 
@@ -98,7 +100,7 @@ class PTXASError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "place", "told"),
+    "error, place, told",
     [
         (PTXASError("ptxas: no such GPU"), "_compute_sums", "cannot be compiled"),
         (
@@ -114,8 +116,8 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
     error: Exception,
     place: str,
     told: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     def fail(*_: Any) -> None:
         raise error

@@ -8,6 +8,7 @@ import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
+from support.capture import Capture
 from support.finished_run import read_lines, train_toy
 from support.forks import run_on_ranks
 from support.prepared_toy import prepare_toy
@@ -47,7 +48,7 @@ def test_the_nll_is_that_of_each_piece_of_the_dev_set(toy: Path, corpus: Path) -
 
 
 def test_a_part_of_the_dev_set_is_scored_and_named(
-    toy: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+    toy: Path, corpus: Path, capsys: Capture
 ) -> None:
     settings = [
         "training.steps=150",
@@ -121,7 +122,7 @@ def test_ranks_share_the_decoding_of_the_dev_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"), [(b"\xff\n" * 20, "not UTF-8"), (b"A line.\n" * 19, "19 lines for 20")]
+    "text, fault", [(b"\xff\n" * 20, "not UTF-8"), (b"A line.\n" * 19, "19 lines for 20")]
 )
 def test_dev_text_that_a_stranger_sealed_is_named(text: bytes, fault: str, tmp_path: Path) -> None:
     store = Path(prepare_toy(tmp_path).data.store)
@@ -131,14 +132,14 @@ def test_dev_text_that_a_stranger_sealed_is_named(text: bytes, fault: str, tmp_p
         open_dev(store, Vocab.load(store / "vocab.model"))
 
 
-def test_a_dev_set_without_a_tag_is_named(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dev_set_without_a_tag_is_named(toy: Path, capsys: Capture) -> None:
     corpora = "data.train=[{src: train.en, tgt: train.de, tag: <a>}]"
     train_toy(toy, corpora, "training.steps=1", "vocab.size=90", "model.tied=false")
     assert "data.valid.tag is not set; set it to one of <a>" in capsys.readouterr().err
 
 
 def test_the_dev_and_the_test_set_are_translated_with_their_tags(
-    toy: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+    toy: Path, corpus: Path, capsys: Capture
 ) -> None:
     files = {name: f"src: {name}.en, tgt: {name}.de, tag: " for name in ("train", "valid", "test")}
     settings = ["training.steps=3", "vocab.size=90", "model.tied=false", "decoding.min_length=6"]

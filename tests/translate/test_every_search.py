@@ -44,7 +44,7 @@ def make_search(request: pytest.FixtureRequest) -> MakeSearch:
 
 
 @with_each_search
-@pytest.mark.parametrize(("finishing", "stopping"), RULES)
+@pytest.mark.parametrize("finishing, stopping", RULES)
 @pytest.mark.parametrize("beam", amount([1, 4], range(1, 6)))
 def test_each_rule_is_the_recursion_it_names(
     make_search: MakeSearch, finishing: Any, stopping: Any, beam: int

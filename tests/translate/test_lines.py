@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.capture import Capture
 
 from nmt.system.errors import UserError
 from nmt.translate.lines import LARGEST_CHUNK, MAX_LINE_BYTES, LineReader, add_prefixes, open_input
@@ -31,7 +32,7 @@ def read_pipe(data: bytes, sizes: Iterator[int]) -> LineReader:
 
 
 @pytest.mark.parametrize(
-    ("data", "lines"),
+    "data, lines",
     [
         (b"", []),
         (b"\n", [""]),
@@ -91,7 +92,7 @@ def test_lines_are_given_as_soon_as_they_come() -> None:
     assert list(chunks) == []
 
 
-def test_lines_that_are_not_utf8_are_named_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_that_are_not_utf8_are_named_and_counted(capsys: Capture) -> None:
     list(read_pipe(b"ok\n" + b"\xff\xff\n" * 50 + b"ok\n", itertools.repeat(99)).read_chunks())
     errors = capsys.readouterr().err.splitlines()
     assert (
@@ -111,7 +112,7 @@ def test_a_file_without_line_ends_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "message"), [(300, None), (299, "ends after line 299"), (301, "has more lines .*300")]
+    "n, message", [(300, None), (299, "ends after line 299"), (301, "has more lines .*300")]
 )
 @pytest.mark.parametrize("skip", [0, 150])
 def test_each_prefix_goes_with_its_line(n: int, message: str | None, skip: int) -> None:
@@ -135,7 +136,7 @@ def test_each_prefix_goes_with_its_line(n: int, message: str | None, skip: int) 
 
 
 @pytest.mark.parametrize(
-    ("tool", "compress"),
+    "tool, compress",
     [("gzip", gzip.compress), ("xz", lzma.compress), ("bzip2", bz2.compress)],
 )
 def test_compressed_bytes_are_refused_whatever_the_file_is_called(

@@ -69,7 +69,7 @@ def test_only_the_most_probable_few(top_k: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_p", "n_kept"), [(1e-6, 1), (0.6, 1), (0.7, 2), (0.8, 3), (0.9, 4), (0.97, 5), (1.0, 7)]
+    "top_p, n_kept", [(1e-6, 1), (0.6, 1), (0.7, 2), (0.8, 3), (0.9, 4), (0.97, 5), (1.0, 7)]
 )
 def test_only_the_fewest_that_hold_so_much(top_p: float, n_kept: int) -> None:
     toy = Toy(4, n=V)

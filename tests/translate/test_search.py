@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from support.needs import needs_package
 from support.plain_search import (
     BOS,
@@ -99,7 +100,7 @@ def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) ->
 # ---- step by step -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("finishing", "stopping"), RULES)
+@pytest.mark.parametrize("finishing, stopping", RULES)
 @pytest.mark.parametrize("beam", amount([1, 4], range(1, 6)))
 def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam: int) -> None:
     for preset, n_best in itertools.product(PRESETS, (1, 3)):
@@ -128,9 +129,7 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
 
 @pytest.mark.parametrize("max_small", [0, 1 << 15])
 @pytest.mark.parametrize("beam", [1, 2, 5])
-def test_a_vocabulary_of_many_groups(
-    beam: int, max_small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vocabulary_of_many_groups(beam: int, max_small: int, monkeypatch: MonkeyPatch) -> None:
     """Where the best pieces are found by way of the best groups; the last group is not full."""
     monkeypatch.setattr("nmt.translate.search.MAX_SMALL_LOGITS", max_small)
     toy = Toy(3, n=64 * 40 + 17, ending=5.0, n_rows=211)
@@ -144,7 +143,7 @@ def test_a_vocabulary_of_many_groups(
     assert max(piece for some in found for one in some for piece in one.ids) >= 64 * 40
 
 
-def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: MonkeyPatch) -> None:
     toy, given = Toy(5, n=7, ending=1.0), make_sources(random.Random(6), 100, 8, 7)
     config = DecodingConfig(beam=4, max_extra=4)
     sampling = make_rules(replace(config, sample=True), 2)
@@ -198,7 +197,7 @@ def test_stopping_early_changes_nothing_and_saves_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "extra", "at_least"),
+    "ratio, extra, at_least",
     [(0.0, 0, 0), (0.0, 3, 5), (1.5, 0, 2), (0.5, 2, 4), (3.0, 1, 0)],
 )
 @pytest.mark.parametrize("sample", [False, True])

@@ -28,7 +28,7 @@ def test_a_text_comes_back_as_it_was(text: str, longest: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("language", "sentences"),
+    "language, sentences",
     [
         ("en", ["I have a dog.", "It is 3.5 years old, e.g. young!", "Dr. Smith asked: “Why?”"]),
         ("de", ["Am 3. Mai kam Dr. Meier.", "Das ist z. B. gut.", "Warum nicht?"]),
@@ -45,7 +45,7 @@ def test_sentences_are_found(language: str, sentences: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    "text, parts",
     [
         ("When it rains, the old dog sleeps.", ["When it rains,", "the old dog sleeps."]),
         ("one two three four five six seven", ["one two three", "four five six seven"]),

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
-import torch
+from pytest import MonkeyPatch
+from support.capture import Capture
+from support.processor import CPU
 from support.toy_corpus import sentences
 from support.untrained import DECODING, SHAPE, make_model, make_vocab
 
@@ -26,7 +28,7 @@ SOURCES = [src for src, _ in sentences(30, seed=5)]
 def translator(
     vocab: Vocab, config: DecodingConfig = DECODING, shape: ModelConfig = SHAPE
 ) -> Translator:
-    return Translator(make_model(vocab, shape), vocab, config, torch.device("cpu"))
+    return Translator(make_model(vocab, shape), vocab, config, CPU)
 
 
 def test_a_model_in_training_mode_stays_in_it(vocab: Vocab) -> None:
@@ -37,7 +39,7 @@ def test_a_model_in_training_mode_stays_in_it(vocab: Vocab) -> None:
 
 
 def test_a_text_is_the_translations_of_its_sentences(
-    vocab: Vocab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    vocab: Vocab, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Translator, "chunk_lines", 3)  # it has more
     ours = translator(vocab, replace(DECODING, max_source=12))
@@ -68,15 +70,13 @@ def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
     assert error.value.number == 12
 
 
-def test_the_shortest_table_of_several_models_bounds_a_line(
-    vocab: Vocab, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_shortest_table_of_several_models_bounds_a_line(vocab: Vocab, capsys: Capture) -> None:
     learned = replace(SHAPE, positions="learned", max_positions=16)
     ours = Translator(
         make_model(vocab),
         vocab,
         DECODING,
-        torch.device("cpu"),
+        CPU,
         [make_model(vocab, learned, seed=3)],
     )
     assert ours.translate(["red " * 20, "blue dog"])[0].score < 0

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.capture import Capture
+from support.processor import CPU
 from support.untrained import DECODING, SHAPE, make_model, make_vocab
 
 from nmt.config import DecodingConfig
 from nmt.data.vocab import EOS, UNK
 from nmt.translate.translator import Translator
 
-CPU = torch.device("cpu")
 WAYS = [
     replace(DECODING, compile="off"),
     replace(DECODING, compile="on"),
@@ -37,7 +38,7 @@ def test_the_unknown_piece_is_forbidden_where_bytes_spell_everything(
 
 @pytest.mark.parametrize("has_bytes", [True, False])
 def test_text_whose_letters_the_vocabulary_lacks_is_warned_of_once(
-    tmp_path: Path, has_bytes: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, has_bytes: bool, capsys: Capture
 ) -> None:
     vocab = make_vocab(tmp_path, 340 if has_bytes else 80, byte_fallback=has_bytes)
     ours = Translator(make_model(vocab), vocab, DECODING, CPU)
