@@ -169,6 +169,12 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield disk
 
 
+@pytest.fixture(scope="module")
+def module_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what the tests of one file share."""
+    return tmp_path_factory.mktemp("module")
+
+
 @pytest.fixture(scope="session")
 def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
     return make_vocab(tmp_path_factory.mktemp("words"))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.capture import Capture
+from support.in_process import succeed
 from support.untrained import make_checkpoint
 
 import nmt.api
@@ -45,13 +46,13 @@ def test_a_run_from_python_gives_what_the_commands_give(
     translations = nmt.api.load(run, settings=["decoding.beam=2"]).translate(lines)
 
     out = tmp_path / "out"
-    assert nmt_translate([str(run), "-i", str(source), "-o", str(out), "decoding.beam=2"]) == 0
+    succeed(nmt_translate, run, "-i", source, "-o", out, "decoding.beam=2")
     assert [translation.text for translation in translations] == out.read_text().splitlines()
 
     evaluation = nmt.api.evaluate(run, settings=["decoding.beam=2"])
     assert evaluation.systems[0].texts == [translation.text for translation in translations]
     assert not (run / "results.json").exists()  # only the command records
-    assert nmt_eval([str(run), "decoding.beam=2"]) == 0
+    succeed(nmt_eval, run, "decoding.beam=2")
     assert (run / "results.json").exists()
 
 
@@ -73,8 +74,8 @@ def test_a_missing_checkpoint_is_the_users_mistake(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(vocab: Vocab, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "average", vocab)
+def model(vocab: Vocab, module_path: Path) -> Path:
+    return make_checkpoint(module_path / "average", vocab)
 
 
 @pytest.fixture(scope="module")

@@ -95,8 +95,8 @@ for words in json.loads(asked):
 
 
 @pytest.fixture(scope="module", name="tree")
-def copy_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tree = tmp_path_factory.mktemp("copy")
+def copy_core(module_path: Path) -> Path:
+    tree = module_path
     shutil.copytree(ROOT / "nmt", tree / "nmt", ignore=LEFT_OUT)
     shutil.copytree(ROOT / "configs", tree / "configs")
     return tree

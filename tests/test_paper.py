@@ -18,6 +18,7 @@ import torch
 from support.capture import Capture
 from support.checkout import ROOT
 from support.golden import check_golden
+from support.in_process import succeed
 from support.recipes import FLIPS, list_recipes
 from torch import nn
 
@@ -226,13 +227,13 @@ def test_explain_tells_of_a_corpus_that_is_not_here(tmp_path: Path, capsys: Capt
             (tmp_path / f"{split}.{language}").write_text("x\n")
     store = f"data.store={tmp_path / 'store'}"
     explain_pair = ["--config", "multi30k.yaml", "--explain", f"data.root={tmp_path}", store]
-    assert main([*explain_pair, "data.tgt=fi"]) == 0
+    succeed(main, *explain_pair, "data.tgt=fi")
     missing = tmp_path / "train.fi"
     assert f"note: training could not start here: {missing}: not found" in capsys.readouterr().err
     assert main(explain_pair) == 0
     assert capsys.readouterr().err == ""
     (tmp_path / "store").mkdir()
-    assert main([*explain_pair, "data.tgt=fi"]) == 0
+    succeed(main, *explain_pair, "data.tgt=fi")
     assert capsys.readouterr().err == ""  # what is prepared needs no other file
 
 

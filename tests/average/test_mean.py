@@ -10,7 +10,8 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 from safetensors.torch import load_file, save_file
-from support.capture import Capture
+from support.capture import Capture, read_errors
+from support.in_process import refuse
 from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
 from support.untrained import change_config
 from test_checkpoint import CONFIG, make_letters, write
@@ -136,7 +137,7 @@ def test_two_runs_do_not_average(run: RunFolder, tmp_path: Path, capsys: Capture
     shutil.copytree(run.checkpoint(50), other)
     change_config(other, seed=2, evaluation=EvaluationConfig(bleu=False))
     assert nmt_average([str(ours), str(other), "-o", str(tmp_path / MEAN)]) == 2
-    told = capsys.readouterr().err.splitlines()
+    told = read_errors(capsys)
     assert (
         len(told) == 1
         and f"{other}: belongs to another run than {ours} (seed: 1 -> 2; evaluation.bleu: "
@@ -228,6 +229,6 @@ def test_a_checkpoint_that_is_pruned_meanwhile(
         return open_all(paths)
 
     monkeypatch.setattr(averaging, "open_all", prune)
-    assert nmt_average([str(run.path), "--last", "2"]) == 2
-    assert "meanwhile, as training does with its oldest; run" in capsys.readouterr().err
+    line = refuse(capsys, nmt_average, run.path, "--last", "2")
+    assert "meanwhile, as training does with its oldest; run" in line
     assert digest_file(run.average / MODEL_FILE) == earlier

@@ -14,6 +14,8 @@ import pytest
 import sacrebleu
 from pytest import MonkeyPatch
 from support.capture import Capture
+from support.in_process import succeed
+from support.text_lines import join_lines
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
 from nmt.commands.average import main as nmt_average
@@ -25,13 +27,13 @@ from nmt.extras.profile.profile import profile_training
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(module_path: Path) -> Path:
     """A folder with a corpus, the config of a run, and its run folder with checkpoints at 10 and
     20.
     """
-    folder = tmp_path_factory.mktemp("trained")
+    folder = module_path
     config = write_toy_config(write_toy_corpus(folder), folder)
-    assert nmt_train(["--config", str(config), "training.checkpoint_every=10"]) == 0
+    succeed(nmt_train, "--config", config, "training.checkpoint_every=10")
     return folder
 
 
@@ -51,7 +53,7 @@ def read_refusal(capsys: Capture, code: int) -> str:
 
 
 def test_print_config_is_a_config(toy: Path, tmp_path: Path, capsys: Capture) -> None:
-    assert nmt_train(["--config", str(toy), "--print-config", "model.n_layers=3"]) == 0
+    succeed(nmt_train, "--config", toy, "--print-config", "model.n_layers=3")
     copy = tmp_path / "copy.yaml"
     copy.write_text(capsys.readouterr().out)
     assert load_config(str(copy)) == load_config(str(toy), ["model.n_layers=3"])
@@ -127,7 +129,7 @@ def test_translate_prompts_at_a_terminal(
 
     capsys.readouterr()
     monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(b"red dog\n")))
-    assert nmt_translate([str(run)]) == 0
+    succeed(nmt_translate, run)
     captured = capsys.readouterr()
     assert "en -> de" in captured.err and captured.out.count("\n") == 1
 
@@ -164,7 +166,7 @@ def test_a_rehearsal_leaves_no_run(
     monkeypatch.setattr(
         "nmt.extras.profile.profile.profile_training", partial(profile_training, seconds=0.2)
     )
-    assert nmt_train(["--config", str(toy), flag, "training.micro_tokens=auto"]) == 0
+    succeed(nmt_train, "--config", toy, flag, "training.micro_tokens=auto")
     assert "tokens" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} - {"corpus", "toy.yaml"} == {"store"}
 
@@ -173,13 +175,13 @@ def test_micro_tokens_auto_is_resolved_once(
     toy: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     options = ["--config", str(toy), "training.micro_tokens=auto"]
-    assert nmt_train([*options, "training.steps=2"]) == 0
+    succeed(nmt_train, *options, "training.steps=2")
     # An update has no more
     assert "training.micro_tokens: auto has chosen 300" in capsys.readouterr().err
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
     # As another machine would have it
     monkeypatch.setattr("nmt.train.engine.CPU_MICRO_TOKENS", 50)
-    assert nmt_train([*options, "training.steps=3"]) == 0
+    succeed(nmt_train, *options, "training.steps=3")
     assert "auto has chosen" not in capsys.readouterr().err
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
     assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-0000003"
@@ -206,7 +208,7 @@ def test_an_option_given_twice_is_refused(
 
 def test_of_two_values_of_a_setting_the_last_counts(capsys: Capture) -> None:
     steps = ["training.steps=5", "training.steps=7"]
-    assert nmt_train(["-c", "demo.yaml", "--print-config", "seed=2", *steps]) == 0
+    succeed(nmt_train, "-c", "demo.yaml", "--print-config", "seed=2", *steps)
     shown, said = capsys.readouterr()
     assert "steps: 7" in shown
     assert said == "note: training.steps is given 2 times; the last value counts\n"
@@ -217,7 +219,7 @@ def test_a_folder_that_is_something_else_is_no_run(
     name: str, run: Path, trained: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     if name == "average":
-        assert nmt_average([str(run), "--last", "2"]) == 0
+        succeed(nmt_average, run, "--last", "2")
     if name == "../store":
         shutil.copytree(trained / "store", tmp_path / "store")
     folder = run / name
@@ -235,7 +237,7 @@ def test_files_of_the_user_in_the_run_folder(
     """For example a config, with comments, in the folder that its run will have."""
     (tmp_path / "mine").mkdir()
     file = tmp_path / "mine" / name
-    assert nmt_train(["--config", str(toy), "--print-config"]) == 0
+    succeed(nmt_train, "--config", toy, "--print-config")
     file.write_text("# why these settings\n" + capsys.readouterr().out)
     kept = file.read_bytes()
     code = nmt_train(["--config", str(toy), f"out={tmp_path}/mine"])
@@ -261,9 +263,9 @@ def test_several_references(tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Ca
     }
     monkeypatch.chdir(tmp_path)
     for name, lines in texts.items():
-        Path(name).write_text("".join(line + "\n" for line in lines))
+        Path(name).write_text(join_lines(lines))
     words = ["--hypotheses", "hyp", "--ref", "one", "--ref", "two"]
-    assert nmt_eval([*words, "--json", "scores"]) == 0
+    succeed(nmt_eval, *words, "--json", "scores")
     bleu, _ = json.loads(Path("scores").read_text())["scores"]
     expected = sacrebleu.corpus_bleu(texts["hyp"], [texts["one"], texts["two"]])
     assert bleu["value"] == expected.score and bleu["signature"].startswith("nrefs:2|")

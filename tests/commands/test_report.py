@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from support.capture import Capture
+from support.in_process import refuse, succeed
+from support.text_lines import join_lines
 
 from nmt.commands.report import main
 from nmt.config import RunConfig
@@ -19,7 +21,7 @@ def run(tmp_path: Path) -> RunFolder:
     folder.checkpoints.mkdir(parents=True)
     folder.config.write_text(format_config(RunConfig(name="one")))
     lines = [{"kind": "train", "step": step, "nll": 5.0 - step} for step in (1, 2)]
-    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder.metrics.write_text(join_lines(map(json.dumps, lines)))
     return folder
 
 
@@ -33,7 +35,7 @@ def test_one_run_has_its_report_and_several_need_a_place(
     assert "-o FILE" in capsys.readouterr().err
     both = tmp_path / "both.html"
     for _ in range(2):  # a report may be replaced by a report
-        assert main([str(run.path), str(run.path), "-o", str(both)]) == 0
+        succeed(main, run.path, run.path, "-o", both)
     assert "one and one" in both.read_text()
 
 
@@ -62,8 +64,6 @@ def test_nothing_but_a_report_is_replaced(run: RunFolder, tmp_path: Path, capsys
     other = tmp_path / "page.html"
     other.write_text("<p>mine</p>")
     for path in (other, run.metrics, run.path, tmp_path / "none" / "page.html"):
-        assert main([str(run.path), "-o", str(path)]) == 2
-        assert str(path) in capsys.readouterr().err
+        assert str(path) in refuse(capsys, main, run.path, "-o", path)
     assert other.read_text() == "<p>mine</p>"
-    assert main([str(tmp_path)]) == 2
-    assert "give a run folder" in capsys.readouterr().err
+    assert "give a run folder" in refuse(capsys, main, tmp_path)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
+from support.in_process import refuse
+from support.text_lines import join_lines
 from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 from support.warm_process import CONTEXT
@@ -42,7 +44,7 @@ def score(place: Path, *options: str, code: int = 0) -> list[str]:
 
 def test_each_pair_has_a_line_and_the_corpus_a_summary(place: Path, capsys: Capture) -> None:
     sums = [float(line) for line in score(place, "--src", "src", "--tgt", "tgt")]
-    summary = capsys.readouterr().err.splitlines()[-1]
+    summary = read_errors(capsys)[-1]
     expected = nmt.api.score_pairs(PAIRS, place)
     assert sums == pytest.approx([one.log_prob for one in expected], abs=1e-5)
     n_tokens = sum(len(one.log_probs) for one in expected)
@@ -58,9 +60,9 @@ def test_each_pair_has_a_line_and_the_corpus_a_summary(place: Path, capsys: Capt
 
 def test_sides_of_different_texts_are_named(place: Path, capsys: Capture) -> None:
     lines = [" ".join(["wort"] * (1 + i * 7 % 9)) for i in range(108)]
-    Path("src").write_text("".join(line + "\n" for line in lines))
+    Path("src").write_text(join_lines(lines))
     for others, is_warned in ((lines, False), (lines[1:] + lines[:1], True)):
-        Path("tgt").write_text("".join(line + "\n" for line in others))
+        Path("tgt").write_text(join_lines(others))
         score(place, "--src", "src", "--tgt", "tgt")
         said = "src and tgt do not look like translations of each other" in capsys.readouterr().err
         assert said == is_warned
@@ -116,7 +118,7 @@ def test_impossible_pairs_keep_their_line_and_are_named(place: Path, capsys: Cap
     end_alone, both_empty, *rest = score(place, *options)
     assert -math.inf < float(end_alone) < 0 and float(both_empty) == 0
     assert rest == ["-inf", "-inf"]
-    messages = capsys.readouterr().err.splitlines()
+    messages = read_errors(capsys)
     assert messages[0] == "warning: pair 3 is impossible: its source is empty"
     assert re.match(
         r"warning: pair 4 is impossible: its source has \d+ pieces, more than 50", messages[1]
@@ -138,13 +140,12 @@ def test_impossible_pairs_keep_their_line_and_are_named(place: Path, capsys: Cap
 def test_bad_files_are_named(place: Path, target: str, message: str, capsys: Capture) -> None:
     Path("short").write_text("".join(pair[1] + "\n" for pair in PAIRS[:-1]))
     Path("latin").write_bytes(b"M\xe4rz\n" * 40)
-    assert nmt_score([str(place), "--src", "src", "--tgt", target]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refuse(capsys, nmt_score, place, "--src", "src", "--tgt", target)
 
 
 def test_the_output_is_not_an_input(place: Path, capsys: Capture) -> None:
-    assert nmt_score([str(place), "--src", "src", "--tgt", "tgt", "-o", "tgt"]) == 2
-    assert "tgt: is also input or output" in capsys.readouterr().err
+    line = refuse(capsys, nmt_score, place, "--src", "src", "--tgt", "tgt", "-o", "tgt")
+    assert "tgt: is also input or output" in line
     assert Path("tgt").read_text().count("\n") == 40
 
 

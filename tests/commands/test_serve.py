@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pytest import MonkeyPatch
 from support.capture import Capture
+from support.in_process import refuse
 from support.rings import amount
 from support.serve_process import start_server
 from support.untrained import make_checkpoint, make_vocab
@@ -27,8 +28,8 @@ OFF = "decoding.compile=off"  # compiling would take longer than all else
 
 
 @pytest.fixture(scope="module", name="checkpoint")
-def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("serve")
+def make_one(module_path: Path) -> Path:
+    folder = module_path
     return make_checkpoint(folder / "average", make_vocab(folder))
 
 
@@ -65,8 +66,8 @@ def test_bad_options(options: list[str], words: str, capsys: Capture) -> None:
 def test_two_models_of_one_direction(checkpoint: Path, capsys: Capture) -> None:
     other = checkpoint.with_name("other")
     shutil.copytree(checkpoint, other)
-    assert main([str(checkpoint), str(other), OFF, "--port", "0"]) == 2
-    assert f"{checkpoint} and {other} both translate en to de; give one" in capsys.readouterr().err
+    line = refuse(capsys, main, checkpoint, other, OFF, "--port", "0")
+    assert f"{checkpoint} and {other} both translate en to de; give one" in line
 
 
 def test_a_model_has_no_name(checkpoint: Path, capsys: Capture) -> None:

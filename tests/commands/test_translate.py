@@ -23,10 +23,12 @@ from typing import Any
 import pytest
 import torch
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
+from support.in_process import refuse, succeed
 from support.needs import needs_package
 from support.processor import CPU
 from support.rings import amount
+from support.text_lines import join_lines
 from support.toy_corpus import sentences
 from support.untrained import DECODING, make_checkpoint, make_vocab
 from support.waiting import until
@@ -48,14 +50,14 @@ from nmt.translate.search_state import Hypothesis
 from nmt.translate.translator import Translation, Translator, make_translator
 
 LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk holds
-TEXT = "".join(line + "\n" for line in LINES)
+TEXT = join_lines(LINES)
 NEEDS_CT2 = needs_package("ctranslate2")
 BOUNDS = ("decoding.max_source=40", "--long-lines")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, vocab: Vocab) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "average", vocab)
+def place(module_path: Path, vocab: Vocab) -> Path:
+    return make_checkpoint(module_path / "average", vocab)
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +100,9 @@ def evaluate(folder: Path, lines: list[str], place: Path, *options: str) -> Any:
     """What nmt-eval writes for lines that are their own reference."""
     text, reference, scores = (folder / name for name in ("text", "reference", "scores.json"))
     for file in (text, reference):
-        file.write_text("".join(line + "\n" for line in lines))
+        file.write_text(join_lines(lines))
     words = [str(place), "--src", str(text), "--ref", str(reference), "--json", str(scores)]
-    assert nmt_eval([*words, *options]) == 0
+    succeed(nmt_eval, *words, *options)
     return json.loads(scores.read_text())
 
 
@@ -158,7 +160,7 @@ def test_long_lines_are_cut_with_a_warning(
     place: Path, translator: Translator, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = ["red", ". ".join(LINES[:12])]
-    text = "".join(line + "\n" for line in lines)
+    text = join_lines(lines)
     ids = translator.vocab.src.encode(lines)[1]
     cut = run_translate(tmp_path, text, place, *BOUNDS, "cut").decode().splitlines()[1]
     best = search(translator.model, pack([[*ids[:40], EOS]]), make_rules(DECODING))[0][0]
@@ -171,7 +173,7 @@ def test_paragraphs_have_their_numbers_in_later_chunks(
 ) -> None:
     """Each has two sentences; those of the last chunk are in letters that the vocabulary lacks."""
     paragraphs = ["A red dog. Two cats!"] * FIRST_CHUNK + ["\u017b\u0179. \u017b\u0179."] * 3
-    run_translate(tmp_path, "".join(one + "\n" for one in paragraphs), place, "--text")
+    run_translate(tmp_path, join_lines(paragraphs), place, "--text")
     first, last = FIRST_CHUNK + 1, FIRST_CHUNK + 3
     assert f"warning: lines {first} to {last} are mostly <unk>" in capsys.readouterr().err
 
@@ -184,7 +186,7 @@ def test_workers_share_the_threads(
     files = ("-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"))
     (tmp_path / "in").write_text("red dog\n")
     torch.set_num_threads(8)
-    assert nmt_translate([str(place), *files, "--workers", str(workers)]) == 0
+    succeed(nmt_translate, place, *files, "--workers", workers)
     assert torch.get_num_threads() == n_threads
 
 
@@ -197,7 +199,7 @@ def test_translations_that_reach_the_length_limit_are_counted_at_the_end(
     best = [json.loads(row)["candidates"][0] for row in rows]
     cut = [number for number, one in enumerate(best, 1) if one.get("is_cut")]
     assert 3 <= cut[0] and len(cut) < len(rows)
-    *_, told = capsys.readouterr().err.splitlines()
+    *_, told = read_errors(capsys)
     assert told.startswith(
         f"warning: {tmp_path}/in:{cut[0]}: its translation has as many pieces as decoding.max_ratio "
         f"and decoding.max_extra allow, so its end may be missing; so have {len(cut)} of {len(rows)}; "
@@ -211,7 +213,7 @@ def test_the_length_limit_is_named_for_the_lines_that_resume(
     (tmp_path / "in").write_text(TEXT)
     (tmp_path / "out").write_text("hund\n" * 30)
     files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
-    assert nmt_translate([str(place), *files, "--resume"]) == 0
+    succeed(nmt_translate, place, *files, "--resume")
     assert " of 10; 3 of them repeat the same words" in capsys.readouterr().err
 
 
@@ -224,7 +226,7 @@ def test_a_line_of_text_is_a_paragraph(place: Path, tmp_path: Path, capsys: Capt
     best = [candidates[0].text for candidates in found]
     paragraphs = "{}  {}\n\n{}\n".format(*best)
     assert run_translate(tmp_path, text, place, "--text").decode() == paragraphs
-    (cut,) = capsys.readouterr().err.splitlines()
+    (cut,) = read_errors(capsys)
     assert "in:1: its translation has as many pieces" in cut
 
     rows = run_translate(tmp_path, text, place, "--text", "--json", "--n-best", "2").splitlines()
@@ -244,11 +246,11 @@ def test_lines_of_several_sentences_are_named_once(
     place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = ["A red dog.", "Two cats! The house is old.", "Mr. Smith has 3.5 dogs.", "A b. C d. E."]
-    run_translate(tmp_path, "".join(line + "\n" for line in lines * 50), place)
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "sentences" in line]
+    run_translate(tmp_path, join_lines(lines * 50), place)
+    warnings = [line for line in read_errors(capsys) if "sentences" in line]
     assert len(warnings) == 1
     assert ":2: has several sentences, and its translation has fewer; give --text" in warnings[0]
-    run_translate(tmp_path, "".join(line + "\n" for line in lines[::2] * 50), place)
+    run_translate(tmp_path, join_lines(lines[::2] * 50), place)
     assert "sentences" not in capsys.readouterr().err
 
 
@@ -266,7 +268,7 @@ def test_a_refused_line_is_reported_after_the_lines_before_it(
     text = TEXT * 3 + "red dog " * 2_500 + "\nblue\n"
     options = (*BOUNDS, "refuse", "--workers", workers)
     assert run_translate(tmp_path, text, place, *options, code=2).decode().splitlines() == texts * 3
-    errors = capsys.readouterr().err.splitlines()
+    errors = read_errors(capsys)
     assert len(errors) == 1
     expected = r"nmt-translate: error: line 121 has [\d,]+ pieces, more than 40; .*max_source"
     assert re.match(expected, errors[0])
@@ -278,7 +280,7 @@ def test_a_refused_line_is_reported_after_the_lines_before_it(
 def test_figures_beside_the_text(place: Path, translator: Translator, tmp_path: Path) -> None:
     """--json has all of them, and the other formats show some."""
     lines = [*LINES, "", 'w\u2028"x']
-    text = "".join(line + "\n" for line in lines)
+    text = join_lines(lines)
     options = ("--n-best", "2", "--json", "--alignments")
     rows = run_translate(tmp_path, text, place, *options).decode().split("\n")[:-1]
     objects = [json.loads(row) for row in rows]
@@ -341,14 +343,14 @@ def test_lines_in_capitals_are_read_in_small_letters_but_scored_as_they_are(
     place: Path, translator: Translator, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = ["red dog", "RED DOG LIKES THE HOUSE", "RED DOG"]
-    text = "".join(line + "\n" for line in lines)
+    text = join_lines(lines)
     small = [one.text for one in translator.translate(["red dog", "Red dog likes the house"])]
     as_it_is = [one.text for one in translator.translate(lines)]
     say_once.cache_clear()
 
     ours = run_translate(tmp_path, text, place).decode().splitlines()
     assert ours[:2] == [small[0], small[1].upper()] and ours[1] != as_it_is[1]
-    told = [line for line in capsys.readouterr().err.splitlines() if "small letters" in line]
+    told = [line for line in read_errors(capsys) if "small letters" in line]
     assert len(told) == 1 and "decoding.lower_capitals=false" in told[0]
 
     plain = run_translate(tmp_path, text, place, "decoding.lower_capitals=false").decode()
@@ -361,7 +363,7 @@ def test_lines_in_capitals_are_read_in_small_letters_but_scored_as_they_are(
 def test_each_line_begins_with_its_prefix(place: Path, tmp_path: Path, capsys: Capture) -> None:
     begins = ["" if i % 3 else f"hund {line}" for i, line in enumerate(LINES)]
     file = tmp_path / "begins"
-    file.write_text("".join(begin + "\n" for begin in begins))
+    file.write_text(join_lines(begins))
     rows = run_translate(tmp_path, TEXT, place, "--prefix", str(file)).decode().splitlines()
     for row, begin in zip(rows, begins, strict=True):
         assert row.startswith(begin)
@@ -399,12 +401,14 @@ def test_resuming_completes_the_output(place: Path, tmp_path: Path, capsys: Capt
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(out)]
     for size in (0, 1, len(whole) // 3, len(whole) - 1, len(whole)):
         out.write_bytes(whole[:size])
-        assert nmt_translate([*command, "--resume"]) == 0
+        succeed(nmt_translate, *command, "--resume")
         assert out.read_bytes() == whole
     out.write_bytes(b"something else\n")
     assert nmt_translate(command) == 0 and out.read_bytes() == whole  # it begins again
-    assert nmt_translate([str(place), "-i", str(out), "-o", str(out)]) == 2
-    assert "is also input or output" in capsys.readouterr().err and out.read_bytes() == whole
+    assert (
+        "is also input or output" in refuse(capsys, nmt_translate, place, "-i", out, "-o", out)
+        and out.read_bytes() == whole
+    )
 
 
 def test_resuming_with_something_else_is_refused(
@@ -440,8 +444,10 @@ def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
         ("nowhere", "nowhere: cannot be read"),
         (str(out), "is also input or output"),
     ):
-        assert nmt_translate([*command, prefix]) == 2
-        assert message in capsys.readouterr().err and out.read_text() == "hund\n"
+        assert (
+            message in refuse(capsys, nmt_translate, *command, prefix)
+            and out.read_text() == "hund\n"
+        )
 
 
 def test_a_device_can_be_written_but_not_resumed(
@@ -464,8 +470,8 @@ def test_an_output_longer_than_the_input_cannot_be_resumed(
     (tmp_path / "in").write_text(TEXT)
     (tmp_path / "out").write_text("hund\n" * 41)
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--resume"]
-    assert nmt_translate(command) == 2
-    assert "in: has 40 lines, fewer than the 41 already done" in capsys.readouterr().err
+    line = refuse(capsys, nmt_translate, *command)
+    assert "in: has 40 lines, fewer than the 41 already done" in line
     (tmp_path / "out").write_text("hund\n" * 40)
     assert nmt_translate(command) == 0 and (tmp_path / "out").read_text() == "hund\n" * 40
 
@@ -600,7 +606,7 @@ def test_attention_beside_the_output(
     command = [str(place), str(place), "-i", str(text), "-o", str(output), "--n-best", "2"]
     assert nmt_translate(command) == 0
     alone = output.read_text()
-    assert nmt_translate([*command, "--attention", str(attention)]) == 0
+    succeed(nmt_translate, *command, "--attention", attention)
     assert "the attention of the first model" in capsys.readouterr().err
     assert output.read_text() == alone
     rows = [json.loads(line) for line in attention.read_text().splitlines()]
@@ -678,12 +684,12 @@ def test_a_source_in_pieces_is_translated_with_a_warning(
 ) -> None:
     source = tmp_path / "in"
     source.write_text("red do@@ g\nblue\n" * 3)
-    assert nmt_translate([str(place), "-i", str(source)]) == 0
+    succeed(nmt_translate, place, "-i", source)
     assert (
         f"warning: {source}:1: BPE was left in: 'red do@@ g', in 3 of 6" in capsys.readouterr().err
     )
     source.write_text(TEXT)
-    assert nmt_translate([str(place), "-i", str(source)]) == 0
+    succeed(nmt_translate, place, "-i", source)
     assert "left in" not in capsys.readouterr().err
 
 
@@ -731,8 +737,7 @@ def test_attention_does_not_replace_what_is_read(
     text = tmp_path / "text.html"
     text.write_text(TEXT)
     words = [str(place), "-i", str(text), "-o", str(tmp_path / "out"), "--attention", str(text)]
-    assert nmt_translate(words) == 2
-    assert "is also input or output" in capsys.readouterr().err
+    assert "is also input or output" in refuse(capsys, nmt_translate, *words)
     assert text.read_text() == TEXT
 
 

@@ -19,6 +19,7 @@ import pytest
 from pytest import MonkeyPatch
 from support.checkout import ROOT
 from support.needs import REAL_TEXT, needs_text
+from support.text_lines import join_lines
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus import test_sets as testsets
@@ -31,11 +32,11 @@ REF = ["Ein Hund sieht das Café.", "Große Katzen & kleine Katzen", "Ein Haus z
 
 
 def sha(lines: list[str]) -> str:
-    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode("utf-8")).hexdigest()
+    return hashlib.sha256(join_lines(lines).encode("utf-8")).hexdigest()
 
 
 def write(path: Path, lines: list[str]) -> None:
-    text = "".join(f"{line}\n" for line in lines).encode()
+    text = join_lines(lines).encode()
     path.write_bytes(
         gzip.compress(text)
         if path.suffix == ".gz"

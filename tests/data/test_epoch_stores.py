@@ -38,8 +38,8 @@ def write_store(folder: Path, model: bytes, sides: dict[str, list[str]]) -> None
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original") / "store"
+def original(module_path: Path) -> Path:
+    folder = module_path / "store"
     folder.mkdir()
     pairs = sentences(N, 0)
     lines = [line for pair in pairs for line in pair]

@@ -22,8 +22,10 @@ from zlib import crc32
 import pytest
 from pytest import MonkeyPatch
 from safetensors.torch import load_file, save_file
+from support.in_process import succeed
 from support.once import make_once
 from support.rings import amount
+from support.text_lines import join_lines
 from support.toy_corpus import sentences
 from support.untrained import change_config
 from test_blocks import BLOCKS, COMMANDS, PAGES, ROOT, find_reason, list_commands, split_commands
@@ -92,8 +94,8 @@ def make_run(folder: Path) -> None:
     settings = [f"data.root={folder}", f"data.store={folder}/store", f"out={folder}/run"]
     toy = [setting for setting in TOY if "validate_every" not in setting]
     config = ["--config", "demo.yaml", *toy, *TEXT[:-1], *settings, "name=base"]
-    assert COMMANDS["nmt-train"].main([*config, "training.validate_every=1"]) == 0
-    assert COMMANDS["nmt-average"].main([f"{folder}/run", "--last", "5"]) == 0
+    succeed(COMMANDS["nmt-train"].main, *config, "training.validate_every=1")
+    succeed(COMMANDS["nmt-average"].main, f"{folder}/run", "--last", "5")
     (folder / "run/average/README.md").unlink()  # is not sealed
 
 
@@ -116,7 +118,7 @@ def put_text(path: Path, program: str = "") -> None:
     is_long = program == "nmt-init" and not path.name.startswith("test")
     n = 1300 if is_long or "train" in path.name else 10
     pairs = sentences(n, seed=sum(path.name.partition(".")[0].encode()))
-    src, tgt = ("".join(f"{line}\n" for line in side) for side in zip(*pairs, strict=True))
+    src, tgt = (join_lines(side) for side in zip(*pairs, strict=True))
     text = src if re.search(r"\.en\b|^text$", path.name) else tgt
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w") as archive:

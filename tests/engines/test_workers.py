@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_losses, read_tensors
+from support.in_process import succeed
 from support.processor import ALONE
 from torch import Tensor
 
@@ -133,13 +134,13 @@ def test_going_on_with_another_attention_is_said(
     toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     settings = ["--config", str(toy), "training.checkpoint_every=2"]
-    assert main([*settings, "training.steps=2"]) == 0
-    assert main([*settings, "training.steps=3"]) == 0
+    succeed(main, *settings, "training.steps=2")
+    succeed(main, *settings, "training.steps=3")
     assert "attention" not in capsys.readouterr().err
     monkeypatch.setattr("nmt.engines.cpu.backend.load_compiled", lambda dtype: None)
     monkeypatch.setattr(training, "load_compiled", lambda dtype: None)  # as without numba
-    assert main([*settings, "training.steps=4"]) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "attention" in line]
+    succeed(main, *settings, "training.steps=4")
+    said = [line for line in read_errors(capsys) if "attention" in line]
     assert len(said) == 1 and "step-0000003 was trained with attention by numba" in said[0]
     assert "goes on with torch" in said[0]
 
@@ -182,7 +183,7 @@ def test_a_run_that_is_stopped_goes_on_with_any_number(
         runs.append(tmp_path / "{}-{}".format(*numbers))
         for n, steps in zip(numbers, (3, 6), strict=True):
             torch.set_num_threads(n)
-            assert main([*settings, f"out={runs[-1]}", f"training.steps={steps}"]) == 0
+            succeed(main, *settings, f"out={runs[-1]}", f"training.steps={steps}")
     assert counted == [1, 1, 2, 2, 3, 1, 1, 8]
     for run in runs[1:]:
         assert list_differing(read_tensors(run, 6), read_tensors(runs[0], 6)) == []

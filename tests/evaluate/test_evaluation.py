@@ -21,7 +21,9 @@ import sacrebleu
 from pytest import MonkeyPatch
 from sacrebleu.dataset import DATASETS
 from sacrebleu.metrics.bleu import BLEU
-from support.capture import Capture
+from support.capture import Capture, read_errors
+from support.in_process import succeed
+from support.text_lines import join_lines
 from support.toy_corpus import sentences
 
 from nmt import known_test_sets
@@ -71,15 +73,15 @@ training:
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ground(module_path: Path) -> Path:
     """{valid,test}.{en,de} and a run of 60 updates, saved every 20, that has learned a few words."""
-    folder = tmp_path_factory.mktemp("ground")
+    folder = module_path
     for seed, (split, n) in enumerate((("train", 400), ("valid", 20), ("test", 30))):
         drawn = sentences(n, seed)
         for side, language in enumerate(("en", "de")):
             put(folder / f"{split}.{language}", [pair[side] for pair in drawn])
     (folder / "toy.yaml").write_text(TOY.format(folder=folder))
-    assert nmt_train(["--config", str(folder / "toy.yaml")]) == 0
+    succeed(nmt_train, "--config", folder / "toy.yaml")
     return folder
 
 
@@ -104,7 +106,7 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def put(path: Path, lines: list[str]) -> str:
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    path.write_bytes(join_lines(lines).encode())
     return str(path)
 
 
@@ -114,7 +116,7 @@ def lines_of(path: Path) -> list[str]:
 
 def evaluate(tmp_path: Path, *words: str | Path) -> dict[str, Any]:
     """The JSON of an evaluation that must succeed."""
-    assert nmt_eval([*map(str, words), "--json", str(tmp_path / "scores.json")]) == 0
+    succeed(nmt_eval, *words, "--json", tmp_path / "scores.json")
     found: dict[str, Any] = json.loads((tmp_path / "scores.json").read_text())
     return found
 
@@ -191,7 +193,7 @@ def test_it_says_so_when_two_are_the_same_text(tmp_path: Path, capsys: Capture) 
     ):
         evaluate(tmp_path, *files)
         note = f"note: {same} and {copy} are the same text, line for line"
-        assert capsys.readouterr().err.splitlines()[-1] == note
+        assert read_errors(capsys)[-1] == note
     evaluate(tmp_path, "--hypotheses", same, "--ref", other)
     assert capsys.readouterr().err == ""
 
@@ -267,16 +269,16 @@ def test_a_record_names_the_folder_itself(run: Path, monkeypatch: MonkeyPatch) -
     """`last` is another one tomorrow, and `.` is none at all."""
     monkeypatch.chdir(run / "checkpoints" / "step-0000040")
     for name in (str(run / "checkpoints" / "last"), "."):
-        assert nmt_eval([name]) == 0
+        succeed(nmt_eval, name)
     records = read_records(run)
     assert [record["checkpoint"] for record in records] == ["step-0000060", "step-0000040"]
 
 
 def test_the_card_of_an_average_carries_its_scores(run: Path, capsys: Capture) -> None:
     """What else it says, and when it is left alone, is in test_card.py."""
-    assert nmt_average([str(run), "--last", "2"]) == 0
+    succeed(nmt_average, run, "--last", "2")
     card = run / "average" / "README.md"
-    assert nmt_eval([str(run / "average"), "--ladder"]) == 0
+    succeed(nmt_eval, run / "average", "--ladder")
     [record] = read_records(run)
     text = card.read_text()
     assert record["averaged"] == ["step-0000040", "step-0000060"]
@@ -285,7 +287,7 @@ def test_the_card_of_an_average_carries_its_scores(run: Path, capsys: Capture) -
         assert f"{score['name']} {score['value']:.2f} | {interval} |" in text
     card.write_text(text.replace("# toy", "# My own words"))
     capsys.readouterr()
-    assert nmt_eval([str(run / "average"), "decoding.beam=2"]) == 0
+    succeed(nmt_eval, run / "average", "decoding.beam=2")
     out, err = capsys.readouterr()
     assert "BLEU" in out and err.count("warning: ") == 1 and f"{card}: was edited" in err
     assert len(read_records(run)) == 2
@@ -437,7 +439,7 @@ def test_the_full_set_is_followed_by_the_filtered_one(
     is_file: bool, run: Path, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     output, gold = tmp_path / "out.txt", lines_of(ground / "test.de")
-    assert nmt_eval([str(run), "--output", str(output)]) == 0
+    succeed(nmt_eval, run, "--output", output)
     words = ("--hypotheses", output, "--ref", ground / "test.de") if is_file else (run,)
     capsys.readouterr()
     found, texts = evaluate(tmp_path, *words, "--ladder"), lines_of(output)
@@ -617,7 +619,7 @@ def test_corpora_that_are_gone_are_no_obstacle(run: Path, ground: Path, tmp_path
 
 def test_a_source_in_pieces_is_named(run: Path, tmp_path: Path, capsys: Capture) -> None:
     src, ref = put(tmp_path / "a.en", ["ein@@ s zwei"] * 9), put(tmp_path / "a.de", GERMAN[:9])
-    assert nmt_eval([str(run), "--src", src, "--ref", ref, "decoding.beam=1"]) == 0
+    succeed(nmt_eval, run, "--src", src, "--ref", ref, "decoding.beam=1")
     assert f"warning: {src}:1: BPE was left in" in capsys.readouterr().err
 
 
@@ -649,7 +651,7 @@ def test_a_run_is_judged_by_its_average(
     found = evaluate(tmp_path, run, "--verdict")
     assert found["checkpoint"] == str(run / "checkpoints" / "step-0000060")
     assert any(step.startswith("averaging: none") for step in found["verdict"]["not_applied"])
-    assert nmt_average([str(run), "--last", "2"]) == 0
+    succeed(nmt_average, run, "--last", "2")
     capsys.readouterr()
     found = evaluate(tmp_path, run, "--verdict")
     out, judged = capsys.readouterr().out, found["verdict"]
@@ -782,7 +784,7 @@ def test_the_models_own_text_is_named(
         for language in ("en", "de")
     )
     scores = tmp_path / "scores.json"
-    assert nmt_eval([str(run), "--src", src, "--ref", ref, "--json", str(scores)]) == 0
+    succeed(nmt_eval, run, "--src", src, "--ref", ref, "--json", scores)
     told = capsys.readouterr().out
     assert ("the model was trained on this text" in told) == (known == "train")
     assert ("; its dev set" in told) == (known == "valid")
@@ -801,5 +803,5 @@ def test_a_source_that_lost_what_the_models_text_has_is_named(
     for side in ("src", "ref"):
         (tmp_path / side).write_text("red dog\n" * 200)
     texts = ["--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref")]
-    assert nmt_eval([str(run), *texts]) == 0
+    succeed(nmt_eval, run, *texts)
     assert "letters, but the model's dev set has some: 'red dog', in" in capsys.readouterr().err

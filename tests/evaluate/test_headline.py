@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from support.capture import Capture
+from support.in_process import succeed
+from support.text_lines import join_lines
 from support.untrained import DECODING, SHAPE, make_checkpoint, make_vocab
 
 from nmt.commands.eval import main as nmt_eval
@@ -36,7 +38,7 @@ def run(tmp_path: Path, corpus: Path) -> Path:
         (folder / "config.yaml").write_text(format_config(config))
     seal(average)
     lines = [{"kind": "warning", "step": step, "message": "none"} for step in (20, 30)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "metrics.jsonl").write_text(join_lines(map(json.dumps, lines)))
     return run
 
 
@@ -47,7 +49,7 @@ def look_at_few(run: Path, corpus: Path, *options: str) -> None:
         lines = (corpus / f"test.{language}").read_text().splitlines(keepends=True)
         few.write_text("".join(lines[:5]))
         files.append(str(few))
-    assert nmt_eval([str(run / "average"), "--src", files[0], "--ref", files[1], *options]) == 0
+    succeed(nmt_eval, run / "average", "--src", files[0], "--ref", files[1], *options)
 
 
 def test_the_headline_is_the_configs_test_set_whatever_was_scored_last(
@@ -55,7 +57,7 @@ def test_the_headline_is_the_configs_test_set_whatever_was_scored_last(
 ) -> None:
     look_at_few(run, corpus)
     assert "few.en+few.de" in render_headline([read_run(run)])  # nothing else yet
-    assert nmt_eval([str(run / "average")]) == 0
+    succeed(nmt_eval, run / "average")
     look_at_few(run, corpus, "decoding.beam=2")
 
     facts = read_run(run)
@@ -72,12 +74,12 @@ def test_an_experiment_with_another_search_is_no_headline_and_is_named(
     run: Path, capsys: Capture
 ) -> None:
     average, experiment = str(run / "average"), ["decoding.sample=true", "decoding.seed=7"]
-    assert nmt_eval([average, *experiment, "--json", str(run.parent / "sample.json")]) == 0
+    succeed(nmt_eval, average, *experiment, "--json", run.parent / "sample.json")
     assert "with sample=true, seed=7" in render_headline([read_run(run)])  # nothing else yet
     capsys.readouterr()
-    assert nmt_eval([average, "decoding.batch_tokens=50"]) == 0  # which changes no translation
+    succeed(nmt_eval, average, "decoding.batch_tokens=50")  # which changes no translation
     assert ", with" not in capsys.readouterr().out
-    assert nmt_eval([average, *experiment]) == 0
+    succeed(nmt_eval, average, *experiment)
     assert ", with sample=true, seed=7" in capsys.readouterr().out
 
     facts = read_run(run)
@@ -89,7 +91,7 @@ def test_an_experiment_with_another_search_is_no_headline_and_is_named(
 
 
 def test_the_headline_is_of_the_newest_weights(run: Path) -> None:
-    assert nmt_eval([str(run / "average")]) == 0
+    succeed(nmt_eval, run / "average")
     facts = read_run(run)
     (old,) = read_results(run)
     new = replace(old, step=30, checkpoint="step-0000030")
@@ -101,15 +103,15 @@ def test_the_headline_is_of_the_newest_weights(run: Path) -> None:
 
 
 def test_a_stale_average_is_named_wherever_it_is_judged(run: Path, capsys: Capture) -> None:
-    assert nmt_eval([str(run / "average")]) == 0
+    succeed(nmt_eval, run / "average")
     assert "warning: made at update 20 of 30" in capsys.readouterr().out
     assert "the last at update 20 of 30" in (run / "average" / "README.md").read_text()
-    assert nmt_eval([str(run), "--verdict"]) == 0
+    succeed(nmt_eval, run, "--verdict")
     out = capsys.readouterr().out
     assert "the end of training: 20 of 30 updates" in out
 
 
 def test_an_average_of_the_newest_checkpoint_is_not_doubted(run: Path, capsys: Capture) -> None:
     (run / "checkpoints" / "step-0000030").rename(run / "checkpoints" / "step-0000020")
-    assert nmt_eval([str(run / "average")]) == 0
+    succeed(nmt_eval, run / "average")
     assert "warning: made at" not in capsys.readouterr().out

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.checkout import ROOT
 
 from nmt.config import ModelConfig
@@ -167,7 +167,7 @@ def test_bad_reviews_are_one_line_and_exit_code_2(
 ) -> None:
     (tmp_path / "some.tsv").write_text(text)
     assert run_train("--data", str(tmp_path / "some.tsv"), "-o", str(tmp_path / "model")) == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert message in read_errors(capsys)[-1]
     assert not (tmp_path / "model").exists()
 
 
@@ -181,7 +181,7 @@ def test_other_mistakes_are_one_line_too(tmp_path: Path, capsys: Capture) -> Non
         (lambda: run_classify(str(tmp_path / "mine"), "text"), "manifest"),
     ):
         assert command() == 2
-        assert message in capsys.readouterr().err.splitlines()[-1]
+        assert message in read_errors(capsys)[-1]
     with pytest.raises(SystemExit, match="2"):
         run_train("--d-model", "12")
 

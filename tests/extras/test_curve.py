@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.finished_run import read_lines, train_toy
+from support.in_process import succeed
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
@@ -17,7 +18,7 @@ from nmt.system.run_folder import RunFolder
 
 
 def draw(run: RunFolder, *options: str) -> dict[str, Any]:
-    assert nmt_average([str(run.path), "--curve", *options]) == 0
+    succeed(nmt_average, run.path, "--curve", *options)
     record: dict[str, Any] = json.loads(run.curve.read_text())
     return record
 
@@ -52,9 +53,9 @@ def test_the_curve_scores_what_nmt_eval_scores(
     assert dev_set["lines"] == 20
     for text, digest in zip(texts, (dev_set["src_sha256"], dev_set["ref_sha256"]), strict=True):
         assert hashlib.sha256(text.read_bytes()).hexdigest() == digest
-    assert nmt_average([str(run.path), "--last", "3"]) == 0
+    succeed(nmt_average, run.path, "--last", "3")
     files = ["--src", str(texts[0]), "--ref", str(texts[1]), "--json", str(tmp_path / "json")]
-    assert nmt_eval([str(run.average), *files]) == 0
+    succeed(nmt_eval, run.average, *files)
     assert json.loads((tmp_path / "json").read_text())["scores"][0]["value"] == bleu[3]
 
     # which compares it with its members by the NLL of the dev set
@@ -94,5 +95,5 @@ def test_the_curve_scores_what_nmt_eval_scores(
 def check_refused(run: RunFolder, why: Path | str, capsys: Capture) -> None:
     capsys.readouterr()
     assert nmt_average([str(run.path), "--curve", "1"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = read_errors(capsys)
     assert str(why) in line and "nmt-prepare" in line

@@ -124,8 +124,8 @@ def test_no_name_in_a_strangers_ledger_acts(ledger: Any, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    store = make_store(tmp_path_factory.mktemp("ledger"))
+def ledger(module_path: Path) -> Any:
+    store = make_store(module_path)
     return read_json(with_ledger(store, held_out={"dev": [1, 2, 3]}, duplicates=4) / "ledger.json")
 
 

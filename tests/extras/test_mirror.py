@@ -15,7 +15,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.ground import Ground, check_done, check_same
 from support.prepared_toy import prepare_toy
 from support.rings import amount
@@ -226,7 +226,7 @@ def test_training_goes_on_with_one_line_where_a_copy_fails(
     with monkeypatch.context() as patched:
         patched.setattr(MemoryFileSystem, "put_file", refuse("step-0000002"))
         assert nmt.api.train(config) == 0
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "no space" in line]
+    warnings = [line for line in read_errors(capsys) if "no space" in line]
     assert warnings and all("training goes on" in line for line in warnings)
     # the same command copies the rest, even if the run is done
     assert "checkpoints/step-0000002" not in list_complete(config)

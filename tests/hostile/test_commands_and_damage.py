@@ -23,13 +23,14 @@ import numpy as np
 import pytest
 from pytest import MonkeyPatch
 from support.canary import record
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.crafted_bpe import craft_readable, craft_refused
 from support.crafted_checkpoints import NEWEST as NEWEST_STEP
 from support.crafted_checkpoints import find_canary, write_run
 from support.crafted_checkpoints import list_cases as list_crafted
 from support.damages import DAMAGES, GARBAGE
 from support.ground import digest_checkpoint, make_ground, untime
+from support.in_process import succeed
 from support.once import make_once
 from support.rings import amount
 from support.untrained import make_checkpoint
@@ -105,9 +106,7 @@ def make_outside(folder: Path) -> None:
     )
     with chdir(folder):
         assert nmt_train(TRAIN) == call("average") == call("score the average") == 0
-        assert (
-            nmt_train([*TRAIN, "out=other", "model.d_ff=16", "training.checkpoint_every=20"]) == 0
-        )
+        succeed(nmt_train, *TRAIN, "out=other", "model.d_ff=16", "training.checkpoint_every=20")
     (folder / "precious").write_bytes(b"precious data\nwithout an end")
     (folder / "empty").mkdir()
 
@@ -362,9 +361,9 @@ def test_links_of_the_user_and_links_inside_work(ground: Path, tmp_path: Path) -
         Path(name).symlink_to(elsewhere / name)
     for command in ("train", "average", "score the average", "translate", "inspect", "prepare"):
         assert call(command) == 0
-    assert nmt_average(["run/checkpoints/last", "-o", "mean"]) == 0
+    succeed(nmt_average, "run/checkpoints/last", "-o", "mean")
     Path("bpe").symlink_to(elsewhere / "store/vocab.model")
-    assert nmt_prepare([*CONFIG, "vocab.model=bpe", "data.store=new"]) == 0
+    succeed(nmt_prepare, *CONFIG, "vocab.model=bpe", "data.store=new")
 
 
 def begins_with(name: str, line: str) -> bool:
@@ -444,7 +443,7 @@ def test_a_ledger_is_checked_value_by_value(
     seal(path.parent)
     for argv in (["--inspect", "store"], CONFIG):
         assert nmt_prepare(argv) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = read_errors(capsys)
         assert begins_with(f"{path}: ", line) and message in line and "prepare it again" in line
 
 
@@ -463,7 +462,7 @@ def test_sizes_that_cannot_be_are_refused_before_the_data_is_prepared(
     settings: list[str], message: str, ground: Path, capsys: Capture
 ) -> None:
     assert nmt_train([*TRAIN, "data.store=new", "out=new-run", *settings]) == 2
-    *notes, line = capsys.readouterr().err.splitlines()
+    *notes, line = read_errors(capsys)
     assert message in line and len(line) < 2_500
     assert all("is given 2 times" in note for note in notes) and not list(ground.glob("new*"))
 
@@ -482,7 +481,7 @@ def test_memory_that_is_refused_is_one_line(
 
     monkeypatch.setattr("nmt.train.setup.Transformer", fail)
     assert nmt_train([*TRAIN, "out=new-run"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    (line,) = read_errors(capsys)[-1:]
     assert line.startswith("nmt-train: failed: out of memory; lower training.micro_tokens")
 
 
@@ -524,7 +523,7 @@ def test_a_store_that_a_stranger_has_sealed_is_refused(
     change(path)
     seal(path.parent)
     assert nmt_train([*TRAIN, "out=new-run"]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    (line,) = [line for line in read_errors(capsys) if "error: " in line]
     assert begins_with(str(path.parent), line) and message in line
 
 
@@ -584,7 +583,7 @@ def test_a_crafted_model_is_refused_in_one_line(name: str, tmp_path: Path, capsy
         (nmt_prepare, prepare),
     ):
         assert command(argv) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = read_errors(capsys)
         assert VOCAB_FILE in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other", "text"]
 
@@ -595,11 +594,11 @@ def test_a_strange_model_translates(tmp_path: Path, capsys: Capture) -> None:
     for name in amount(["escape sequences", "scores NaN", "words"], [*craft_readable()]):
         checkpoint = make_checkpoint(tmp_path / name, Vocab(craft_readable()[name]), TINY)
         out = tmp_path / f"{name}.out"
-        assert nmt_translate([str(checkpoint), "-i", str(source), "-o", str(out)]) == 0
+        succeed(nmt_translate, checkpoint, "-i", source, "-o", out)
         assert out.read_bytes().count(b"\n") == 4, name
         assert not [
             line
-            for line in capsys.readouterr().err.splitlines()
+            for line in read_errors(capsys)
             if "are mostly <unk>" not in line and "decoding.max_extra" not in line  # true of some
         ]
 
@@ -629,7 +628,7 @@ def told(run: RunFolder, capsys: Capture) -> tuple[int, list[str]]:
     capsys.readouterr()
     found = find_newest(run, load_run_config())  # as a training that continues
     assert found is not None and found.path == run.checkpoint(found.step)
-    return found.step, capsys.readouterr().err.splitlines()
+    return found.step, read_errors(capsys)
 
 
 def check_named(run: RunFolder, name: str, capsys: Capture) -> None:
@@ -750,7 +749,7 @@ def test_when_all_are_damaged_nothing_is_touched(run: RunFolder, capsys: Capture
         find_newest(run)
     capsys.readouterr()
     assert nmt_train(TRAIN) == 1
-    said = capsys.readouterr().err.splitlines()
+    said = read_errors(capsys)
     assert (
         len(said) >= 4
         and "none of its 4 checkpoints can be used" in said[-1]
@@ -777,7 +776,7 @@ def test_a_journal_that_has_lost_lines(size: int | None, run: RunFolder, capsys:
     assert not size or kept
     capsys.readouterr()
     assert nmt_train(TRAIN) == 0
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    warnings = [line for line in read_errors(capsys) if "warning" in line]
     assert len(warnings) == 1 and str(run.metrics) in warnings[0]
     # Each line is whole
     found = [line["step"] for line in untime(run) if line["kind"] == "train"]

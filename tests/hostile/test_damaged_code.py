@@ -56,8 +56,8 @@ def train(folder: Path, caches: Path, *removed: Path, command: Sequence[str] = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("caches")
+def folder(module_path: Path) -> Path:
+    folder = module_path
     (folder / "toy.yaml").write_text(format_config(prepare_toy(folder)))
     return folder
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
+from support.in_process import succeed
 from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
 from support.untrained import make_checkpoint, make_vocab
 
@@ -143,9 +144,9 @@ NAMED = {
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def ground(module_path: Path) -> Iterator[Path]:
     """The current folder, with these models, runs and lists."""
-    folder = tmp_path_factory.mktemp("agreement")
+    folder = module_path
     with MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(folder)
         write_toy_config(write_toy_corpus(folder), folder)
@@ -173,7 +174,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             ["out=learned", "vocab.model=null", "data.store=learned-store"],
             ["out=run-back", *re.split(" (?=data)", turned)],
         ):
-            assert nmt_train([*name_config(folder), *settings]) == 0
+            succeed(nmt_train, *name_config(folder), *settings)
         yield folder
 
 
@@ -196,7 +197,7 @@ def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
         words += ["-o", "result"]
     capsys.readouterr()
     assert COMMANDS[command](words) == 2
-    message = capsys.readouterr().err.splitlines()[-1]
+    message = read_errors(capsys)[-1]
     assert ": error: " in message
     assert [word for word in CELLS[what][line].split() if word not in message] == []
     if "result" in words:
@@ -266,7 +267,7 @@ def test_a_text_that_is_not_what_it_seems_is_named_once(
     code, expected = NAMED[line]
     Path("o").write_text("of yesterday")
     assert COMMANDS[command](words) == code
-    messages = capsys.readouterr().err.splitlines()
+    messages = read_errors(capsys)
     fitting = [one for one in messages if all(word in one for word in expected.split())]
     assert len(fitting) == 1
     assert code == 0 or Path("o").read_text() == "of yesterday"
@@ -278,13 +279,13 @@ def test_what_fits_or_is_asked_for_is_not_refused(ground: Path) -> None:
 
     # the same data elsewhere
     shutil.copytree("store", "moved")
-    assert nmt_train([*again, "data.store=moved"]) == 0
+    succeed(nmt_train, *again, "data.store=moved")
     # other data, from the weights alone
     other = ["out=new-2", "training.init_from=run-2", *OTHER_DATA.split()]
-    assert nmt_train([*again, *other]) == 0
+    succeed(nmt_train, *again, *other)
     # other names of the languages
     names = ["data.src=eng", "data.tgt=deu", "--force"]
-    assert nmt_eval(["go", "--src", "corpus/test.en", "--ref", "corpus/test.de", *names]) == 0
+    succeed(nmt_eval, "go", "--src", "corpus/test.en", "--ref", "corpus/test.de", *names)
     # a model whose tags choose the language
     assert find_direction(DataConfig(train=(CorpusConfig(src="a", tgt="b", tag="<de>"),))) is None
     assert find_direction(DataConfig(src="en_US", tgt="pt-BR")) == "en-pt"

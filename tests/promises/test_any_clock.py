@@ -17,6 +17,7 @@ from typing import cast
 import pytest
 from pytest import MonkeyPatch
 from support.ground import Ground, digest
+from support.in_process import succeed
 from support.rings import amount
 
 import nmt.train.loop
@@ -101,14 +102,14 @@ def test_a_run_of_any_speed_averages_the_same_twenty(
         "training.tgt_tokens=60",
         "model.n_layers=1",
     ]
-    assert nmt_train(["--config", str(toy), *settings]) == 0
+    succeed(nmt_train, "--config", toy, *settings)
     run = RunFolder(tmp_path / "run")
     if seconds == HOURS:
         assert clock.now > 24 * 3600
     else:
         assert clock.now < 60
 
-    assert nmt_average([str(run.path), "--last", "20"]) == 0
+    succeed(nmt_average, run.path, "--last", "20")
     averaged = json.loads((run.average / STATE_FILE).read_text())["averaged"]
     assert averaged == [run.checkpoint(step).name for step in range(9, 67, 3)]
 

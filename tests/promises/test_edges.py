@@ -48,8 +48,8 @@ def list_cases(states: dict[str, str], *usual: tuple[str, str]) -> Iterator[Any]
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("edges"))
+def bench(module_path: Path) -> Bench:
+    return make_bench(module_path)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.ground import Ground
 from support.rings import amount
 from support.small_disk import mount_small_disk
@@ -82,7 +82,7 @@ def test_the_current_folder_is_not_exchanged(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert list_commands(ground, Path("."))[command]() == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    (line,) = [line for line in read_errors(capsys) if "error: " in line]
     assert f"{tmp_path}: is the current folder" in line
     assert line.endswith("name a folder inside it")
     assert os.listdir(tmp_path) == []

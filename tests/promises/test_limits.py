@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.ground import Ground
+from support.in_process import succeed
 from support.untrained import make_checkpoint
 
 from nmt.commands.cli import run_command
@@ -49,13 +50,13 @@ def test_a_line_that_does_not_fit_into_memory(
             nmt_prepare(["--config", str(ground.config), f"data.store={tmp_path}/store", train])
             == 2
         )
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = read_errors(capsys)[-1]
     assert f"{tmp_path}/long.en.gz: line 2 does not fit into memory" in line
     assert {path.name for path in (tmp_path / "store").glob("*")} <= {".nmt-prepare"}
 
 
 def test_a_store_is_not_damaged_where_files_cannot_be_opened(ground: Ground) -> None:
-    assert nmt_prepare(["--config", str(ground.config)]) == 0
+    succeed(nmt_prepare, "--config", ground.config)
     highest = max(map(int, os.listdir("/proc/self/fd")))
     spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(highest)]  # no gaps below
     try:
@@ -79,7 +80,7 @@ def test_what_the_system_refuses_is_one_line(error: Exception, line: str, capsys
         raise error
 
     assert run_command(work, "nmt-x") == 1
-    (told,) = capsys.readouterr().err.splitlines()
+    (told,) = read_errors(capsys)
     assert line in told
 
 
@@ -98,5 +99,5 @@ def test_a_prompt_needs_an_input_that_can_be_read(
     with open(os.open(os.devnull, os.O_WRONLY), "rb") as write_only:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(write_only))
         assert nmt_translate([str(model), "--interactive"]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
+    last = read_errors(capsys)[-1]
     assert "error: standard input cannot be read (Bad file descriptor); redirect it" in last

@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 from pytest import MonkeyPatch
 from support.canary import record
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.ground import check_readable
+from support.in_process import succeed
 from support.rings import amount
 from support.small_disk import SmallDisk, mount_small_disk
 from support.toy_commands import CASES, COMMANDS, MAINS, Bench, Outcome, make_bench, results
@@ -63,8 +64,8 @@ def list_homes() -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("places"))
+def bench(module_path: Path) -> Bench:
+    return make_bench(module_path)
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def test_a_full_disk(
         work.mkdir()
         ballast = small_disk.fill(n_pages * PAGE)
         outcome = run_here(bench, case, work, capsys)
-        lines = capsys.readouterr().err.splitlines()
+        lines = read_errors(capsys)
         ballast.unlink()
         check_complete_or_absent(work, whole, translated)
         if outcome == whole:
@@ -210,4 +211,4 @@ def test_a_run_or_its_checkpoints_may_be_mounted(
         argv = bench.argv("train", tmp_path / "work")
         assert train([*argv, "training.steps=3"]) == train(argv) == 0
         assert results(tmp_path / "work") == whole
-        assert MAINS["average"]([str(tmp_path / "work/run"), "--last", "2"]) == 0
+        succeed(MAINS["average"], tmp_path / "work/run", "--last", "2")

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import sentencepiece
 from safetensors.torch import load_file
-from support.capture import Capture
+from support.capture import Capture, read_errors
+from support.in_process import succeed
 from support.once import make_once
+from support.text_lines import join_lines
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
 import nmt.api
@@ -50,7 +52,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         write_toy_config(write_corpus(folder), folder)
         assert train(folder, *DRAWN, "training.checkpoint_every=4") == 0
-        assert nmt_average([str(folder / "run"), "--last", "2"]) == 0
+        succeed(nmt_average, folder / "run", "--last", "2")
 
     return make_once(tmp_path_factory, "separate-vocabs", make)
 
@@ -64,7 +66,7 @@ def read_lines(ground: Path, name: str) -> list[str]:
 
 
 def last_error(capsys: Capture) -> str:
-    return capsys.readouterr().err.splitlines()[-1]
+    return read_errors(capsys)[-1]
 
 
 def test_each_side_has_the_ids_of_its_own_model(ground: Path) -> None:
@@ -153,7 +155,7 @@ def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys
     # the text is what SentencePiece makes of the ids
     out = tmp_path / "out.json"
     aligned = ["--json", "--alignments", "-i", files[0], "-o", str(out)]
-    assert nmt_translate([average, *aligned]) == 0
+    succeed(nmt_translate, average, *aligned)
     src, tgt = (sentencepiece.SentencePieceProcessor(f"{average}/{name}") for name in FILES)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     for line, row in zip(lines, rows, strict=True):
@@ -164,9 +166,9 @@ def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys
     # a prefix is the target's
     prefixes = tmp_path / "prefixes"
     starts = [line.split()[0] for line in read_lines(ground, "test.de")]
-    prefixes.write_text("".join(start + "\n" for start in starts))
+    prefixes.write_text(join_lines(starts))
     arguments = ["--prefix", str(prefixes), "-i", files[0], "-o", str(tmp_path / "forced")]
-    assert nmt_translate([average, *arguments]) == 0
+    succeed(nmt_translate, average, *arguments)
     forced = (tmp_path / "forced").read_text().splitlines()
     assert all(text.startswith(start) for text, start in zip(forced, starts, strict=True))
 
@@ -176,7 +178,7 @@ def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys
     hypotheses = translator.translate(lines)
     (tmp_path / "hyp").write_text("".join(one.text + "\n" for one in hypotheses))
     scored = ["--src", files[0], "--tgt", str(tmp_path / "hyp"), "--score", "search"]
-    assert nmt_score([average, *scored]) == 0
+    succeed(nmt_score, average, *scored)
     scores = np.array([float(line) for line in capsys.readouterr().out.split()])
     is_same = []
     for one in hypotheses:  # a search may write a text in pieces that nobody would cut it into
@@ -184,7 +186,7 @@ def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys
     expected = np.array([one.score for one in hypotheses])
     assert any(is_same) and np.allclose(scores[is_same], expected[is_same], atol=1e-4)
 
-    assert nmt_eval([average]) == 0
+    succeed(nmt_eval, average)
     record = json.loads((run / "results.json").read_text())[-1]
     assert record["vocab_sha256"] == load_vocab(run).digest
     card = (run / "average" / "README.md").read_text()
@@ -197,7 +199,7 @@ def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys
 def test_an_export_agrees_with_the_checkpoint(to: str, ground: Path, tmp_path: Path) -> None:
     out = tmp_path / to
     lines = ["--check-lines", str(ground / "corpus" / "test.en")]
-    assert nmt_export([str(ground / "run" / "average"), "--to", to, "-o", str(out), *lines]) == 0
+    succeed(nmt_export, ground / "run" / "average", "--to", to, "-o", out, *lines)
     record = json.loads((out / "export.json").read_text())
     assert record["check"]["differing"] == 0 and record["check"]["largest"] < 1e-4
     if to == "ctranslate2":

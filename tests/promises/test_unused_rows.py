@@ -50,8 +50,8 @@ def test_samples_hold_no_unused_row(model: Transformer) -> None:
 
 
 @pytest.fixture(scope="module", name="config")
-def prepare_config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    toy = prepare_toy(tmp_path_factory.mktemp("toy"))
+def prepare_config(module_path: Path) -> RunConfig:
+    toy = prepare_toy(module_path)
     overrides = [
         f"model.vocab_rows={ROWS}",
         "model.attention_bias=true",

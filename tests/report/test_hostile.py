@@ -14,6 +14,7 @@ from pytest import MonkeyPatch
 from support.browser import open_page
 from support.capture import Capture
 from support.hostile_text import OBEYED, PAYLOADS, check_together
+from support.in_process import succeed
 from support.needs import needs_chromium, needs_package
 from support.page_elements import Elements
 
@@ -163,8 +164,8 @@ def test_nothing_of_hostile_runs_is_executed(
     folder = "\x1b[31m<img src=x onerror=alert(1)>\x07".replace("/", "")
     shutil.copytree(one, tmp_path / folder)
     pages = [tmp_path / folder / "report.html", tmp_path / "many.html"]
-    assert nmt_report([str(tmp_path / folder)]) == 0
-    assert nmt_report([*map(str, many), "-o", str(pages[1])]) == 0
+    succeed(nmt_report, tmp_path / folder)
+    succeed(nmt_report, *many, "-o", pages[1])
     assert not OBEYED & set("".join(capsys.readouterr())) - {"\n"}
 
     for page in pages:

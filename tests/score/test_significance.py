@@ -25,6 +25,7 @@ from sacrebleu.metrics.base import Score, Signature
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
+from support.text_lines import join_lines
 
 from nmt.corpus.demo import generate_pairs
 from nmt.score.significance import (
@@ -57,7 +58,7 @@ def sacrebleu_prints(
 ) -> Any:
     names = [f"system{i}" for i in range(len(systems))]
     for name, lines in (("ref", REFERENCES), *zip(names, systems, strict=True)):
-        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (folder / name).write_text(join_lines(lines), encoding="utf-8")
     command = [sys.executable, "-m", "sacrebleu", "ref", "-i", *names, "-w", "8"]
     environment = os.environ | {"SACREBLEU_SEED": str(seed)}
     done = subprocess.run(

@@ -22,6 +22,7 @@ import pytest
 from safetensors.torch import load_file
 from support.checkout import ROOT
 from support.ground import check_same, steps_logged
+from support.in_process import succeed
 from support.waiting import until
 
 from nmt.commands.train import main
@@ -145,7 +146,7 @@ def train(pair: Pair, *arguments: str) -> None:
 
 
 def test_two_hosts_train_what_one_does(hosts: Pair, toy: Path, tmp_path: Path) -> None:
-    assert main(["--config", str(toy), f"out={tmp_path}/one"]) == 0
+    succeed(main, "--config", toy, f"out={tmp_path}/one")
     train(hosts, "--config", str(toy), f"out={tmp_path}/two")
     one, two = (load_file(tmp_path / name / WEIGHTS) for name in ("one", "two"))
     for name, tensor in one.items():

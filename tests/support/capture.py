@@ -3,3 +3,8 @@
 import pytest
 
 Capture = pytest.CaptureFixture[str]
+
+
+def read_errors(capture: Capture) -> list[str]:
+    """The lines written to stderr since the last look."""
+    return capture.readouterr().err.splitlines()

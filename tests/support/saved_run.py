@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from test_checkpoint import STATE, write
 
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
+from support.text_lines import join_lines
 
 
 @pytest.fixture(scope="module", name="template")
@@ -39,9 +40,7 @@ def copy_template(template: Path, tmp_path: Path) -> RunFolder:
             (50, 22.0, 2.2),
         )
     ]
-    folder.metrics.write_text(
-        "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "valid", "st'
-    )
+    folder.metrics.write_text(join_lines(map(json.dumps, lines)) + '{"kind": "valid", "st')
     return folder
 
 

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+from support.text_lines import join_lines
 from support.toy_words import WORDS
 
 
@@ -27,7 +28,7 @@ def write_splits(folder: Path, **sizes: int) -> None:
         for language, lines in zip(
             ("en", "de"), zip(*sentences(n, seed), strict=True), strict=True
         ):
-            text = "".join(f"{line}\n" for line in lines)
+            text = join_lines(lines)
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pytest import MonkeyPatch
 from support.capture import Capture
+from support.in_process import refuse, succeed
 from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.waiting import is_alive, until
 
@@ -41,9 +42,9 @@ runs:
 
 
 @pytest.fixture(scope="module", name="place")
-def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_place(module_path: Path) -> Path:
     """A grid beside a toy config and its corpus."""
-    folder = tmp_path_factory.mktemp("sweep")
+    folder = module_path
     write_toy_config(write_toy_corpus(folder), folder)
     (folder / "grid.yaml").write_text(GRID)
     return folder
@@ -104,7 +105,7 @@ def test_what_is_missing_is_made(whole: Sweep) -> None:
     shutil.rmtree(run.folder.average)
     run.folder.results.unlink()
     # an average of other checkpoints is made anew
-    assert nmt_average([str(run.folder.path), "--last", "3"]) == 0
+    succeed(nmt_average, run.folder.path, "--last", "3")
     assert nmt_sweep(argv(whole.folder.parent, "whole")) == 0
     assert len(read_results(run.folder.path)) == 2 and read_table(whole.folder) == table
 
@@ -133,8 +134,8 @@ def test_a_run_that_exists_keeps_its_text(whole: Sweep, place: Path, tmp_path: P
 def test_the_command_line_is_checked(place: Path, capsys: Capture) -> None:
     assert nmt_sweep(argv(place, "new", "--dry-run")) == 0
     assert "2  N-2-seed3  0.01M parameters, 8 updates" in capsys.readouterr().out
-    assert nmt_sweep(argv(place, "new", "--only", "3")) == 2
-    assert "--only 3: the grid has only 2 runs" in capsys.readouterr().err
+    line = refuse(capsys, nmt_sweep, *argv(place, "new", "--only", "3"))
+    assert "--only 3: the grid has only 2 runs" in line
     with pytest.raises(SystemExit):
         nmt_sweep(argv(place, "new", "--only", "1", "--dry-run"))
     assert not (place / "new").exists()

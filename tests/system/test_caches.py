@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 
 from nmt.system import caches
 from nmt.system.caches import COMPILER_CACHES, provide_caches
@@ -126,7 +126,7 @@ def test_code_that_another_user_could_exchange_is_not_run(
     say_once.cache_clear()
     provide_caches()
     assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "temporary")
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = read_errors(capsys)
     assert (
         "so compiled code is not kept; remove it, or make it yours and writable by you alone"
         in line
@@ -189,7 +189,7 @@ def test_a_folder_of_the_user_that_cannot_be_written_is_told(
     provide_caches()
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "temporary")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/mine"
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = read_errors(capsys)
     assert line.startswith("warning: TRITON_CACHE_DIR=/dev/null/triton: cannot be written")
 
 

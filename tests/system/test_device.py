@@ -16,6 +16,7 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 from support.capture import Capture
+from support.in_process import succeed
 from support.processor import CPU
 
 from nmt.commands.average import main as nmt_average
@@ -189,10 +190,10 @@ def test_commands_refuse_and_device_cpu_is_asked_anew_each_time(
     assert load_config(str(run / "config.yaml")).device == "cpu"
     assert len(translation.read_text().splitlines()) == 20
     assert len(json.loads((run / "averaging.json").read_text())["points"]) == 2
-    assert nmt_train([*training, "training.steps=6", "device=cpu"]) == 0
+    succeed(nmt_train, *training, "training.steps=6", "device=cpu")
     machine.driver.unlink()
     (machine.devices / "nvidia0").unlink()
-    assert nmt_train([*training, "training.steps=8"]) == 0  # the same run, wherever it is continued
+    succeed(nmt_train, *training, "training.steps=8")  # the same run, wherever it is continued
 
 
 def test_only_the_command_line_asks(capsys: Capture, toy: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 
 from nmt.system import progress
 from nmt.system.progress import Progress, format_duration, say, track
@@ -69,7 +69,7 @@ def test_a_line_waits_for_news_and_for_its_time(time: list[float], capsys: Captu
     for step in range(1, 41):
         time[0] += 0.1
         shown.advance(1, f"loss {40 - step}", may_print=step % 4 == 0)
-    lines = capsys.readouterr().err.splitlines()
+    lines = read_errors(capsys)
     assert [line.split("  ")[1] for line in lines] == ["loss 28", "loss 16", "loss 4"]
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_losses, read_tensors
 from support.ground import Ground
+from support.in_process import succeed
 from support.small_disk import SmallDisk
 from test_checkpoint import VOCAB
 
@@ -82,7 +83,7 @@ def test_training_goes_on_while_the_disk_is_full(
     """
     settings = ["--config", str(toy), "training.checkpoint_every=2", "training.steps=10"]
     straight, run = tmp_path / "straight", small_disk.path / "run"
-    assert main([*settings, f"out={straight}"]) == 0
+    succeed(main, *settings, f"out={straight}")
     save = checkpoint.save_checkpoint
     ballast: list[Path] = []
 
@@ -100,8 +101,8 @@ def test_training_goes_on_while_the_disk_is_full(
     monkeypatch.setattr(checkpoint, "save_checkpoint", fill_and_save)
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage)
     capsys.readouterr()
-    assert main([*settings, f"out={run}", "training.keep_checkpoints=3"]) == 0
-    lines = capsys.readouterr().err.splitlines()
+    succeed(main, *settings, f"out={run}", "training.keep_checkpoints=3")
+    lines = read_errors(capsys)
     first, second = (line for line in lines if line.startswith("warning: the checkpoint"))
     assert "update 6" in first and "update 8" in second
     assert "No space left" in first and "failure 1 in a row; after 3" in first
@@ -116,13 +117,13 @@ def test_the_third_failure_ends_the_run_and_the_last_good_checkpoint_stays(
 ) -> None:
     run = small_disk.path / "run"
     settings = ["--config", str(toy), f"out={run}", "training.keep_checkpoints=2"]
-    assert main([*settings, "training.steps=2"]) == 0
+    succeed(main, *settings, "training.steps=2")
     ballast = small_disk.fill(20_000)
     before = {path: path.stat().st_mtime_ns for path in (run / "checkpoints").rglob("*")}
     capsys.readouterr()
     settings += ["training.checkpoint_every=1", "training.steps=7"]
     assert main(settings) == 1
-    *warnings, last = capsys.readouterr().err.splitlines()
+    *warnings, last = read_errors(capsys)
     full = [line for line in warnings if "bytes are needed" in line]
     assert len(full) == 3 and all(line.startswith("warning") for line in full)
     assert (

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_tensors
+from support.in_process import succeed
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
 from nmt.commands.average import main as nmt_average
@@ -19,12 +20,12 @@ from nmt.system.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ground(module_path: Path) -> Path:
     """A folder with a toy config and its run of 20 updates."""
-    folder = tmp_path_factory.mktemp("start")
+    folder = module_path
     config = write_toy_config(write_toy_corpus(folder), folder)
-    assert nmt_train(["--config", str(config), "training.checkpoint_every=10"]) == 0
-    assert nmt_average([str(folder / "run"), "--last", "2"]) == 0
+    succeed(nmt_train, "--config", config, "training.checkpoint_every=10")
+    succeed(nmt_average, folder / "run", "--last", "2")
     return folder
 
 
@@ -116,7 +117,7 @@ def test_what_cannot_be_started_from_is_one_line(
 ) -> None:
     settings = [setting.replace("RUN", str(ground / "run")) for setting in settings]
     assert start(ground, tmp_path / "out", *settings, "training.steps=1") == 2
-    *_, last = capsys.readouterr().err.splitlines()
+    *_, last = read_errors(capsys)
     assert last.startswith("nmt-train: error: ") and expected in last
     assert list(tmp_path.iterdir()) == []  # neither a run folder nor a store
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 from support.capture import Capture
+from support.in_process import refuse, succeed
 from support.pretend_device import GPU, pretend_device
 from support.processor import ALONE, CPU
 
@@ -286,14 +287,13 @@ def test_an_out_of_memory_error_names_the_setting_to_lower(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(Replica, "run", full)
-    assert main(["--config", str(toy)]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = refuse(capsys, main, "--config", toy)
     assert "training.micro_tokens 150" in error and "training.micro_tokens=75" in error
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 2
 
     # nothing has come of it, so the next command may have any other settings
     monkeypatch.undo()
-    assert main(["--config", str(toy), "seed=9", "training.steps=1"]) == 0
+    succeed(main, "--config", toy, "seed=9", "training.steps=1")
 
 
 # ---- validation beside training ------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.forks import run_on_ranks
+from support.in_process import succeed
 
 import nmt.train.update
 from nmt.commands.train import main
@@ -87,7 +88,7 @@ def test_only_a_checkpoint_that_is_seen_to_work_is_called_intact(
 ) -> None:
     inject(poison_loss, {at})
     assert main(["--config", str(toy), *settings]) == 1
-    assert f"update {at} was not applied" in (last := capsys.readouterr().err.splitlines()[-1])
+    assert f"update {at} was not applied" in (last := read_errors(capsys)[-1])
     assert advice in last
 
 
@@ -135,7 +136,7 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     options = ["--config", str(toy), "training.checkpoint_every=1", "training.steps=10"]
     inject(poison, at := {7})
     assert main(options) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
+    last = read_errors(capsys)[-1]
     dump = tmp_path / "run" / "nonfinite-0000007.json"
     assert "update 7 was not applied" in last and str(dump) in last and "on_nonfinite=skip" in last
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
@@ -154,7 +155,7 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
 
     at.clear()  # it was a fault of the machine: the same command ends in the undisturbed bits
     assert main(options) == 0
-    assert main([*options, f"out={tmp_path}/straight"]) == 0
+    succeed(main, *options, f"out={tmp_path}/straight")
     runs = [read_tensors(tmp_path / name, 10) for name in ("run", "straight")]
     assert list_differing(*runs) == []
 
@@ -168,7 +169,7 @@ def test_gradients_of_zero_end_the_run(
         lambda objective, batch, _, is_bf16: forward_backward(objective, batch, 0.0, is_bf16),
     )
     assert main(["--config", str(toy)]) == 1
-    assert "all gradients are zero" in capsys.readouterr().err.splitlines()[-1]
+    assert "all gradients are zero" in read_errors(capsys)[-1]
 
 
 @pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
@@ -177,7 +178,7 @@ def test_a_skipped_update_changes_no_bit(
 ) -> None:
     inject(poison, {5, 6, 7})
     settings = ["training.steps=9", "training.checkpoint_every=1", "training.on_nonfinite=skip"]
-    assert main(["--config", str(toy), *settings]) == 0
+    succeed(main, "--config", toy, *settings)
     run = tmp_path / "run"
     before = read_tensors(run, 4)
     for step in (5, 6, 7):
@@ -203,10 +204,10 @@ def test_the_fourth_in_a_row_stops(
         main(["--config", str(toy), "training.on_nonfinite=skip", "training.checkpoint_every=5"])
         == 1
     )
-    assert "update 6 was not applied" in capsys.readouterr().err.splitlines()[-1]
+    assert "update 6 was not applied" in read_errors(capsys)[-1]
     # The count goes on after update 5
     assert main(["--config", str(toy), "training.on_nonfinite=skip"]) == 1
-    assert "update 6 was not applied" in capsys.readouterr().err.splitlines()[-1]
+    assert "update 6 was not applied" in read_errors(capsys)[-1]
 
 
 def test_a_nan_weight_never_reaches_a_checkpoint(
@@ -218,7 +219,7 @@ def test_a_nan_weight_never_reaches_a_checkpoint(
     inject(poison_weight, {6})
     options = ["--config", str(toy), "training.checkpoint_every=1", "training.on_nonfinite=skip"]
     assert main(options) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
+    last = read_errors(capsys)[-1]
     assert "update 9 was not applied" in last and "src_embedding" in last or "tgt_embedding" in last
     steps = sorted(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert steps[-1] == 5
@@ -282,5 +283,5 @@ def test_all_ranks_reject_what_one_rank_finds(
     both = read_losses(run)
     assert sorted(both) == [1, 2, 3, 5]
     inject(poison_gradient, {4})
-    assert main([*run_five_updates, f"out={tmp_path}/one"]) == 0
+    succeed(main, *run_five_updates, f"out={tmp_path}/one")
     assert read_losses(tmp_path / "one") == pytest.approx(both, abs=3e-5)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.capture import Capture
+from support.in_process import refuse, succeed
 from torch.optim import lr_scheduler
 
 from nmt.commands.train import main
@@ -82,11 +83,10 @@ def test_only_a_cosine_fixes_the_number_of_updates(toy: Path, capsys: Capture) -
 
     arguments = ["--config", str(toy), "optimizer.schedule=cosine", "optimizer.peak_lr=1e-3"]
     arguments += ["optimizer.warmup_steps=2", "evaluation.bleu=false"]
-    assert main([*arguments, "training.steps=4"]) == 0
-    assert main([*arguments, "training.steps=4"]) == 0
+    succeed(main, *arguments, "training.steps=4")
+    succeed(main, *arguments, "training.steps=4")
     assert "begin another run with training.init_from" in capsys.readouterr().err
-    assert main([*arguments, "training.steps=8"]) == 2
-    assert "training.steps: 4 -> 8" in capsys.readouterr().err
+    assert "training.steps: 4 -> 8" in refuse(capsys, main, *arguments, "training.steps=8")
 
 
 def make_layers() -> torch.nn.Sequential:

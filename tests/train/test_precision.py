@@ -9,6 +9,7 @@ import torch
 from pytest import MonkeyPatch
 from support.capture import Capture
 from support.finished_run import read_losses
+from support.in_process import refuse, succeed
 from support.processor import CPU
 
 from nmt.commands.train import main as nmt_train
@@ -111,11 +112,11 @@ def test_a_run_keeps_the_precision_in_which_it_began(
     monkeypatch.setattr(
         device, "read_cpu_info", lambda: "flags : avx2" if chosen == "bf16" else "flags : amx_bf16"
     )
-    assert nmt_train([*line, "training.steps=4"]) == 0
+    succeed(nmt_train, *line, "training.steps=4")
     assert "auto has chosen" not in capsys.readouterr().err
     assert load_recorded_config(tmp_path / "run" / "config.yaml").training.precision == chosen
     assert list(read_losses(tmp_path / "run")) == [1, 2, 3, 4]
 
     # what is written out is never replaced
-    assert nmt_train([*line, "training.steps=4", f"training.precision={other}"]) == 2
-    assert f"training.precision: {chosen} -> {other}" in capsys.readouterr().err
+    told = refuse(capsys, nmt_train, *line, "training.steps=4", f"training.precision={other}")
+    assert f"training.precision: {chosen} -> {other}" in told

@@ -7,11 +7,12 @@ import gc
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.finished_run import read_tensors
 from support.ground import Ground, check_same, make_ground, untime
 from support.pretend_device import GPU, DeviceTensor, pretend_device
@@ -61,8 +62,8 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    ground = make_ground(tmp_path_factory.mktemp("shares"))
+def ground(module_path: Path) -> Ground:
+    ground = make_ground(module_path)
     script = ground.folder / "engine.py"
     script.write_text(ENGINE)
     return replace(ground, command=str(script))
@@ -268,7 +269,7 @@ def test_what_another_rank_cannot_do_no_rank_does(
         assert device.replays == 0
         check_near(found, expected)
     assert (replica.compiled is None) == (replica.recording is None) == (len(votes) == 1)
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = read_errors(capsys)
     assert told in line and "it fails on another rank" in line
 
 

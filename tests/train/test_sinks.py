@@ -13,6 +13,7 @@ import pytest
 from pytest import MonkeyPatch
 from support.capture import Capture
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
+from support.in_process import refuse
 from support.made_sinks import install_sinks
 from support.needs import needs_package
 from support.waiting import HANG_S
@@ -104,14 +105,13 @@ def test_a_sink_that_is_too_far_behind_gets_no_more(
 def test_what_cannot_be_tracked_is_refused(
     toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
-    assert nmt_train(["--config", str(toy), "training.track=[tensorbord]"]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = refuse(capsys, nmt_train, "--config", toy, "training.track=[tensorbord]")
     known = "cannot-be-made, ends, hangs, keeps, raises, stumbles, tensorboard, wandb"
     assert f"'tensorbord' is not a known sink; choose from {known}," in line
 
     monkeypatch.setattr("nmt.extras.tracking.sinks.is_installed", lambda name: False)
-    assert nmt_train(["--config", str(toy), "training.track=[tensorboard]"]) == 2
-    assert "pip install -e '.[tensorboard]'" in capsys.readouterr().err.splitlines()[-1]
+    line = refuse(capsys, nmt_train, "--config", toy, "training.track=[tensorboard]")
+    assert "pip install -e '.[tensorboard]'" in line
     assert not (toy.parent / "store").exists() and not (toy.parent / "run").exists()
     monkeypatch.undo()
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.forks import run_on_ranks
 from support.ground import Ground, check_same
+from support.in_process import refuse, succeed
 from support.processor import ALONE
 
 from nmt.checkpoint import checkpoint
@@ -124,8 +125,8 @@ def test_ranks_with_different_texts_are_refused(
 ) -> None:
     """As where each machine has a store of its own."""
     monkeypatch.setattr(World, "collect", lambda self, data: [data, b"another"])
-    assert main(ground.argv("torn", *LOGGED)) == 2
-    assert "holds other data on another machine" in capsys.readouterr().err
+    line = refuse(capsys, main, *ground.argv("torn", *LOGGED))
+    assert "holds other data on another machine" in line
 
 
 def test_what_was_killed_before_its_first_checkpoint_makes_way(
@@ -137,8 +138,8 @@ def test_what_was_killed_before_its_first_checkpoint_makes_way(
     metrics = killed.metrics.read_bytes()
 
     def check_refused() -> None:
-        assert main(ground.argv("early", *other)) == 2
-        assert "started with different settings (seed: 3 -> 9; " in capsys.readouterr().err
+        line = refuse(capsys, main, *ground.argv("early", *other))
+        assert "started with different settings (seed: 3 -> 9; " in line
         assert killed.metrics.read_bytes() == metrics
 
     check_refused()  # it is done, and somebody removed its checkpoints
@@ -187,7 +188,7 @@ def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     shutil.rmtree(run.checkpoint(4))
     damaged.write_bytes(data)
     assert main(ground.argv("damaged", *settings)) == 1
-    *_, last = capsys.readouterr().err.splitlines()
+    *_, last = read_errors(capsys)
     assert "none of its 1 checkpoints can be used" in last and str(damaged) in last
     assert last.endswith("restore one, or train again with another out=DIR")
 
@@ -211,7 +212,7 @@ def test_checkpoints_that_follow_soon_have_weights_alone_and_no_bit_is_lost(
     assert list_differing(read_tensors(whole.path, 20), read_tensors(run.path, 20)) == []
     again = {step: read_bytes(run.checkpoint(step) / MODEL_FILE) for step in list_steps(run)}
     assert again == weights
-    assert nmt_average([str(run.path), "--last", "3"]) == 0
+    succeed(nmt_average, run.path, "--last", "3")
 
 
 def test_weights_alone_do_not_hide_that_moments_cannot_be_written(
@@ -312,17 +313,17 @@ def test_a_run_that_was_moved_is_not_trained_in_its_old_place(
     run = train(ground, "before", "training.steps=2", "training.checkpoint_every=1")
     moved = tmp_path / "after"
     shutil.copytree(run.path, moved)  # which makes folders of links, as some ways of copying do
-    assert main(["--config", str(moved / "config.yaml"), "training.steps=3"]) == 2
-    assert f"give out={moved} to continue this run" in capsys.readouterr().err
+    line = refuse(capsys, main, "--config", moved / "config.yaml", "training.steps=3")
+    assert f"give out={moved} to continue this run" in line
     assert list_steps(run) == [1, 2]
     for copy in (moved / "checkpoints" / "last", moved / "checkpoints" / "best"):
         assert copy.is_dir() and not copy.is_symlink()
 
-    assert main(["--config", str(moved / "config.yaml"), "training.steps=3", f"out={moved}"]) == 0
+    succeed(main, "--config", moved / "config.yaml", "training.steps=3", f"out={moved}")
     assert "could not update the links" not in capsys.readouterr().err
     assert (moved / "checkpoints" / "last").readlink() == Path("step-0000003")
     assert (moved / "checkpoints" / "best").is_symlink()
-    assert main(["--config", str(moved / "config.yaml"), f"out={moved}", "training.steps=3"]) == 0
+    succeed(main, "--config", moved / "config.yaml", f"out={moved}", "training.steps=3")
 
 
 def test_a_folder_in_the_place_of_a_link_is_named_and_kept(ground: Ground, capsys: Capture) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
 from support.processor import ALONE
 from test_fast_paths import POST, batch_of, draw, make
@@ -130,7 +130,7 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
         return
     for _ in range(2):
         assert torch.equal(fixed.run(batch, 1.0, 3), plain.run(batch, 1.0, 3))
-    said = capsys.readouterr().err.splitlines()
+    said = read_errors(capsys)
     assert len(said) == 1 and told in said[0] and type(error).__name__ in said[0]
 
 

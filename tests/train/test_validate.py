@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.capture import Capture
 from support.finished_run import read_lines, train_toy
 from support.forks import run_on_ranks
+from support.in_process import refuse, succeed
 from support.prepared_toy import prepare_toy
 
 import nmt.api
@@ -72,7 +73,7 @@ def test_a_part_of_the_dev_set_is_scored_and_named(
     assert expected != sacrebleu.corpus_bleu(texts[:10], [references[:10]]).score
 
     capsys.readouterr()
-    assert nmt_average([str(config.folder), "--curve"]) == 0
+    succeed(nmt_average, config.folder, "--curve")
     assert "10 of the 20 dev lines" in capsys.readouterr().err
     curve = json.loads((config.folder / "averaging.json").read_text())
     assert curve["dev_set"]["lines"] == 10 and curve["signature"].endswith("|lines:10/20")
@@ -173,7 +174,7 @@ def test_the_dev_and_the_test_set_are_translated_with_their_tags(
     capsys.readouterr()
     assert nmt_translate(command) == 0
     assert "decoding.tag is not set; set it to one of <a> <b>" in capsys.readouterr().err
-    assert nmt_translate([*command, "--tag", "<b>"]) == 0
+    succeed(nmt_translate, *command, "--tag", "<b>")
     assert "decoding.tag" not in capsys.readouterr().err
-    assert nmt_translate([*command, "--tag", "<c>"]) == 2
-    assert "decoding.tag: '<c>' is not a symbol" in capsys.readouterr().err
+    line = refuse(capsys, nmt_translate, *command, "--tag", "<c>")
+    assert "decoding.tag: '<c>' is not a symbol" in line

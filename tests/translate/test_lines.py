@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.capture import Capture
+from support.capture import Capture, read_errors
 
 from nmt.system.errors import UserError
 from nmt.translate.lines import LARGEST_CHUNK, MAX_LINE_BYTES, LineReader, add_prefixes, open_input
@@ -94,7 +94,7 @@ def test_lines_are_given_as_soon_as_they_come() -> None:
 
 def test_lines_that_are_not_utf8_are_named_and_counted(capsys: Capture) -> None:
     list(read_pipe(b"ok\n" + b"\xff\xff\n" * 50 + b"ok\n", itertools.repeat(99)).read_chunks())
-    errors = capsys.readouterr().err.splitlines()
+    errors = read_errors(capsys)
     assert (
         len(errors) == 4
         and errors[0].startswith("warning: x:2:1: byte 0xff")

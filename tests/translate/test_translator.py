@@ -1,10 +1,11 @@
 """Text to text against sentence-by-sentence search: n-best lists, long lines, prefixes, failures."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pytest import MonkeyPatch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.processor import CPU
 from support.toy_corpus import sentences
 from support.untrained import DECODING, SHAPE, make_model, make_vocab
@@ -56,7 +57,7 @@ def test_a_text_is_the_translations_of_its_sentences(
     best = [candidates[0].text for candidates in translated.candidates]
     assert translated.text == f"  {best[0]}  {best[1]}\n\n{' '.join(best[2:])}\t\r\n"
     assert ours.translate_text(text).text == translated.text
-    shown = capsys.readouterr().err.splitlines()
+    shown = read_errors(capsys)
     assert f"warning: {len(best) - 2} parts of sentences are translated separately" in shown[0]
     assert ours.translate_text(" \n").text == " \n"
 
@@ -101,8 +102,8 @@ def test_a_search_that_does_not_fit_in_memory_is_a_failure(vocab: Vocab) -> None
 
 
 @pytest.fixture(scope="module")
-def tagged(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("words"), tags=("<a>", "<b>"))
+def tagged(module_path: Path) -> Vocab:
+    return make_vocab(module_path, tags=("<a>", "<b>"))
 
 
 def test_a_tag_is_in_front_of_each_line(tagged: Vocab) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.capture import Capture
+from support.capture import Capture, read_errors
 from support.processor import CPU
 from support.untrained import DECODING, SHAPE, make_model, make_vocab
 
@@ -46,5 +46,5 @@ def test_text_whose_letters_the_vocabulary_lacks_is_warned_of_once(
     assert not capsys.readouterr().err
     ours.translate(["\u4eca\u65e5\u306f\u826f\u3044\u5929\u6c17"] * 3)
     ours.translate(["\u4eca\u65e5"])
-    (warning,) = capsys.readouterr().err.splitlines()
+    (warning,) = read_errors(capsys)
     assert "warning: lines 1 to 3 are mostly <unk>" in warning
