@@ -15,7 +15,6 @@ from support.in_process import refuse
 from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
 from support.untrained import change_config
 from test_checkpoint import CONFIG, make_letters, write
-from torch import Tensor
 
 from nmt.average import mean as averaging
 from nmt.average.mean import average_checkpoints, open_all
@@ -27,11 +26,12 @@ from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, remove_folder, seal
 from nmt.system.run_folder import MANIFEST_FILE, MODEL_FILE, VOCAB_FILE, RunFolder
+from nmt.system.tensor_files import Tensors
 
 MEAN = "mean"
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+def rewrite(folder: Path, change: Callable[[Tensors], Tensors]) -> None:
     """Other tensors in the same checkpoint, sealed."""
     weights = {name: value.clone() for name, value in load_file(folder / MODEL_FILE).items()}
     save_file(change(weights), folder / MODEL_FILE)
@@ -42,7 +42,7 @@ def test_the_mean_is_exact(tmp_path: Path) -> None:
     folders = [tmp_path / str(seed) for seed in range(5)]
     rng = torch.Generator().manual_seed(1)
 
-    def widen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def widen(tensors: Tensors) -> Tensors:
         """Magnitudes from 1e-4 to 1e4, of both signs."""
         wide = {}
         for name, value in tensors.items():
@@ -65,7 +65,7 @@ def test_the_mean_is_exact(tmp_path: Path) -> None:
 def test_of_one_it_is_the_identity_byte_for_byte(tmp_path: Path) -> None:
     write(tmp_path / "a")
 
-    def make_negative_zeros(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def make_negative_zeros(weights: Tensors) -> Tensors:
         minus_one = torch.tensor(-1.0)
         return {name: value.copysign(minus_one) * 0 for name, value in weights.items()}
 

@@ -3,7 +3,6 @@ each mistake.
 """
 
 import io
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 import sacrebleu
 from pytest import MonkeyPatch
 from support.capture import Capture
-from support.in_process import succeed
+from support.in_process import Main, succeed
 from support.text_lines import join_lines
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
@@ -24,6 +23,7 @@ from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.config_files import load_config
 from nmt.extras.profile.profile import profile_training
+from nmt.system.files import read_json
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_micro_tokens_auto_is_resolved_once(
     ],
 )
 def test_an_option_given_twice_is_refused(
-    command: Callable[[list[str]], int],
+    command: Main,
     words: str,
     option: str,
     capsys: Capture,
@@ -266,7 +266,7 @@ def test_several_references(tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Ca
         Path(name).write_text(join_lines(lines))
     words = ["--hypotheses", "hyp", "--ref", "one", "--ref", "two"]
     succeed(nmt_eval, *words, "--json", "scores")
-    bleu, _ = json.loads(Path("scores").read_text())["scores"]
+    bleu, _ = read_json(Path("scores"))["scores"]
     expected = sacrebleu.corpus_bleu(texts["hyp"], [texts["one"], texts["two"]])
     assert bleu["value"] == expected.score and bleu["signature"].startswith("nrefs:2|")
     assert "test:one#" in bleu["signature"] and "+two#" in bleu["signature"]

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,7 +23,7 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 from support.capture import Capture, read_errors
-from support.in_process import refuse, succeed
+from support.in_process import Main, refuse, succeed
 from support.needs import needs_package
 from support.processor import CPU
 from support.rings import amount
@@ -41,6 +40,7 @@ from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS, Vocab
 from nmt.extras.maps.alignment import align
+from nmt.system.files import read_json
 from nmt.system.progress import say_once
 from nmt.translate.formats import Layout
 from nmt.translate.lines import FIRST_CHUNK
@@ -103,7 +103,7 @@ def evaluate(folder: Path, lines: list[str], place: Path, *options: str) -> Any:
         file.write_text(join_lines(lines))
     words = [str(place), "--src", str(text), "--ref", str(reference), "--json", str(scores)]
     succeed(nmt_eval, *words, *options)
-    return json.loads(scores.read_text())
+    return read_json(scores)
 
 
 def start_translate(
@@ -667,7 +667,7 @@ def test_ctranslate2_writes_the_same_lines_and_its_name(
 @NEEDS_CT2
 @pytest.mark.parametrize("command", [nmt_translate, nmt_eval])
 def test_a_checkpoint_is_not_taken_for_an_export_nor_an_export_for_a_checkpoint(
-    command: Callable[[list[str]], int],
+    command: Main,
     place: Path,
     exported: Path,
     capsys: Capture,

@@ -4,7 +4,6 @@ table in memory.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,6 +19,7 @@ from nmt.corpus.file_formats import (
     rebatch_tables,
 )
 from nmt.system.errors import UserError
+from nmt.system.strict_json import Fields
 
 DATA = DataConfig(src="en", tgt="de")
 
@@ -28,7 +28,7 @@ def jsonl(*lines: str) -> tuple[list[str], list[str], dict[int, str]]:
     return parse_jsonl([f"{line}\n".encode() for line in lines], 1, "x.jsonl", DATA)
 
 
-def table(columns: dict[str, Any]) -> tuple[list[str], list[str], dict[int, str]]:
+def table(columns: Fields) -> tuple[list[str], list[str], dict[int, str]]:
     blocks = list(rebatch_tables([pa.table(columns)], 100, DATA, "x.parquet"))
     assert len(blocks) == 1
     return parse_table(blocks[0], 1, "x.parquet")
@@ -47,7 +47,7 @@ def table(columns: dict[str, Any]) -> tuple[list[str], list[str], dict[int, str]
         {"id": 3, "translation": {"en": "e", "de": "d"}},
     ],
 )
-def test_columns_bear_the_languages_or_the_sides(row: dict[str, Any]) -> None:
+def test_columns_bear_the_languages_or_the_sides(row: Fields) -> None:
     assert jsonl(json.dumps(row)) == (["e"], ["d"], {})
     assert table({name: [cell] for name, cell in row.items()}) == (["e"], ["d"], {})
 

@@ -29,6 +29,7 @@ from nmt.corpus.ledger import read_ledger
 from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import fetch_files, read_pairs
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 
 SHARDS = [f"de-en/train-0000{i}-of-00003.parquet" for i in range(3)]
 TRAIN = CorpusConfig(dataset="wmt/wmt14", subset="de-en", revision=COMMIT)
@@ -271,7 +272,7 @@ def test_a_store_from_the_hub_records_the_sha256_that_the_hub_names(
 
         assert finish(start()) == 0
         assert server.served == {name: len(dataset[name]) for name in SHARDS[1:]}
-        ledger = json.loads((tmp_path / "store" / "ledger.json").read_text())
+        ledger = read_json(tmp_path / "store" / "ledger.json")
         found = {file["name"]: file["sha256"] for file in ledger["corpora"][0]["files"]}
         address = f"hf://datasets/wmt/wmt14@{COMMIT}"
         assert found == {f"{address}/{name}": server.digest(name) for name in SHARDS}

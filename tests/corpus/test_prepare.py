@@ -3,7 +3,6 @@ accounted for.
 """
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -31,8 +30,9 @@ from nmt.corpus.prepare import WORK_FOLDER, prepare
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, lock, verify, write_json
+from nmt.system.files import digest_file, lock, read_json, verify, write_json
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
+from nmt.system.strict_json import Fields
 
 VOCAB = VocabConfig(size=60)
 SYLLABLES = "ba de fi go hu ja ke li mo nu pa re si to vu wa xe yi zo".split()
@@ -109,9 +109,8 @@ def contents(store: str | Path) -> dict[str, object]:
     return files | {key: value for key, value in ledger.items() if key != "command"}
 
 
-def ledger_of(store: str | Path) -> dict[str, Any]:
-    ledger: dict[str, Any] = json.loads((Path(store) / LEDGER_FILE).read_text())
-    return ledger
+def ledger_of(store: str | Path) -> Fields:
+    return read_json(Path(store) / LEDGER_FILE)
 
 
 def interrupt(data: DataConfig, monkeypatch: MonkeyPatch) -> Path:
@@ -577,7 +576,7 @@ def test_a_rule_keeps_its_counts_whatever_it_is_called(root: Path) -> None:
     ],
 )
 def test_other_settings_are_refused_by_name(
-    root: Path, changes: dict[str, Any], size: int, named: str
+    root: Path, changes: Fields, size: int, named: str
 ) -> None:
     make(config(root))
     message = rf"prepared with other settings \(.*{named}.*\); give another data\.store=DIR"
@@ -692,9 +691,7 @@ def test_a_work_folder_that_is_a_link_is_refused(root: Path) -> None:
         ({"store": "raw"}, 60, "exists but is not a prepared store"),
     ],
 )
-def test_mistakes_leave_no_store(
-    root: Path, changes: dict[str, Any], size: int, message: str
-) -> None:
+def test_mistakes_leave_no_store(root: Path, changes: Fields, size: int, message: str) -> None:
     refuse(config(root, **changes), re.escape(message), VocabConfig(size=size))
     assert not (root / MANIFEST_FILE).exists()
     work = root.parent / "store" / WORK_FOLDER

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,8 @@ from support.plain_search import EOS, Ids
 from support.processor import CPU
 from support.searches import RULES, SMALL, make_sources, make_speaker, put_in_order
 from support.untrained import make_random_model
+
+from nmt.system.strict_json import Fields
 
 pytest.importorskip("numba")
 
@@ -152,7 +153,7 @@ def say_again() -> None:
     ],
 )
 def test_settings_choose_the_engine(
-    settings: dict[str, Any], expected: type[SearchEngine], monkeypatch: MonkeyPatch
+    settings: Fields, expected: type[SearchEngine], monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled_search, "multiplies_bf16_faster", lambda _: True)
     engine = choose_engine([make_model(8)], DecodingConfig(**settings), CPU)

@@ -21,6 +21,7 @@ from nmt.engines.cpu.backend import CpuBackend
 from nmt.engines.cpu.training import SharedReplica, count_workers
 from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
+from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
 from nmt.train.replica import Replica
 
@@ -46,7 +47,7 @@ def draw_batches() -> list[Batch]:
     return batches
 
 
-def run_update(runner: Replica) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+def run_update(runner: Replica) -> tuple[Tensor, Tensors, Tensor]:
     sums = runner.run_micros(draw_batches(), 0.01, SEEDS)
     gradients = {name: p.grad for name, p in runner.objective.named_parameters()}
     assert None not in gradients.values()
@@ -57,7 +58,7 @@ def run_update(runner: Replica) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     )
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+def same(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 

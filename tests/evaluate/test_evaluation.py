@@ -4,7 +4,6 @@ One toy run is trained for the module; a test that writes into it takes a copy. 
 files. Resamples are few, except where their number is the point.
 """
 
-import json
 import os
 import random
 import re
@@ -38,8 +37,9 @@ from nmt.evaluate import evaluation, known_text, systems
 from nmt.known_test_sets import KnownSet, KnownSubset
 from nmt.score.metrics import compute_score, find_paper_metric, list_metrics
 from nmt.score.significance import compare_systems, estimate_spread
-from nmt.system.files import digest_file, seal
+from nmt.system.files import digest_file, read_json, seal
 from nmt.system.run_folder import dev_text_file
+from nmt.system.strict_json import Fields
 from nmt.system.tables import format_interval
 
 N_BOOTSTRAP = evaluation.N_BOOTSTRAP  # as shipped
@@ -114,16 +114,14 @@ def lines_of(path: Path) -> list[str]:
     return path.read_bytes().decode().split("\n")[:-1]
 
 
-def evaluate(tmp_path: Path, *words: str | Path) -> dict[str, Any]:
+def evaluate(tmp_path: Path, *words: str | Path) -> Fields:
     """The JSON of an evaluation that must succeed."""
     succeed(nmt_eval, *words, "--json", tmp_path / "scores.json")
-    found: dict[str, Any] = json.loads((tmp_path / "scores.json").read_text())
-    return found
+    return read_json(tmp_path / "scores.json")
 
 
-def read_records(run: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((run / "results.json").read_text())
-    return found
+def read_records(run: Path) -> list[Fields]:
+    return read_json(run / "results.json")
 
 
 def get_refusal(capsys: Capture, *words: str | Path) -> str:
@@ -788,7 +786,7 @@ def test_the_models_own_text_is_named(
     told = capsys.readouterr().out
     assert ("the model was trained on this text" in told) == (known == "train")
     assert ("; its dev set" in told) == (known == "valid")
-    assert json.loads(scores.read_text()).get("known_text") == known
+    assert read_json(scores).get("known_text") == known
 
 
 def test_a_source_that_lost_what_the_models_text_has_is_named(

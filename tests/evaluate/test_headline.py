@@ -19,7 +19,7 @@ from nmt.evaluate.results import read_results
 from nmt.evaluate.scored_texts import read_scored_texts
 from nmt.extras.report.facts import read_run
 from nmt.extras.report.sections import render_headline, render_results
-from nmt.system.files import seal
+from nmt.system.files import read_json, seal
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_an_experiment_with_another_search_is_no_headline_and_is_named(
 
     facts = read_run(run)
     assert facts.headline is not None and facts.headline.decoding["sample"] is False
-    shown = json.loads((run.parent / "sample.json").read_text())
+    shown = read_json(run.parent / "sample.json")
     assert shown["other_search"] == {"sample": True, "seed": 7}
     card = " ".join((run / "average" / "README.md").read_text().split())  # YAML folds long lines
     assert card.count(", with sample=true, seed=7") == 4  # two scores, for people and for the hub

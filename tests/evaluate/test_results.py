@@ -19,6 +19,7 @@ from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.files import lock
 from nmt.system.run_folder import RESULTS_FILE
+from nmt.system.strict_json import Fields
 
 
 def test_what_is_added_is_read(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
         ({"pair": "de-en"}, 2),
     ],
 )
-def test_the_same_again_replaces_its_record(change: dict[str, Any], n: int, tmp_path: Path) -> None:
+def test_the_same_again_replaces_its_record(change: Fields, n: int, tmp_path: Path) -> None:
     add_result(tmp_path, RESULT)
     again = replace(RESULT, hypotheses_sha256="0", **change)
     add_result(tmp_path, again)

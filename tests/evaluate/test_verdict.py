@@ -28,6 +28,7 @@ from nmt.score.metrics import find_paper_metric
 from nmt.score.score import Score
 from nmt.score.significance import estimate_spread
 from nmt.system.errors import UserError
+from nmt.system.strict_json import Fields
 from nmt.translate.translator import LoadedModel, TextToText
 
 BASE = load_config("base.yaml")
@@ -218,7 +219,7 @@ def with_corpora(*corpora: CorpusConfig) -> RunConfig:
 
 CORPUS = BASE.data.train[0]
 # The same run, with nothing wrong, reproduces the paper: see above.
-OBSTACLES: dict[str, dict[str, Any]] = {
+OBSTACLES: dict[str, Fields] = {
     # the training text
     "the languages in the other order": {"config": with_settings("data.src=de", "data.tgt=en")},
     "the corpus twice": {"config": with_corpora(CORPUS, CORPUS)},
@@ -248,7 +249,7 @@ OBSTACLES: dict[str, dict[str, Any]] = {
 
 # ---- steps of the recipe ------------------------------------------------------------------------------------------
 
-LEFT_OUT: dict[str, dict[str, Any]] = {
+LEFT_OUT: dict[str, Fields] = {
     "an update too few": {"made": average(step=99_999)},
     "30,000 updates too many": {"made": average(step=130_000)},
     "no average": {"made": TrainState(step=100_000)},

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from support.checkout import ROOT
 from support.untrained import SHAPE, make_checkpoint
 
 from nmt.data.vocab import Vocab
+from nmt.system.strict_json import Fields
 
 PAGE = ROOT / "docs" / "examples.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -28,7 +28,7 @@ def test_the_block_runs(
     (tmp_path / "runs" / "demo").mkdir(parents=True)
     make_checkpoint(tmp_path / "runs" / "demo" / "average", vocab)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
+    names: Fields = {}
     exec(block, names)
     if "decoded" in names:
         weights = names["weights"]

@@ -21,6 +21,7 @@ from nmt.commands.cli import open_executor
 from nmt.extras.cluster import open_cluster, share_cluster, watch_head
 from nmt.system.errors import UserError
 from nmt.system.pool import map_in_order, map_with_workers, use_processes
+from nmt.system.strict_json import Fields
 
 needs_ray = [needs_package("ray", "ray")]
 
@@ -40,7 +41,7 @@ def test_without_a_cluster_it_is_this_machine() -> None:
 class ThreeNodes:
     """A Ray whose head computes nothing, and which has lost a machine."""
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[Fields]:
         return [
             {"Alive": True, "Resources": {}},
             {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}},

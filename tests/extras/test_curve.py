@@ -1,10 +1,8 @@
 """The curve scores what nmt-eval scores, reads no test set and writes nothing but its one file."""
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from pytest import MonkeyPatch
 from support.capture import Capture, read_errors
@@ -14,13 +12,14 @@ from support.in_process import succeed
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.extras import curve
+from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
+from nmt.system.strict_json import Fields
 
 
-def draw(run: RunFolder, *options: str) -> dict[str, Any]:
+def draw(run: RunFolder, *options: str) -> Fields:
     succeed(nmt_average, run.path, "--curve", *options)
-    record: dict[str, Any] = json.loads(run.curve.read_text())
-    return record
+    return read_json(run.curve)
 
 
 def test_the_curve_scores_what_nmt_eval_scores(
@@ -56,7 +55,7 @@ def test_the_curve_scores_what_nmt_eval_scores(
     succeed(nmt_average, run.path, "--last", "3")
     files = ["--src", str(texts[0]), "--ref", str(texts[1]), "--json", str(tmp_path / "json")]
     succeed(nmt_eval, run.average, *files)
-    assert json.loads((tmp_path / "json").read_text())["scores"][0]["value"] == bleu[3]
+    assert read_json(tmp_path / "json")["scores"][0]["value"] == bleu[3]
 
     # which compares it with its members by the NLL of the dev set
     assert points[3]["nll"] > points[1]["nll"] + 0.005

@@ -30,7 +30,7 @@ from support.crafted_checkpoints import find_canary, write_run
 from support.crafted_checkpoints import list_cases as list_crafted
 from support.damages import DAMAGES, GARBAGE
 from support.ground import digest_checkpoint, make_ground, untime
-from support.in_process import succeed
+from support.in_process import Main, succeed
 from support.once import make_once
 from support.rings import amount
 from support.untrained import make_checkpoint
@@ -77,7 +77,7 @@ TRAIN = [*CONFIG, "out=run", *SETTINGS]
 LONGER = [*TRAIN, "training.steps=21"]
 DEV_SET = ["--src", "valid.en", "--ref", "valid.de"]
 
-COMMANDS: dict[str, tuple[Callable[[list[str]], int], list[str]]] = {
+COMMANDS: dict[str, tuple[Main, list[str]]] = {
     "train": (nmt_train, LONGER),
     "draw epochs": (nmt_train, [*LONGER, "out=run2", "vocab.bpe_dropout=0.1"]),
     "average": (nmt_average, ["run", "--last", "2"]),
@@ -393,7 +393,7 @@ def test_metrics_are_no_reason_to_fail(run: RunFolder, capsys: Capture) -> None:
     content = b"\n".join(lines) + b"\n" + run.metrics.read_bytes()
     run.metrics.write_bytes(content)
     state = run.checkpoints / "step-0000020" / "state.json"
-    values = json.loads(state.read_bytes())
+    values = read_json(state)
     state.write_text(json.dumps(values | {"metrics_bytes": len(content)}))
     seal(state.parent)
     capsys.readouterr()
@@ -412,7 +412,7 @@ def test_metrics_are_no_reason_to_fail(run: RunFolder, capsys: Capture) -> None:
 def test_a_ledger_may_hold_any_text(ground: Path, capsys: Capture) -> None:
     """Samples are the text of corpora, and names of files need not be UTF-8."""
     path = Path("store/ledger.json")
-    ledger = json.loads(path.read_bytes())
+    ledger = read_json(path)
     ledger["corpora"][0]["dropped"] = {"identical": 1}
     ledger["corpora"][0]["samples"] = {"identical": [["\0 <b>", "\ud800"]]}
     ledger["corpora"][0]["files"][0]["name"] = "\udcff" * 300
@@ -437,7 +437,7 @@ def test_a_ledger_is_checked_value_by_value(
     change: dict[str, object], message: str, ground: Path, capsys: Capture
 ) -> None:
     path = Path("store/ledger.json")
-    ledger = json.loads(path.read_bytes())
+    ledger = read_json(path)
     ledger["corpora"][0] |= change
     path.write_text(json.dumps(ledger))
     seal(path.parent)
@@ -548,7 +548,7 @@ REFUSED_RUNS = [
     ],
 )
 def test_a_crafted_checkpoint_is_refused_in_one_line(
-    command: Callable[[list[str]], int],
+    command: Main,
     name: str,
     tmp_path: Path,
     capsys: Capture,

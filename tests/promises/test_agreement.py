@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pytest import MonkeyPatch
 from support.capture import Capture, read_errors
-from support.in_process import succeed
+from support.in_process import Main, succeed
 from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
 from support.untrained import make_checkpoint, make_vocab
 
@@ -43,7 +43,7 @@ def call_api(function: Callable[..., object], *arguments: str) -> int:
     return run_command(work, "nmt-api")
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
+COMMANDS: dict[str, Main] = {
     "translate": nmt_translate,
     "score": nmt_score,
     "eval": nmt_eval,

@@ -36,6 +36,7 @@ from nmt.evaluate.verdict import judge
 from nmt.paper import check_conformance
 from nmt.score.metrics import find_paper_metric
 from nmt.score.score import Score
+from nmt.system.files import read_json
 from nmt.system.run_folder import STATE_FILE, RunFolder
 from nmt.train.kept_checkpoints import prune_checkpoints
 from nmt.translate.translator import LoadedModel, TextToText
@@ -110,7 +111,7 @@ def test_a_run_of_any_speed_averages_the_same_twenty(
         assert clock.now < 60
 
     succeed(nmt_average, run.path, "--last", "20")
-    averaged = json.loads((run.average / STATE_FILE).read_text())["averaged"]
+    averaged = read_json(run.average / STATE_FILE)["averaged"]
     assert averaged == [run.checkpoint(step).name for step in range(9, 67, 3)]
 
 

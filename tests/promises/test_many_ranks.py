@@ -8,7 +8,6 @@ micro-batch left in an update gets a blank one, and nothing of it counts.
 import json
 import math
 import re
-from typing import Any
 
 import pytest
 from support.finished_run import read_lines, read_tensors
@@ -19,6 +18,7 @@ from nmt.checkpoint.checkpoint import TrainState
 from nmt.checkpoint.run_checkpoints import find_newest
 from nmt.config import COURSE_KEYS, MACHINE_KEYS
 from nmt.config_files import list_setting_keys
+from nmt.system.strict_json import Fields
 
 BOUND = 1e-5
 # The toy's own warm-up ends at a rate of 0.06, where the last bit of a sum becomes another model
@@ -67,11 +67,11 @@ RECIPES = {
 
 def trained(
     ground: Ground, name: str, stages: list[tuple[int, int]], *settings: str
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, Fields]:
     """Train the run `name` in `stages` of (ranks, until which update); what the ranks saw of each
     update.
     """
-    seen: dict[int, dict[str, Any]] = {}
+    seen: dict[int, Fields] = {}
     for size, steps in stages:
         first = len(seen) + 1
         start = ground.start(
@@ -95,9 +95,9 @@ def trained(
 def check_alike(
     ground: Ground,
     name: str,
-    seen: dict[int, dict[str, Any]],
+    seen: dict[int, Fields],
     whole_name: str,
-    whole: dict[int, dict[str, Any]],
+    whole: dict[int, Fields],
 ) -> None:
     """The same pairs in each micro-batch; sums, norms and weights but for rounding; the same place in the data."""
     assert seen.keys() == whole.keys()
@@ -125,7 +125,7 @@ def check_alike(
         assert gap <= BOUND, tensor
 
 
-def list_pairs(update: dict[str, Any]) -> dict[str, str]:
+def list_pairs(update: Fields) -> dict[str, str]:
     """The micro-batches of an update by number: a digest of their pairs."""
     return {number: content for number, (content, _) in update["micros"].items()}
 

@@ -5,7 +5,6 @@ torchrun ends a run when it sees a rank exit, so the exit must not wait for anyb
 destroy_process_group; gloo does not, so here that function is exchanged for one that never returns.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from support.rings import amount
 
 from nmt.commands.cli import run_command
 from nmt.system.errors import Failure, UserError
+from nmt.system.files import read_json
 
 PROGRAM = """
 import os, sys, time
@@ -63,7 +63,7 @@ def test_a_rank_that_fails_leaves_at_once(
     ended = run_on_ranks(2, PROGRAM, tmp_path / "rank.py", *argv)
     assert ended.codes[1] == code and told in ended.told(), ended.told()
     assert not (tmp_path / "hangs").exists()
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    status = read_json(tmp_path / "run" / "status.json")
     # Which is how a rank leaves whose main rank has told why
     if not error.startswith("SystemExit"):
         assert (status["state"], status["exit_code"]) == ("failed", 1 if code == 130 else code)

@@ -29,6 +29,7 @@ from nmt.config_files import load_config
 from nmt.data.store import open_store
 from nmt.data.vocab import UNK, load_vocab
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
 
 FILES = ("vocab.src.model", "vocab.tgt.model")
@@ -85,7 +86,7 @@ def test_each_side_has_the_ids_of_its_own_model(ground: Path) -> None:
 
 
 def test_the_ledger_has_both(ground: Path, tmp_path: Path, capsys: Capture) -> None:
-    ledger = json.loads((ground / "store" / "ledger.json").read_text())
+    ledger = read_json(ground / "store" / "ledger.json")
     assert [ledger[key]["pieces"] for key in ("bpe", "tgt_bpe")] == [70, 60]
     assert ledger["settings"]["vocab"]["joint"] is False
     again = [*DRAWN, f"out={tmp_path}/again", "training.steps=1"]
@@ -187,7 +188,7 @@ def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys
     assert any(is_same) and np.allclose(scores[is_same], expected[is_same], atol=1e-4)
 
     succeed(nmt_eval, average)
-    record = json.loads((run / "results.json").read_text())[-1]
+    record = read_json(run / "results.json")[-1]
     assert record["vocab_sha256"] == load_vocab(run).digest
     card = (run / "average" / "README.md").read_text()
     assert (
@@ -200,7 +201,7 @@ def test_an_export_agrees_with_the_checkpoint(to: str, ground: Path, tmp_path: P
     out = tmp_path / to
     lines = ["--check-lines", str(ground / "corpus" / "test.en")]
     succeed(nmt_export, ground / "run" / "average", "--to", to, "-o", out, *lines)
-    record = json.loads((out / "export.json").read_text())
+    record = read_json(out / "export.json")
     assert record["check"]["differing"] == 0 and record["check"]["largest"] < 1e-4
     if to == "ctranslate2":
         src, tgt = (sentencepiece.SentencePieceProcessor(str(out / name)) for name in FILES)

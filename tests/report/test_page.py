@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sacrebleu import sentence_chrf
@@ -26,13 +25,14 @@ from nmt.extras.report.markup import read_page_file
 from nmt.extras.report.page import render_page, write_page, write_report
 from nmt.extras.report.sentences import rank_lines, score_lines
 from nmt.system.errors import UserError
+from nmt.system.strict_json import Fields
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 SCRIPT = "window.vegaEmbed = null;"  # in place of the real one
 
 
-def make_metrics() -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
+def make_metrics() -> list[Fields]:
+    lines: list[Fields] = []
     for step, loss in ((100, 8.25), (200, 6.5), (300, 5.0)):
         speed, memory = 5_000.0 + step, 3 * 2**29
         train = {"kind": "train", "step": step, "loss": loss + 0.5, "nll": loss, "lr": 1e-6 * step}
@@ -47,7 +47,7 @@ def make_metrics() -> list[dict[str, Any]]:
     return lines
 
 
-def to_jsonl(lines: list[dict[str, Any]]) -> bytes:
+def to_jsonl(lines: list[Fields]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 

@@ -6,7 +6,6 @@ against their digest first, so that a generator that drifted is not taken for a 
 No Perl is needed, except for a comparison with each script alone, which is skipped without it.
 """
 
-import json
 import lzma
 import operator
 import os
@@ -16,13 +15,15 @@ import sys
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 from support.awkward import awkward_lines, real_lines
 from support.checkout import ROOT
 from support.needs import REAL_TEXT
+
+from nmt.system.files import read_json
+from nmt.system.strict_json import Fields
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -36,7 +37,7 @@ from nmt.score.moses import (  # noqa: E402
     split_compounds,
 )
 
-FACTS: dict[str, Any] = json.loads((GOLDEN / "moses.json").read_text())
+FACTS: Fields = read_json(GOLDEN / "moses.json")
 
 
 def unpacked(name: str) -> list[str]:

@@ -19,6 +19,7 @@ from pytest import MonkeyPatch
 
 from nmt.engines.cuda import attention_triton, loss_triton
 from nmt.model.dropout_masks import count_dropped
+from nmt.system.strict_json import Fields
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -37,9 +38,7 @@ class Built(NamedTuple):
     ptx: str
 
 
-def build(
-    kernel: Any, constants: dict[str, Any], dtype: torch.dtype, capability: int, warps: int
-) -> Built:
+def build(kernel: Any, constants: Fields, dtype: torch.dtype, capability: int, warps: int) -> Built:
     """Compile as at a launch with aligned rows, and ask ptxas what it took."""
     import triton
     from triton.backends.compiler import GPUTarget

@@ -28,6 +28,7 @@ from torch.distributed.run import parse_args
 from nmt.commands.cli import run_command
 from nmt.commands.train import parse_arguments, use_gpus
 from nmt.config_files import format_config, load_config
+from nmt.system.files import read_json
 
 LAUNCH, SLURM = ROOT / "scripts" / "nmt-launch", ROOT / "scripts" / "nmt-slurm"
 BIN = Path(sys.executable).parent
@@ -402,7 +403,7 @@ def test_real_ranks_are_preempted(toy: Path, tmp_path: Path) -> None:
         finally:
             process.kill()
             process.wait()
-    said = json.loads((run / "status.json").read_text())
+    said = read_json(run / "status.json")
     assert (said["state"], said["exit_code"]) == ("preempted", 75) and 0 < said["step"] < 100_000
     assert (run / "checkpoints" / "last").readlink().name == f"step-{said['step']:07d}"
     assert not is_alive(said["pid"])

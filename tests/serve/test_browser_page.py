@@ -31,7 +31,8 @@ LEXICON = {
     "bushes": "Büschen",
 }  # fmt: skip
 JSON = dict[str, Any]
-Respond = Callable[[JSON], tuple[int, JSON, dict[str, str]]]
+Response = tuple[int, JSON, dict[str, str]]  # status, body, headers
+Respond = Callable[[JSON], Response]
 
 
 class StandIn:
@@ -94,7 +95,7 @@ class StandIn:
         return Answer
 
 
-def translate_words(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+def translate_words(body: JSON) -> Response:
     translated = [translate_line(text) for text in body["q"]]
     answer: JSON = {"translatedText": translated}
     if body["alternatives"]:
@@ -206,7 +207,7 @@ def test_a_pause_is_waited_for_and_ctrl_enter_does_not_wait(page: Any, stand_in:
 def test_an_older_answer_never_replaces_a_newer_one(page: Any, stand_in: StandIn) -> None:
     is_old_answered = threading.Event()
 
-    def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def respond(body: JSON) -> Response:
         if body["q"] == ["a dog"]:
             time.sleep(0.6)  # the newer question is answered long before
             is_old_answered.set()
@@ -302,7 +303,7 @@ def test_the_translation_is_copied_line_by_line(page: Any) -> None:
 
 
 def test_a_busy_server_is_asked_again_when_it_said(page: Any, stand_in: StandIn) -> None:
-    def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def respond(body: JSON) -> Response:
         if len(stand_in.questions) == 1:
             return 503, {"error": "too many requests wait"}, {"Retry-After": "1"}
         return translate_words(body)
@@ -330,7 +331,7 @@ def test_a_server_that_is_gone_is_said_and_the_text_stays(page: Any) -> None:
 def test_a_refused_line_does_not_cost_its_neighbours_their_translation(
     page: Any, stand_in: StandIn
 ) -> None:
-    def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def respond(body: JSON) -> Response:
         if any(len(text) > 20 for text in body["q"]):
             return 400, {"error": "a line has more than 20 characters"}, {}
         return translate_words(body)
@@ -351,7 +352,7 @@ def test_a_failure_is_said_and_not_repeated_by_itself(page: Any, stand_in: Stand
 
 
 def test_a_key_is_asked_for_and_kept_in_memory_only(page: Any, stand_in: StandIn) -> None:
-    def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def respond(body: JSON) -> Response:
         if body.get("api_key") != "open sesame":
             return 403, {"error": "Invalid API key"}, {}
         return translate_words(body)
@@ -377,7 +378,7 @@ def test_hostile_translations_are_shown_as_text(page: Any, stand_in: StandIn) ->
     tags = " ".join(payload for payload in payloads if "<" in payload)
     lines = [*payloads, tags]
 
-    def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def respond(body: JSON) -> Response:
         others = [[f"{text} x"] for text in body["q"]]
         return 200, {"translatedText": body["q"], "alternatives": others}, {}
 

@@ -9,6 +9,8 @@ from support.capture import Capture
 from support.rings import amount
 from support.running_server import LINES, RunningServer, share_models, share_server  # noqa: F401
 
+from nmt.system.strict_json import Fields
+
 # right and wrong values of each key
 STRANGE: list[Any] = [
     None,
@@ -50,7 +52,7 @@ def test_no_question_breaks_the_server(server: RunningServer, capfd: Capture) ->
     rng = Random(1)
     statuses = set()
     for _ in range(amount(120, 20_000)):
-        question: dict[str, Any] = {}
+        question: Fields = {}
         for key, values in VALUES.items():
             is_needed = key in ("q", "source", "target")
             if rng.random() < (0.95 if is_needed else 0.2):

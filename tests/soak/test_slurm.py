@@ -6,7 +6,6 @@ play two nodes of this machine. Nothing of it is left behind. It needs Debian's 
 and slurm-client, and minutes.
 """
 
-import json
 import os
 import re
 import shutil
@@ -27,6 +26,7 @@ from support.toy_corpus import write_toy_config, write_toy_corpus
 from support.waiting import until
 
 from nmt.commands.eval import main as nmt_eval
+from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
 
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
@@ -245,7 +245,7 @@ def test_a_cancelled_job_ends_for_good_with_its_checkpoint(
     assert cluster.until_ended(job) == "CANCELLED"
     time.sleep(8)  # longer than it takes a job to come back
     assert cluster.state(job) == "CANCELLED" and cluster.n_restarts(job) == 0
-    said = json.loads(cluster.run("cancelled").status.read_text())
+    said = read_json(cluster.run("cancelled").status)
     assert said["state"] == "preempted" and said["step"] > 0, cluster.log("cancelled")
     job = cluster.train("cancelled")
     assert cluster.until_ended(job) == "COMPLETED"

@@ -10,10 +10,11 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+
+from nmt.system.strict_json import Fields
 
 # Words, and what is hard about each kind of text
-TRAPS: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+TRAPS: Fields = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 PLAIN_TRAPS = "dashes numbers numbers links entities brackets ellipses spaces letters money asia signs".split()
 REAL = {
     "de": ("news-en-de/newstest2013.de", "news-en-de/newstest2012.de"),

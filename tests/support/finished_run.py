@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -10,6 +9,7 @@ from safetensors.torch import load_file
 import nmt.api
 from nmt.config import RunConfig
 from nmt.system.run_folder import RunFolder
+from nmt.system.strict_json import Fields
 
 
 def train_toy(toy: Path, *settings: str) -> RunConfig:
@@ -18,7 +18,7 @@ def train_toy(toy: Path, *settings: str) -> RunConfig:
     return config
 
 
-def read_lines(run: Path, *kinds: str) -> list[dict[str, Any]]:
+def read_lines(run: Path, *kinds: str) -> list[Fields]:
     """The lines of metrics.jsonl that are of these kinds; all if none is named."""
     lines = map(json.loads, RunFolder(run).metrics.read_text().splitlines())
     return [line for line in lines if not kinds or line["kind"] in kinds]

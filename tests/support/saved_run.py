@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 from test_checkpoint import STATE, write
 
+from nmt.system.files import read_json
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
 from support.text_lines import join_lines
 
@@ -45,8 +46,7 @@ def copy_template(template: Path, tmp_path: Path) -> RunFolder:
 
 
 def read_state(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((folder / STATE_FILE).read_text())
-    return found
+    return read_json(folder / STATE_FILE)
 
 
 def compute_mean(folders: list[Path]) -> dict[str, np.ndarray]:

@@ -5,7 +5,6 @@ No GPU is needed: a folder stands in for what the kernel would show of one.
 """
 
 import fnmatch
-import json
 import os
 import platform
 import subprocess
@@ -27,6 +26,7 @@ from nmt.config_files import load_config, parse_device
 from nmt.system import device
 from nmt.system.device import choose_device, name_machine
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 from nmt.system.ranks import join_world
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC: 12\n"
@@ -189,7 +189,7 @@ def test_commands_refuse_and_device_cpu_is_asked_anew_each_time(
         capsys.readouterr()
     assert load_config(str(run / "config.yaml")).device == "cpu"
     assert len(translation.read_text().splitlines()) == 20
-    assert len(json.loads((run / "averaging.json").read_text())["points"]) == 2
+    assert len(read_json(run / "averaging.json")["points"]) == 2
     succeed(nmt_train, *training, "training.steps=6", "device=cpu")
     machine.driver.unlink()
     (machine.devices / "nvidia0").unlink()

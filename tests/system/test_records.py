@@ -6,12 +6,12 @@ tests/test_config.py.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from nmt.system.errors import UserError
 from nmt.system.records import COUNT, RecordReader, default
+from nmt.system.strict_json import Fields
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ READER = RecordReader(
     needs_all_keys=True,
     remedy="use another copy",
 )
-GOOD: dict[str, Any] = {
+GOOD: Fields = {
     "n": 3,
     "names": ["a"],
     "scores": [{"value": 1, "low": None}],
@@ -65,7 +65,7 @@ def test_a_complete_record_is_read() -> None:
         ({"settings": 5}, "x.json: settings: 5 is not a section of keys and values"),
     ],
 )
-def test_damage_is_named_by_place_and_key(change: dict[str, Any], complaint: str) -> None:
+def test_damage_is_named_by_place_and_key(change: Fields, complaint: str) -> None:
     with pytest.raises(UserError) as caught:
         READER.read(Outer, GOOD | change)
     text = str(caught.value)

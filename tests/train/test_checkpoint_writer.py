@@ -1,6 +1,5 @@
 """Checkpoints on a disk that is full for a while: on a real small file system that is really full."""
 
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.extras import mirror
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure
-from nmt.system.files import verify
+from nmt.system.files import read_json, verify
 from nmt.system.run_folder import RunFolder
 from nmt.train import checkpoint_writer
 from nmt.train.checkpoint_writer import CheckpointWriter, Mirror
@@ -248,7 +247,7 @@ def test_two_ranks_end_together_when_the_disk_stays_full(
     output = start.told()
     assert output.count("nmt-train: failed: the checkpoint of update 3") == 1
     assert "Traceback" not in output
-    assert json.loads((small_disk.path / "run/status.json").read_text())["exit_code"] == 1
+    assert read_json(small_disk.path / "run/status.json")["exit_code"] == 1
 
 
 def _full(_: int) -> None:

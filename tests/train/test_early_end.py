@@ -1,10 +1,8 @@
 """Trainings that end before training.steps: by patience, epochs or hours; and what makes a checkpoint
 the best."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,22 +15,23 @@ from nmt.average.select import list_candidates
 from nmt.config import RunConfig
 from nmt.system import progress
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 from nmt.system.progress import Progress
 from nmt.system.run_folder import RunFolder
+from nmt.system.strict_json import Fields
 from nmt.train import loop
 from nmt.train.validate import MIN_BLEU, Validation, rate_bleu
 
 QUICK = ["training.steps=40", "training.validate_every=2", "evaluation.bleu=false"]
 
 
-def read_state(config: RunConfig) -> dict[str, Any]:
+def read_state(config: RunConfig) -> Fields:
     path = RunFolder(config.folder).path / "checkpoints" / "last" / "state.json"
-    state: dict[str, Any] = json.loads(path.read_text())
-    return state
+    return read_json(path)
 
 
 def read_status(config: RunConfig) -> str:
-    return str(json.loads((config.folder / "status.json").read_text())["state"])
+    return str(read_json(config.folder / "status.json")["state"])
 
 
 def test_patience_ends_training_after_validations_without_a_best(
@@ -128,7 +127,7 @@ def test_hours_end_training_and_count_over_all_starts(
 def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
     settings = ["training.steps=6", "evaluation.bleu=true", f"evaluation.best_by={score}"]
     config = train_toy(toy, *QUICK, *settings)
-    best = json.loads((config.folder / "checkpoints" / "best" / "state.json").read_text())
+    best = read_json(config.folder / "checkpoints" / "best" / "state.json")
     events = read_lines(config.folder, "valid")
     nll = {event["step"]: event["nll"] for event in events}
     if score != "chrf":  # BLEU is noise here

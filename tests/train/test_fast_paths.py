@@ -33,6 +33,7 @@ from nmt.model.backend import Backend, use_backend
 from nmt.model.transformer import Transformer
 from nmt.system import runtime as process
 from nmt.system.ranks import World
+from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
 from nmt.train.replica import forward_backward
 
@@ -72,7 +73,7 @@ def batch_of(pairs: Pairs, room: int = 0) -> Batch:
     return batch
 
 
-def expected(model: Transformer, pairs: Pairs) -> dict[str, Tensor]:
+def expected(model: Transformer, pairs: Pairs) -> Tensors:
     """The sums of loss and NLL, and the gradient of SCALE times the first."""
     model, sums = deepcopy(model).double(), torch.zeros(2)
     for src, tgt in pairs:
@@ -84,7 +85,7 @@ def expected(model: Transformer, pairs: Pairs) -> dict[str, Tensor]:
     return {"sums": sums.detach()} | gradients(model)
 
 
-def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
+def gradients(module: torch.nn.Module) -> Tensors:
     return {
         name.removeprefix("objective.").removeprefix("model."): p.grad.clone()
         for name, p in module.named_parameters()
@@ -92,13 +93,13 @@ def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
     }
 
 
-def found(objective: torch.nn.Module, batch: Batch, is_fast: bool = False) -> dict[str, Tensor]:
+def found(objective: torch.nn.Module, batch: Batch, is_fast: bool = False) -> Tensors:
     objective.zero_grad()
     sums = forward_backward(objective, batch, SCALE, is_fast)
     return {"sums": sums} | gradients(objective)
 
 
-def errors(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+def errors(ours: Tensors, exact: Tensors) -> dict[str, float]:
     """Of each gradient, and of all taken as one."""
     assert ours.keys() == exact.keys()
     both = {name: (ours[name].double(), x.double()) for name, x in exact.items()}

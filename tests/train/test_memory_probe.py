@@ -3,7 +3,6 @@ that goes on.
 """
 
 import gc
-import json
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from nmt.engines.cuda import memory_trial, training
 from nmt.engines.cuda.memory_trial import choose_micro_tokens, fits
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 from nmt.system.ranks import World
 from nmt.train import engine, memory_probe
 from nmt.train import resolve as resolving
@@ -289,7 +289,7 @@ def test_an_out_of_memory_error_names_the_setting_to_lower(
     monkeypatch.setattr(Replica, "run", full)
     error = refuse(capsys, main, "--config", toy)
     assert "training.micro_tokens 150" in error and "training.micro_tokens=75" in error
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 2
+    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 2
 
     # nothing has come of it, so the next command may have any other settings
     monkeypatch.undo()

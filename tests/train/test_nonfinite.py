@@ -3,7 +3,6 @@ agree, and the sentences are named. After a skipped update the weights are those
 bit.
 """
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +18,11 @@ from support.in_process import succeed
 
 import nmt.train.update
 from nmt.commands.train import main
+from nmt.system.files import read_json
 from nmt.train.replica import Replica, forward_backward
 
 Poison = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+Inject = Callable[[Poison, set[int]], None]
 
 
 def poison_loss(_: torch.nn.Module, sums: torch.Tensor) -> torch.Tensor:
@@ -42,7 +43,7 @@ def poison_weight(objective: torch.nn.Module, sums: torch.Tensor) -> torch.Tenso
 
 
 @pytest.fixture
-def inject(monkeypatch: MonkeyPatch) -> Callable[[Poison, set[int]], None]:
+def inject(monkeypatch: MonkeyPatch) -> Inject:
     """Poison the first micro-batch of those updates, counted from the start of the process."""
 
     def arm(poison: Poison, at: set[int]) -> None:
@@ -83,7 +84,7 @@ def test_only_a_checkpoint_that_is_seen_to_work_is_called_intact(
     at: int,
     advice: str,
     toy: Path,
-    inject: Callable[[Poison, set[int]], None],
+    inject: Inject,
     capsys: Capture,
 ) -> None:
     inject(poison_loss, {at})
@@ -130,7 +131,7 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     poison: Poison,
     toy: Path,
     tmp_path: Path,
-    inject: Callable[[Poison, set[int]], None],
+    inject: Inject,
     capsys: Capture,
 ) -> None:
     options = ["--config", str(toy), "training.checkpoint_every=1", "training.steps=10"]
@@ -139,11 +140,11 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     last = read_errors(capsys)[-1]
     dump = tmp_path / "run" / "nonfinite-0000007.json"
     assert "update 7 was not applied" in last and str(dump) in last and "on_nonfinite=skip" in last
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
+    assert read_json(tmp_path / "run" / "status.json")["state"] == "failed"
     assert not (tmp_path / "run" / "checkpoints" / "step-0000007").exists()
 
     # only the text of the poisoned micro-batch is written
-    first, *others = json.loads(dump.read_text())["micro_batches"]
+    first, *others = read_json(dump)["micro_batches"]
     assert others and not any("texts" in micro for micro in others)
     assert ("texts" in first) == isinstance(first["loss"], str) == (poison is poison_loss)
     if poison is poison_loss:
@@ -174,7 +175,7 @@ def test_gradients_of_zero_end_the_run(
 
 @pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
 def test_a_skipped_update_changes_no_bit(
-    poison: Poison, toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None]
+    poison: Poison, toy: Path, tmp_path: Path, inject: Inject
 ) -> None:
     inject(poison, {5, 6, 7})
     settings = ["training.steps=9", "training.checkpoint_every=1", "training.on_nonfinite=skip"]
@@ -196,7 +197,7 @@ def test_a_skipped_update_changes_no_bit(
 def test_the_fourth_in_a_row_stops(
     toy: Path,
     tmp_path: Path,
-    inject: Callable[[Poison, set[int]], None],
+    inject: Inject,
     capsys: Capture,
 ) -> None:
     inject(poison_gradient, {3, 4, 5, 6, 9})
@@ -213,7 +214,7 @@ def test_the_fourth_in_a_row_stops(
 def test_a_nan_weight_never_reaches_a_checkpoint(
     toy: Path,
     tmp_path: Path,
-    inject: Callable[[Poison, set[int]], None],
+    inject: Inject,
     capsys: Capture,
 ) -> None:
     inject(poison_weight, {6})
@@ -255,7 +256,7 @@ def test_all_ranks_reject_what_one_rank_finds(
     rule: str,
     toy: Path,
     tmp_path: Path,
-    inject: Callable[[Poison, set[int]], None],
+    inject: Inject,
 ) -> None:
     run_five_updates = [
         "--config",
@@ -268,7 +269,7 @@ def test_all_ranks_reject_what_one_rank_finds(
     run = tmp_path / "run"
     assert "nmt/train/" not in done.told(), done.told()  # no traceback of ours
     assert done.told().count("update 4 was not applied") == 1
-    found = json.loads((run / "nonfinite-0000004.json").read_text())
+    found = read_json(run / "nonfinite-0000004.json")
     assert any(isinstance(micro["loss"], str) for micro in found["micro_batches"]) == (
         where == "loss"
     )

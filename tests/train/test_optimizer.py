@@ -4,7 +4,6 @@ Adam's settings.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from nmt.commands.train import main
 from nmt.config import OptimizerConfig, RunConfig, TrainingConfig
 from nmt.config_files import list_differences, load_config
 from nmt.system.errors import UserError
+from nmt.system.strict_json import Fields
 from nmt.train.optimizer import learning_rate, make_optimizer
 
 PEAK, WARMUP, N_STEPS = 3e-3, 20, 100
@@ -121,7 +121,7 @@ def test_weight_decay_is_that_of_torchs_adamw() -> None:
     embedding, linear, norm = theirs
     decaying = [embedding.weight, linear.weight]
     constant = [linear.bias, norm.weight, norm.bias]
-    groups: list[dict[str, Any]]
+    groups: list[Fields]
     groups = [{"params": decaying}, {"params": constant, "weight_decay": 0.0}]
     reference = torch.optim.AdamW(
         groups, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.3, foreach=False

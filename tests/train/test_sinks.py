@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pytest import MonkeyPatch
@@ -24,7 +23,9 @@ from nmt.config_files import format_config, load_config, load_recorded_config
 from nmt.extras.tracking import sinks
 from nmt.extras.tracking.sinks import Trackers
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
+from nmt.system.strict_json import Fields
 from nmt.train.events import SkippedEvent, read_events
 
 SETTINGS = ["training.steps=6", "training.validate_every=3", "evaluation.sentences=5"]
@@ -44,7 +45,7 @@ def train(toy: Path, name: str, *settings: str) -> RunConfig:
     return train_toy(toy, *SETTINGS, f"out={toy.parent}/{name}", *settings)
 
 
-def read_untimed(config: RunConfig) -> list[dict[str, Any]]:
+def read_untimed(config: RunConfig) -> list[Fields]:
     """The lines without what differs between any two runs."""
     return [
         {key: x for key, x in line.items() if not key.endswith(("_s", "_bytes"))}
@@ -126,7 +127,7 @@ def test_what_cannot_be_tracked_is_refused(
 # ---- TensorBoard and W&B ---------------------------------------------------------------------------
 
 
-def make_lines(step: int) -> list[dict[str, Any]]:
+def make_lines(step: int) -> list[Fields]:
     """What training writes at an update that is validated."""
     texts = {"source": "# Der *Hund*", "reference": "<b>", "translation": "The dog"}
     return [
@@ -233,4 +234,4 @@ def test_wandb_has_the_figures(run: Path, tmp_path: Path) -> None:
         assert row["valid/nll"] == 2
         assert row["samples.nrows"] == 2
     (table,) = (run / "wandb").glob("latest-run/files/media/table/samples_3_*.json")
-    assert json.loads(table.read_text())["data"][0] == [7, "# Der *Hund*", "<b>", "The dog"]
+    assert read_json(table)["data"][0] == [7, "# Der *Hund*", "<b>", "The dog"]

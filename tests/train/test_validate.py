@@ -1,6 +1,5 @@
 """What `evaluation.sentences` counts: a part of the dev set that stands for the whole."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from nmt.commands.translate import main as nmt_translate
 from nmt.config_files import format_config
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
-from nmt.system.files import seal, write_text
+from nmt.system.files import read_json, seal, write_text
 from nmt.train.validate import choose_dev_lines, open_dev
 
 
@@ -75,7 +74,7 @@ def test_a_part_of_the_dev_set_is_scored_and_named(
     capsys.readouterr()
     succeed(nmt_average, config.folder, "--curve")
     assert "10 of the 20 dev lines" in capsys.readouterr().err
-    curve = json.loads((config.folder / "averaging.json").read_text())
+    curve = read_json(config.folder / "averaging.json")
     assert curve["dev_set"]["lines"] == 10 and curve["signature"].endswith("|lines:10/20")
 
 
