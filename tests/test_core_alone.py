@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from pytest import approx, fixture, mark
 from support.checkout import ROOT
 from support.forks import run_on_ranks
 
@@ -94,7 +94,7 @@ for words in json.loads(asked):
 """
 
 
-@pytest.fixture(scope="module", name="tree")
+@fixture(scope="module", name="tree")
 def copy_core(module_path: Path) -> Path:
     tree = module_path
     shutil.copytree(ROOT / "nmt", tree / "nmt", ignore=LEFT_OUT)
@@ -143,7 +143,7 @@ def test_the_core_alone_gives_the_same_results(tree: Path, toy: Path, tmp_path: 
         expected_texts, expected_scores = read_scored(tmp_path / "with" / name)
         assert texts == expected_texts and all(texts)
         # Trainings have the same bits in fp32; packed matrices round otherwise.
-        assert scores == pytest.approx(expected_scores, abs=1e-4)
+        assert scores == approx(expected_scores, abs=1e-4)
     for file in ("model.safetensors", "optimizer.safetensors"):
         ours, theirs = (
             (tmp_path / name / "run" / "checkpoints" / f"step-{N_UPDATES:07}" / file).read_bytes()
@@ -187,8 +187,8 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.soak  # takes minutes
-@pytest.mark.timeout(1800)
+@mark.soak  # takes minutes
+@mark.timeout(1800)
 def test_the_tests_of_the_core_pass_without_engines(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     for name in ("nmt", "configs", "docs", "scripts", "examples", "tests"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark, raises
 from support.capture import Capture
 from support.checkout import ROOT
 from support.in_process import refuse
@@ -69,11 +69,11 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: MonkeyPatch) -> 
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails
         extra = re.escape(f"[{EXTRAS[package]}]")
         remedy = rf"pip install -e '\.{extra}'"
-        with pytest.raises(UserError, match=rf"^{package} cannot be imported \(.*\); {remedy}$"):
+        with raises(UserError, match=rf"^{package} cannot be imported \(.*\); {remedy}$"):
             import_extra(package)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "record, told",
     [
         ('{"url": "file:///n.whl", "archive_info": {}}', " @ file:///n.whl"),
@@ -120,8 +120,8 @@ def test_a_hub_corpus_needs_the_hub_extra(
     assert "; pip install -e '.[hub]'" in line
 
 
-@pytest.mark.soak  # asks the package index
-@pytest.mark.parametrize("version", [OLDEST, *PYTHONS])
+@mark.soak  # asks the package index
+@mark.parametrize("version", [OLDEST, *PYTHONS])
 def test_pins_suit_each_python(version: str) -> None:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if uv is None:
@@ -173,7 +173,7 @@ class Installation:
         return done.stdout
 
 
-@pytest.mark.soak  # builds a wheel and trains
+@mark.soak  # builds a wheel and trains
 def test_the_wheel_makes_the_journey(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
     names = set(ZipFile(installation.wheel).namelist())

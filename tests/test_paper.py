@@ -13,8 +13,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import approx, mark, raises
 from support.capture import Capture
 from support.checkout import ROOT
 from support.golden import check_golden
@@ -76,7 +76,7 @@ def keys_of(rows: list[PaperRow]) -> list[str | None]:
 # ---- the shipped configs ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name, model, pair, bleu, n_averaged",
     [
         ("base", "base", "en-de", 27.3, 5),
@@ -104,7 +104,7 @@ def test_one_store_serves_both_released_configs() -> None:
     assert (big.data, big.vocab) == (base.data, base.vocab)
 
 
-@pytest.mark.parametrize("block, parent", [(0, "base"), (1, "base-enfr")])
+@mark.parametrize("block, parent", [(0, "base"), (1, "base-enfr")])
 def test_wmts_own_archives_are_the_papers_corpora(block: int, parent: str, tmp_path: Path) -> None:
     file = tmp_path / "archives.yaml"
     file.write_text(CONFIGS_OF_DOCS[block])
@@ -189,7 +189,7 @@ ended hypotheses count; early termination; longest input; score
 """
 
 
-@pytest.mark.parametrize("name", ["base", "big", "base-enfr", "big-enfr"])
+@mark.parametrize("name", ["base", "big", "base-enfr", "big-enfr"])
 def test_every_rule_has_a_row_and_every_row_says_what_each_code_does(name: str) -> None:
     rows = check_conformance(load_config(f"{name}.yaml")).rows
     names = {row.name for row in rows}
@@ -362,7 +362,7 @@ def test_adam_and_the_rate_are_as_written() -> None:
     )
     assert (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-9)
     for n in (1, 4000, 100_000):
-        assert learning_rate(n, 512, 100_000, OptimizerConfig()) == pytest.approx(
+        assert learning_rate(n, 512, 100_000, OptimizerConfig()) == approx(
             min(n**-0.5, n * 4000**-1.5) * 512**-0.5
         )
     assert not [
@@ -394,7 +394,7 @@ def test_initial_weights_are_those_of_june_2017_and_norms_have_torchs_epsilon() 
     assert [name for name, _ in model.projection.named_parameters()] == ["weight"]
     embedding = model.tgt_embedding.weight
     assert embedding.shape[0] == 1_000  # a row for each piece
-    assert float(embedding.std()) == pytest.approx(64**-0.5, rel=0.02)
+    assert float(embedding.std()) == approx(64**-0.5, rel=0.02)
     products = [
         layer
         for layer in model.modules()
@@ -437,7 +437,7 @@ big.yaml, training.label_smoothing=0 -> none
 """
 
 
-@pytest.mark.parametrize("line", DEV_FIGURES.strip().splitlines())
+@mark.parametrize("line", DEV_FIGURES.strip().splitlines())
 def test_the_papers_dev_figures_are_given_to_the_papers_models_alone(line: str) -> None:
     given, figures = line.split(" -> ")
     name, *overrides = given.split(", ")
@@ -485,8 +485,8 @@ def test_each_row_of_table_3_has_its_config_and_its_figures() -> None:
         assert (found.perplexity, found.bleu) == (float(perplexity), float(bleu)), name
 
 
-@pytest.mark.parametrize("key", ["en_fr: {why: x}", "en-fr: {whyy: x}", "codes_2017: x"])
+@mark.parametrize("key", ["en_fr: {why: x}", "en-fr: {whyy: x}", "codes_2017: x"])
 def test_a_misspelt_key_of_the_table_is_refused(key: str) -> None:
     row = parse_yaml(f"name: search\n{key}", "paper.yaml").values
-    with pytest.raises(TypeError, match="unexpected keyword argument"):
+    with raises(TypeError, match="unexpected keyword argument"):
         paper.choose_text(row, "base", "en-fr")

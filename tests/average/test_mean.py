@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark, raises
 from safetensors.torch import load_file, save_file
 from support.capture import Capture, read_errors
 from support.in_process import refuse
@@ -110,13 +109,13 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize("case", MISFITS)
+@mark.parametrize("case", MISFITS)
 def test_what_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None:
     changes, complaint = MISFITS[case]
     for name in "ab":
         write(tmp_path / name)
     rewrite(tmp_path / "b", lambda weights: weights | changes)
-    with pytest.raises(UserError, match=complaint) as caught:
+    with raises(UserError, match=complaint) as caught:
         average_checkpoints([tmp_path / "a", tmp_path / "b"], tmp_path / MEAN)
     assert str(tmp_path / "b") in str(caught.value) and "\n" not in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
@@ -125,9 +124,9 @@ def test_what_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None
 def test_other_pieces_and_the_same_checkpoint_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "c")
     write(tmp_path / "d", vocab=make_letters("ghijkl"))
-    with pytest.raises(UserError, match="its BPE model is .* average only"):
+    with raises(UserError, match="its BPE model is .* average only"):
         average_checkpoints([tmp_path / "c", tmp_path / "d"], tmp_path / MEAN)
-    with pytest.raises(UserError, match="given twice"):
+    with raises(UserError, match="given twice"):
         average_checkpoints([tmp_path / "c", tmp_path / "d" / ".." / "c"], tmp_path / MEAN)
 
 
@@ -145,7 +144,7 @@ def test_two_runs_do_not_average(run: RunFolder, tmp_path: Path, capsys: Capture
     )
     assert not (tmp_path / MEAN).exists()
     change_config(other, data=DataConfig(src="e\nn" + "x" * 1000))
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         average_checkpoints([ours, other], tmp_path / MEAN)
     assert (
         "e<U+000A>nxxx" in str(caught.value)
@@ -181,11 +180,11 @@ def test_the_oldest_first_and_by_its_own_folder(
     monkeypatch.chdir(run.checkpoint(20))
     average_checkpoints([Path(".")], tmp_path / "here")
     assert read_state(tmp_path / "here")["averaged"] == ["step-0000020"]
-    with pytest.raises(UserError, match="given twice"):
+    with raises(UserError, match="given twice"):
         average_checkpoints([run.path, run.checkpoint(50)], tmp_path / MEAN)
 
 
-@pytest.mark.parametrize("place", ["step-0009999", "step-0000050/mean", "."])
+@mark.parametrize("place", ["step-0009999", "step-0000050/mean", "."])
 def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(
     place: str, run: RunFolder, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -211,9 +210,9 @@ def test_it_replaces_an_average_and_no_checkpoint(tmp_path: Path) -> None:
         average_checkpoints([tmp_path / "a"], tmp_path / MEAN)
     names = {path.name for path in (tmp_path / MEAN).iterdir()}
     assert names == {MANIFEST_FILE, *COMMON_FILES, VOCAB_FILE}
-    with pytest.raises(UserError, match="contains something other than an average.*-o DIR; no"):
+    with raises(UserError, match="contains something other than an average.*-o DIR; no"):
         average_checkpoints([tmp_path / "a"], tmp_path / "b")
-    with pytest.raises(UserError, match="contains the input"):
+    with raises(UserError, match="contains the input"):
         average_checkpoints([tmp_path / "a"], tmp_path / "a", is_forced=True)
     assert open_checkpoint(tmp_path / "a").step and open_checkpoint(tmp_path / "b").step
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture
 from support.golden import check_golden
 from support.hostile_text import OBEYED, PAYLOADS, check_together
 from support.recipes import list_recipes
@@ -32,7 +32,7 @@ from nmt.system.output_folder import is_unedited_card
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, VOCAB_FILE
 
 
-@pytest.fixture
+@fixture
 def folder(tmp_path: Path, vocab: Vocab) -> Path:
     return make_checkpoint(tmp_path / "average", vocab)
 

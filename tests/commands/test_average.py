@@ -1,8 +1,7 @@
 """nmt-average as a user meets it."""
 
 import numpy as np
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark
 from safetensors.torch import load_file
 from support.capture import Capture, read_errors
 from support.in_process import refuse, succeed
@@ -53,7 +52,7 @@ def test_bad_arguments_take_one_line(
     assert sorted(run.path.iterdir()) == before
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-0000050", "average", ".."])
+@mark.parametrize("name", ["checkpoints", "checkpoints/step-0000050", "average", ".."])
 def test_the_run_is_named_where_something_else_is_given(
     name: str, run: RunFolder, capsys: Capture
 ) -> None:
@@ -98,7 +97,7 @@ def test_scores_and_minutes_are_said_and_kept(run: RunFolder, capsys: Capture) -
     assert "the mean of 1 checkpoint (step-0000050)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("fault", ["cut off", "of another version", "a folder"])
+@mark.parametrize("fault", ["cut off", "of another version", "a folder"])
 def test_results_that_cannot_be_read_cost_no_average(
     fault: str, run: RunFolder, capsys: Capture
 ) -> None:

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import pytest
 import sacrebleu
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture
 from support.in_process import Main, succeed
 from support.text_lines import join_lines
@@ -26,7 +25,7 @@ from nmt.extras.profile.profile import profile_training
 from nmt.system.files import read_json
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def trained(module_path: Path) -> Path:
     """A folder with a corpus, the config of a run, and its run folder with checkpoints at 10 and
     20.
@@ -37,7 +36,7 @@ def trained(module_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
+@fixture
 def run(trained: Path, tmp_path: Path) -> Path:
     """A copy of the run folder."""
     shutil.copytree(trained / "run", tmp_path / "run", symlinks=True)
@@ -84,7 +83,7 @@ MISTAKES: list[tuple[Callable[[Path], object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("change, setting, expected", MISTAKES)
+@mark.parametrize("change, setting, expected", MISTAKES)
 def test_mistakes_are_reported_in_one_line(
     change: Callable[[Path], object],
     setting: str,
@@ -116,7 +115,7 @@ def test_a_folder_that_cannot_be_written(toy: Path, capsys: Capture) -> None:
 
 def test_a_bug_of_ours_ends_in_a_traceback(toy: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.api.load_config", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):  # a traceback and exit code 1 from the interpreter
+    with raises(ZeroDivisionError):  # a traceback and exit code 1 from the interpreter
         nmt_train(["--config", str(toy)])
 
 
@@ -134,7 +133,7 @@ def test_translate_prompts_at_a_terminal(
     assert "en -> de" in captured.err and captured.out.count("\n") == 1
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "flags, words",
     [
         ("--profile --plan", "--profile does not support --plan"),
@@ -147,14 +146,14 @@ def test_translate_prompts_at_a_terminal(
 def test_flags_that_do_not_go_together(
     flags: str, words: str, toy: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    with pytest.raises(SystemExit) as left:
+    with raises(SystemExit) as left:
         nmt_train(["--config", str(toy), *flags.split()])
     message = read_refusal(capsys, int(str(left.value)))
     assert message.startswith("nmt-train: error:") and words in message
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("flag", ["--profile", "--plan"])
+@mark.parametrize("flag", ["--profile", "--plan"])
 def test_a_rehearsal_leaves_no_run(
     flag: str,
     toy: Path,
@@ -187,7 +186,7 @@ def test_micro_tokens_auto_is_resolved_once(
     assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-0000003"
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "command, words, option",
     [
         (nmt_eval, "--hypotheses a --src b --src c", "--src"),
@@ -201,7 +200,7 @@ def test_an_option_given_twice_is_refused(
     option: str,
     capsys: Capture,
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
+    with raises(SystemExit) as stop:
         command(words.split())
     assert f"argument {option}: given twice" in read_refusal(capsys, int(str(stop.value)))
 
@@ -214,7 +213,7 @@ def test_of_two_values_of_a_setting_the_last_counts(capsys: Capture) -> None:
     assert said == "note: training.steps is given 2 times; the last value counts\n"
 
 
-@pytest.mark.parametrize("name", ["average", "checkpoints/step-0000010", "../store"])
+@mark.parametrize("name", ["average", "checkpoints/step-0000010", "../store"])
 def test_a_folder_that_is_something_else_is_no_run(
     name: str, run: Path, trained: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -230,7 +229,7 @@ def test_a_folder_that_is_something_else_is_no_run(
     assert {path: path.read_bytes() for path in folder.iterdir()} == kept
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "report.html", "vocab.model", "metrics.jsonl"])
+@mark.parametrize("name", ["config.yaml", "report.html", "vocab.model", "metrics.jsonl"])
 def test_files_of_the_user_in_the_run_folder(
     name: str, toy: Path, tmp_path: Path, capsys: Capture
 ) -> None:

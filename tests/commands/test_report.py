@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
+from pytest import fixture, mark, raises
 from support.capture import Capture
 from support.in_process import refuse, succeed
 from support.text_lines import join_lines
@@ -15,7 +15,7 @@ from nmt.system.files import seal
 from nmt.system.run_folder import RunFolder
 
 
-@pytest.fixture
+@fixture
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.checkpoints.mkdir(parents=True)
@@ -30,7 +30,7 @@ def test_one_run_has_its_report_and_several_need_a_place(
 ) -> None:
     assert main([str(run.path)]) == main([str(run.path)]) == 0
     assert "<h1>one</h1>" in run.report.read_text()
-    with pytest.raises(SystemExit, match="2"):
+    with raises(SystemExit, match="2"):
         main([str(run.path), str(run.path)])
     assert "-o FILE" in capsys.readouterr().err
     both = tmp_path / "both.html"
@@ -46,7 +46,7 @@ def test_a_run_that_is_not_there_is_named(run: RunFolder, tmp_path: Path, capsys
     assert capsys.readouterr().err == 2 * message
 
 
-@pytest.mark.parametrize("name", ["average", "checkpoints/step-0000300"])
+@mark.parametrize("name", ["average", "checkpoints/step-0000300"])
 def test_a_checkpoint_is_not_a_run(run: RunFolder, name: str, capsys: Capture) -> None:
     checkpoint = run.path / name
     checkpoint.mkdir()

@@ -6,9 +6,8 @@ import math
 import re
 from pathlib import Path
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, TempPathFactory, approx, fixture, mark, raises
 from support.capture import Capture, read_errors
 from support.in_process import refuse
 from support.text_lines import join_lines
@@ -22,13 +21,13 @@ from nmt.commands.score import main as nmt_score
 PAIRS = sentences(40, seed=7)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def place(tmp_path_factory: TempPathFactory) -> Path:
     vocab = make_vocab(tmp_path_factory.mktemp("words"))
     return make_checkpoint(tmp_path_factory.mktemp("model") / "average", vocab)
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def write_texts(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """`src` and `tgt` in the current folder."""
     monkeypatch.chdir(tmp_path)
@@ -46,16 +45,16 @@ def test_each_pair_has_a_line_and_the_corpus_a_summary(place: Path, capsys: Capt
     sums = [float(line) for line in score(place, "--src", "src", "--tgt", "tgt")]
     summary = read_errors(capsys)[-1]
     expected = nmt.api.score_pairs(PAIRS, place)
-    assert sums == pytest.approx([one.log_prob for one in expected], abs=1e-5)
+    assert sums == approx([one.log_prob for one in expected], abs=1e-5)
     n_tokens = sum(len(one.log_probs) for one in expected)
     found = re.fullmatch(r"40 pairs, (\S+) tokens: NLL per token (\S+), perplexity (\S+)", summary)
     assert found and int(found[1]) == n_tokens
-    assert float(found[2]) == pytest.approx(-sum(sums) / n_tokens, abs=1e-4)
-    assert float(found[3]) == pytest.approx(math.exp(-sum(sums) / n_tokens), abs=1e-2)
+    assert float(found[2]) == approx(-sum(sums) / n_tokens, abs=1e-4)
+    assert float(found[3]) == approx(math.exp(-sum(sums) / n_tokens), abs=1e-2)
 
     means = score(place, "--src", "src", "--tgt", "tgt", "--score", "mean")
     for mean, one in zip(means, expected, strict=True):
-        assert float(mean) == pytest.approx(one.log_prob / len(one.log_probs), abs=1e-5)
+        assert float(mean) == approx(one.log_prob / len(one.log_probs), abs=1e-5)
 
 
 def test_sides_of_different_texts_are_named(place: Path, capsys: Capture) -> None:
@@ -73,7 +72,7 @@ def test_pieces_and_their_log_probabilities(place: Path) -> None:
     assert [row["line"] for row in rows] == list(range(1, 41))
     for row, (_, target) in zip(rows, PAIRS, strict=True):
         assert "".join(row["pieces"][:-1]).replace("\u2581", " ").strip() == target
-        assert sum(row["log_probs"]) == pytest.approx(row["score"], abs=1e-4)
+        assert sum(row["log_probs"]) == approx(row["score"], abs=1e-4)
 
 
 def test_packed_files_and_an_ensemble(place: Path) -> None:
@@ -82,7 +81,7 @@ def test_packed_files_and_an_ensemble(place: Path) -> None:
         Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
     assert score(place, "--src", "src.gz", "--tgt", "tgt.gz") == alone
     both = score(place, str(place), "--src", "src", "--tgt", "tgt")
-    assert [float(x) for x in both] == pytest.approx([float(x) for x in alone], abs=1e-5)
+    assert [float(x) for x in both] == approx([float(x) for x in alone], abs=1e-5)
 
 
 def test_workers_write_the_same_scores(
@@ -128,7 +127,7 @@ def test_impossible_pairs_keep_their_line_and_are_named(place: Path, capsys: Cap
     assert row == {"line": 3, "score": None, "problem": "its source is empty"}
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "target, message",
     [
         ("short", "src has 40 lines but short has 39"),
@@ -149,7 +148,7 @@ def test_the_output_is_not_an_input(place: Path, capsys: Capture) -> None:
     assert Path("tgt").read_text().count("\n") == 40
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "options, message",
     [
         ("decoding.precision=bf16 --src a --tgt b", "no checkpoint is given"),
@@ -159,6 +158,6 @@ def test_the_output_is_not_an_input(place: Path, capsys: Capture) -> None:
     ],
 )
 def test_options_that_do_not_fit(options: str, message: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit, match="2"):
+    with raises(SystemExit, match="2"):
         nmt_score(options.split())
     assert message in capsys.readouterr().err

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture
 from support.in_process import refuse
 from support.rings import amount
@@ -27,14 +27,14 @@ for package in ("fastapi", "uvicorn", "python_multipart"):
 OFF = "decoding.compile=off"  # compiling would take longer than all else
 
 
-@pytest.fixture(scope="module", name="checkpoint")
+@fixture(scope="module", name="checkpoint")
 def make_one(module_path: Path) -> Path:
     folder = module_path
     return make_checkpoint(folder / "average", make_vocab(folder))
 
 
 # uvicorn heeds SIGTERM, nmt.extras.serve the two others, both alike
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, *amount([], [signal.SIGUSR1])])
+@mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, *amount([], [signal.SIGUSR1])])
 def test_a_process_answers_until_a_signal_ends_it(
     number: signal.Signals, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -47,7 +47,7 @@ def test_a_process_answers_until_a_signal_ends_it(
     assert "Traceback" not in (tmp_path / "stderr").read_text()
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "options, words",
     [
         (["decoding.beam=2"], "no checkpoint is given"),
@@ -57,7 +57,7 @@ def test_a_process_answers_until_a_signal_ends_it(
     ],
 )
 def test_bad_options(options: list[str], words: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as exit:
+    with raises(SystemExit) as exit:
         parse_arguments(options)
     assert exit.value.code == 2
     assert words in capsys.readouterr().err
@@ -85,13 +85,13 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: M
     assert read_keys(None) == {"a", "b"}
     for empty in ("", ",", " , "):
         monkeypatch.setenv("NMT_API_KEYS", empty)
-        with pytest.raises(UserError, match="NMT_API_KEYS: is set, but has no key"):
+        with raises(UserError, match="NMT_API_KEYS: is set, but has no key"):
             read_keys(None)
     monkeypatch.delenv("NMT_API_KEYS")
     file.write_text("\n")
-    with pytest.raises(UserError, match="has no key"):
+    with raises(UserError, match="has no key"):
         read_keys(str(file))
-    with pytest.raises(UserError, match="cannot be read"):
+    with raises(UserError, match="cannot be read"):
         read_keys(str(tmp_path / "missing"))
     assert read_keys(None) == frozenset()
     assert "NMT_API_KEYS" not in os.environ

@@ -19,9 +19,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
 from support.capture import Capture, read_errors
 from support.in_process import Main, refuse, succeed
 from support.needs import needs_package
@@ -55,17 +54,17 @@ NEEDS_CT2 = needs_package("ctranslate2")
 BOUNDS = ("decoding.max_source=40", "--long-lines")
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def place(module_path: Path, vocab: Vocab) -> Path:
     return make_checkpoint(module_path / "average", vocab)
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def translator(place: Path) -> Translator:
     return make_translator(open_checkpoint(place), CPU, DECODING)
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def texts(translator: Translator) -> list[str]:
     """What each of LINES becomes when it is searched alone."""
     return [translate_alone(translator, line) for line in LINES]
@@ -133,7 +132,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("unit", ["sentence", "paragraph"])
+@mark.parametrize("unit", ["sentence", "paragraph"])
 def test_a_line_out_for_each_line_in(
     unit: str, place: Path, translator: Translator, tmp_path: Path
 ) -> None:
@@ -178,7 +177,7 @@ def test_paragraphs_have_their_numbers_in_later_chunks(
     assert f"warning: lines {first} to {last} are mostly <unk>" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("workers, n_threads", [(1, 8), (3, 2), (9, 1)])
+@mark.parametrize("workers, n_threads", [(1, 8), (3, 2), (9, 1)])
 def test_workers_share_the_threads(
     workers: int, n_threads: int, place: Path, tmp_path: Path
 ) -> None:
@@ -190,7 +189,7 @@ def test_workers_share_the_threads(
     assert torch.get_num_threads() == n_threads
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@mark.parametrize("workers", [1, 2])
 def test_translations_that_reach_the_length_limit_are_counted_at_the_end(
     workers: int, place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -254,7 +253,7 @@ def test_lines_of_several_sentences_are_named_once(
     assert "sentences" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@mark.parametrize("workers", ["1", "2"])
 def test_a_refused_line_is_reported_after_the_lines_before_it(
     workers: str,
     place: Path,
@@ -292,7 +291,7 @@ def test_figures_beside_the_text(place: Path, translator: Translator, tmp_path: 
         for shown, one in zip(found["candidates"], search_alone(translator, line, 2), strict=True):
             assert shown["text"] == vocab.tgt.decode([one.ids])[0]
             assert shown["pieces"] == vocab.tgt.pieces(one.ids)
-            assert shown["score"] == pytest.approx(one.score, abs=1e-5)
+            assert shown["score"] == approx(one.score, abs=1e-5)
             (links,) = align(translator.model, [ids], [one.ids])
             assert shown["alignment"] == [[s, t] for t, s in enumerate(links)]
 
@@ -304,7 +303,7 @@ def test_figures_beside_the_text(place: Path, translator: Translator, tmp_path: 
     for shown, row in zip(out, objects, strict=True):
         best = row["candidates"][0]
         score, *words = shown.split("\t")
-        assert float(score) == pytest.approx(best["score"], abs=1e-5)
+        assert float(score) == approx(best["score"], abs=1e-5)
         assert words == [best["text"], " ".join(f"{s}-{t}" for s, t in best["alignment"])]
 
 
@@ -486,7 +485,7 @@ def test_a_full_disk_is_a_failure_that_names_the_output(place: Path, tmp_path: P
     assert "failed: <stdout>: cannot be written (No space left" in told
 
 
-@pytest.mark.parametrize("closed, options", [("stdin", []), ("stdout", ["-i", __file__])])
+@mark.parametrize("closed, options", [("stdin", []), ("stdout", ["-i", __file__])])
 def test_a_closed_stream_is_an_error(
     closed: str,
     options: list[str],
@@ -503,7 +502,7 @@ def test_a_closed_stream_is_an_error(
 STOPS = [(signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGTERM, -15)]
 
 
-@pytest.mark.parametrize("number, code", amount(STOPS[:2], STOPS))
+@mark.parametrize("number, code", amount(STOPS[:2], STOPS))
 def test_a_stop_leaves_whole_lines(
     number: signal.Signals, code: int, place: Path, texts: list[str], tmp_path: Path
 ) -> None:
@@ -620,7 +619,7 @@ def test_attention_beside_the_output(
 # ---- other engines ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def exported(place: Path) -> Path:
     from nmt.extras.export.export import export
 
@@ -665,7 +664,7 @@ def test_ctranslate2_writes_the_same_lines_and_its_name(
 
 
 @NEEDS_CT2
-@pytest.mark.parametrize("command", [nmt_translate, nmt_eval])
+@mark.parametrize("command", [nmt_translate, nmt_eval])
 def test_a_checkpoint_is_not_taken_for_an_export_nor_an_export_for_a_checkpoint(
     command: Main,
     place: Path,
@@ -696,7 +695,7 @@ def test_a_source_in_pieces_is_translated_with_a_warning(
 # ---- mistakes -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "options, message",
     [
         ("--resume", "--resume needs -o"),
@@ -724,7 +723,7 @@ def test_a_source_in_pieces_is_translated_with_a_warning(
 def test_options_that_do_not_go_together(
     options: str, message: str, place: Path, capsys: Capture
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
+    with raises(SystemExit, match="2"):
         nmt_translate([str(place), *options.split(" ")])
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
@@ -741,7 +740,7 @@ def test_attention_does_not_replace_what_is_read(
     assert text.read_text() == TEXT
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "options, message",
     [
         ("--n-best 5", "decoding.beam is 2; give --beam 5"),

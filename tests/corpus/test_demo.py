@@ -3,7 +3,7 @@
 import hashlib
 import runpy
 
-import pytest
+from pytest import fixture
 from support.checkout import ROOT
 
 from nmt.corpus.demo import RANGES, generate_pairs
@@ -14,7 +14,7 @@ DIGEST = "553ca7890355fd9cb5c508dfc7f232f5f0e5e4cdb93c093a4e2b61f563c208e7"
 Pairs = list[tuple[str, str]]
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def splits() -> dict[str, Pairs]:
     return {split: list(generate_pairs(split)) for split in RANGES}
 

@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from huggingface_hub import constants
 from pyarrow import parquet
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture
 from support.fake_hub import COMMIT, FakeHub, run_hub, use_hub
 from support.toy_corpus import write_toy_corpus
@@ -58,7 +57,7 @@ def make_shard(first: int, n: int) -> bytes:
     return out.getvalue()
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def dataset() -> dict[str, bytes]:
     """wmt/wmt14 in small: other subsets, obsolete files, and three shards of more than 200 kB."""
     files = {name: make_shard(4000 * i, 4000) for i, name in enumerate(SHARDS)}
@@ -71,7 +70,7 @@ def dataset() -> dict[str, bytes]:
     }
 
 
-@pytest.fixture
+@fixture
 def hub(dataset: dict[str, bytes], tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[FakeHub]:
     with run_hub("wmt/wmt14", dict(dataset)) as server:
         use_hub(monkeypatch, server.endpoint, tmp_path / "hub")
@@ -87,7 +86,7 @@ def fetch(tmp_path: Path, corpus: CorpusConfig = TRAIN) -> list[Path]:
 
 
 def complaint(tmp_path: Path, corpus: CorpusConfig = TRAIN) -> str:
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         fetch(tmp_path, corpus)
     return str(caught.value)
 
@@ -163,14 +162,12 @@ def test_a_store_that_would_not_fit_is_refused_before_the_work(
     size = sum(len(hub.files[name]) for name in SHARDS)
     data = DataConfig(root=str(tmp_path), store=str(tmp_path / "store"), train=(TRAIN,))
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2 * size}))
-    with pytest.raises(
-        UserError, match=rf"store: not enough disk space: about {6 * size:,} bytes are"
-    ):
+    with raises(UserError, match=rf"store: not enough disk space: about {6 * size:,} bytes are"):
         prepare(data, VocabConfig(), 1)
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "changed, expected",
     [
         (
@@ -199,7 +196,7 @@ def test_what_the_hub_does_not_have_is_named(
     assert not hub.served
 
 
-@pytest.mark.parametrize("revision", [None, "main", COMMIT])
+@mark.parametrize("revision", [None, "main", COMMIT])
 def test_without_the_hub_the_cache_is_read(
     revision: str | None, hub: FakeHub, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture
 from support.checkout import ROOT
 from support.rings import amount
@@ -49,7 +48,7 @@ def write_pairs(path: Path, pairs: list[tuple[str, str]]) -> CorpusConfig:
     return CorpusConfig(file=path.name)
 
 
-@pytest.fixture
+@fixture
 def root(tmp_path: Path) -> Path:
     """Two training corpora, with lines that must go, and a dev set, with lines that must stay."""
     folder = tmp_path / "raw"
@@ -92,7 +91,7 @@ def give_model(root: Path, store: str = "store", vocab: VocabConfig = VOCAB) -> 
 
 
 def refuse(data: DataConfig, message: str, vocab: VocabConfig = VOCAB) -> None:
-    with pytest.raises(UserError, match=message) as caught:
+    with raises(UserError, match=message) as caught:
         prepare(data, vocab, 1)
     assert "\n" not in str(caught.value)
 
@@ -121,7 +120,7 @@ def interrupt(data: DataConfig, monkeypatch: MonkeyPatch) -> Path:
 
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.prepare.seal", stop)
-        with pytest.raises(KeyboardInterrupt):
+        with raises(KeyboardInterrupt):
             prepare(data, VOCAB, 1)
     return Path(data.store) / WORK_FOLDER
 
@@ -160,7 +159,7 @@ def test_the_dev_set_is_taken_as_it_is(root: Path) -> None:
 def test_without_a_dev_set_there_is_none(root: Path) -> None:
     store = make(config(root, valid=None))
     assert not list(store.glob("valid*"))
-    with pytest.raises(UserError, match="has no valid split"):
+    with raises(UserError, match="has no valid split"):
         open_store(store, "valid")
 
 
@@ -327,7 +326,7 @@ def test_an_unfinished_preparation_follows_changed_settings(
     assert contents(make(config(root, valid=None), VocabConfig(size=50))) == truth
 
 
-@pytest.mark.parametrize("content", [b"", None])
+@mark.parametrize("content", [b"", None])
 def test_a_stage_without_a_whole_done_file_is_done_again(
     root: Path, monkeypatch: MonkeyPatch, content: bytes | None
 ) -> None:
@@ -350,7 +349,7 @@ def test_what_another_version_left_is_not_continued(root: Path, monkeypatch: Mon
 # ---- rules over the whole text, and what is given -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_dropped", [False, True])
+@mark.parametrize("is_dropped", [False, True])
 def test_repeats_are_counted_always_and_dropped_on_request(
     root: Path, monkeypatch: MonkeyPatch, is_dropped: bool
 ) -> None:
@@ -368,9 +367,7 @@ def test_repeats_are_counted_always_and_dropped_on_request(
         assert corpus["dropped"].get("duplicate") == (n if is_dropped else None)
 
 
-@pytest.mark.parametrize(
-    "rule, gone", [("keep", []), ("drop-pairs", [4]), ("drop-sides", [4, 8, 10])]
-)
+@mark.parametrize("rule, gone", [("keep", []), ("drop-pairs", [4]), ("drop-sides", [4, 8, 10])])
 def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(
     root: Path, rule: str, gone: list[int]
 ) -> None:
@@ -541,7 +538,7 @@ def test_weights_leave_the_store_as_it_is_and_may_change(root: Path) -> None:
     assert [share.stored for share in mixture.shares] == sizes
     assert [share.drawn for share in mixture.shares] == [round(0.5 * sizes[0]), 80]
     assert describe_mixture(mixture, weighted).endswith(", 80 of b.tsv (32)")
-    with pytest.raises(UserError, match=r"ledger\.json: has corpora of .* prepare another data"):
+    with raises(UserError, match=r"ledger\.json: has corpora of .* prepare another data"):
         find_mixture(ledger, weighted, n_pairs + 1)
 
 
@@ -565,7 +562,7 @@ def test_a_rule_keeps_its_counts_whatever_it_is_called(root: Path) -> None:
     assert read_ledger(store).corpora[0].dropped == dropped
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "changes, size, named",
     [
         ({}, 50, "vocab.size 60 -> 50"),
@@ -622,9 +619,7 @@ def test_a_store_in_a_folder_that_cannot_be_written_is_recognised(
     assert not prepare(config(root), VOCAB, 1)
 
 
-@pytest.mark.parametrize(
-    "damage", ["vocab.model", "train.src.ids.npy", "ledger.json", "manifest.json"]
-)
+@mark.parametrize("damage", ["vocab.model", "train.src.ids.npy", "ledger.json", "manifest.json"])
 def test_a_damaged_store_is_not_taken_for_a_whole_one(root: Path, damage: str) -> None:
     (make(config(root)) / damage).write_text("{}")
     refuse(config(root), "damaged")
@@ -635,7 +630,7 @@ def test_a_config_may_have_any_name(root: Path, monkeypatch: MonkeyPatch) -> Non
     assert ledger_of(make(config(root)))["command"] == "nmt-prepare --config 'b\udce9.yaml'"
 
 
-@pytest.mark.parametrize("file", ["done.json", "00000.npz"], ids=["finished", "begun"])
+@mark.parametrize("file", ["done.json", "00000.npz"], ids=["finished", "begun"])
 def test_two_processes_do_not_meet(file: str, root: Path) -> None:
     work = root.parent / "store" / WORK_FOLDER
     (work / "train.0").mkdir(parents=True)
@@ -668,7 +663,7 @@ def test_a_work_folder_that_is_a_link_is_refused(root: Path) -> None:
     refuse(config(root), "is a link; remove it")
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "changes, size, message",
     [
         ({"train": ()}, 60, "data.train: no corpus given"),

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.checkout import ROOT
 from support.needs import REAL_TEXT, needs_text
 from support.text_lines import join_lines
@@ -46,7 +46,7 @@ def write(path: Path, lines: list[str]) -> None:
     )
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """sacreBLEU's folder, empty, and toys in the place of newstest2013 and newstest2012."""
     from sacrebleu.dataset import DATASETS
@@ -73,14 +73,14 @@ def fill(cache: Path, name: str, src: list[str], ref: list[str]) -> None:
         write(cache / name / f"{name.replace('/', '_')}.en-de.{field}", lines)
 
 
-@pytest.fixture
+@fixture
 def data(tmp_path: Path) -> DataConfig:
     (tmp_path / "root").mkdir()
     return DataConfig(root=str(tmp_path / "root"))
 
 
 def complaint(name: str, data: DataConfig) -> str:
-    with pytest.raises(UserError) as error:
+    with raises(UserError) as error:
         testsets.open_test_set(name, data)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -104,7 +104,7 @@ def test_years_are_names_of_sets_that_sacrebleu_has() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["newstest2013", "wmt13"])
+@mark.parametrize("name", ["newstest2013", "wmt13"])
 def test_a_set_by_either_name_from_sacrebleus_cache(
     cache: Path, data: DataConfig, name: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_set_by_either_name_from_sacrebleus_cache(
     assert testsets.open_test_set(CorpusConfig(sacrebleu=name), data).known_as == "newstest2013"
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "names, asked",
     [
         (("newstest2013.en", "newstest2013.de"), "newstest2013"),
@@ -146,7 +146,7 @@ def test_a_set_from_files_beside_the_corpora(
     assert (found.name, found.known_as) == (f"sacrebleu {asked}", "newstest2013")
     assert list(read_pairs(corpus, data)) == list(zip(SRC, REF, strict=True))
     write(Path(data.root) / names[1], REF[::-1])
-    with pytest.raises(UserError, match="is not the de side of newstest2013"):
+    with raises(UserError, match="is not the de side of newstest2013"):
         testsets.open_test_set(corpus, data)
 
 
@@ -179,7 +179,7 @@ def test_nothing_there_is_one_line_with_the_remedies(data: DataConfig) -> None:
         "because HF_HUB_OFFLINE is set; give local files instead, "
         f"{{src: FILE, tgt: FILE}} (or put newstest2014.en and newstest2014.de into {root})"
     )
-    with pytest.raises(UserError, match="or put newstest2014.en and newstest2014.de into"):
+    with raises(UserError, match="or put newstest2014.en and newstest2014.de into"):
         testsets.open_test_set(CorpusConfig(sacrebleu="wmt14/full"), data)
     for typo, meant in (
         ("newstest14", "newstest2014"),
@@ -255,7 +255,7 @@ def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
     assert as_files.known_as == "newstest2013" and as_files.ref[2] == "Ein Haus zu 5\u00a0%"
     # Moses' tokenizer makes one word of two around this one, and so would shorten the reference.
     write(Path(data.root) / "newstest2013.de", [line.replace("5 %", "5\x1c%") for line in REF])
-    with pytest.raises(UserError, match="is not the de side of newstest2013"):
+    with raises(UserError, match="is not the de side of newstest2013"):
         testsets.open_test_set("newstest2013", data)
 
 
@@ -269,7 +269,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("what, src, ref", [(what, *sides) for what, sides in CHANGES.items()])
+@mark.parametrize("what, src, ref", [(what, *sides) for what, sides in CHANGES.items()])
 def test_another_text_is_refused_by_name_and_warned_of_in_files(
     cache: Path, data: DataConfig, what: str, src: list[str], ref: list[str]
 ) -> None:
@@ -316,7 +316,7 @@ def test_files_are_known_by_what_they_hold(data: DataConfig) -> None:
     )  # it names no set, so nothing is expected of it
 
 
-@pytest.mark.parametrize("name", ["newstest2012", "newstest2016", "wmt14"])
+@mark.parametrize("name", ["newstest2012", "newstest2016", "wmt14"])
 def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> None:
     for language, lines in (("en", SRC), ("de", REF)):
         write(Path(data.root) / f"{name}.{language}", lines)
@@ -365,7 +365,7 @@ def test_the_lines_of_the_filtered_set(
 GERMAN_NEWS, FRENCH_NEWS = "news-en-de", "news-en-fr"
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "folder, tgt, name, n",
     [
         pytest.param(GERMAN_NEWS, "de", "newstest2012", 3003, marks=needs_text(GERMAN_NEWS)),

@@ -8,10 +8,9 @@ import re
 import zipfile
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark, raises
 from support.packing import pack, pack_archive, tar
 
 from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks, read_lines
@@ -32,7 +31,7 @@ def lines_of(text: TextFile, size: int = 7) -> list[str]:
 
 
 def complaint(text: TextFile) -> str:
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         lines_of(text)
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(str(text.path.parent), "ROOT")
@@ -49,7 +48,7 @@ def brute(content: bytes) -> list[str]:
 # ---- lines ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "content, lines",
     [
         (b"a\nb\n", ["a", "b"]),
@@ -93,7 +92,7 @@ def test_a_line_is_complained_of_exactly_where_python_cannot_decode_it(raw: list
             assert texts[i] == "" and bad[i].startswith(f"x:{i + 5}:{error.start + 1}: byte 0x")
 
 
-@pytest.mark.parametrize("suffix", PACKINGS)
+@mark.parametrize("suffix", PACKINGS)
 def test_packed_lines_equal_brute_force_and_the_share_grows_to_one(
     tmp_path: Path, suffix: str
 ) -> None:
@@ -120,7 +119,7 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize("suffix", ARCHIVES)
+@mark.parametrize("suffix", ARCHIVES)
 def test_a_member_streams_from_its_archive(tmp_path: Path, suffix: str) -> None:
     inner = "training/b.en.gz"
     contents = {name: text.encode() for name, text in MEMBERS.items()} | {
@@ -140,7 +139,7 @@ def test_a_member_streams_from_its_archive(tmp_path: Path, suffix: str) -> None:
     assert shares == sorted(shares) and shares[-1] == 1
 
 
-@pytest.mark.parametrize("suffix", PACKINGS[1:])
+@mark.parametrize("suffix", PACKINGS[1:])
 def test_a_packed_member_is_unpacked_and_a_leading_dot_does_not_matter(
     tmp_path: Path, suffix: str
 ) -> None:
@@ -155,7 +154,7 @@ def test_a_packed_member_is_unpacked_and_a_leading_dot_does_not_matter(
     )
 
 
-@pytest.mark.parametrize("suffix", [".tgz", ".tar.xz", ".tbz2"])
+@mark.parametrize("suffix", [".tgz", ".tar.xz", ".tbz2"])
 def test_damage_behind_the_member_is_found_too(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     packed = bytearray(pack(tar({"a": b"a\n", "b": random.Random(0).randbytes(300_000)}), suffix))
@@ -186,7 +185,7 @@ def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
     assert message == "ROOT/x.zip:a: is encrypted; decrypt the archive"
 
 
-@pytest.mark.filterwarnings("ignore:Duplicate name")
+@mark.filterwarnings("ignore:Duplicate name")
 def test_a_zip_with_two_members_of_one_name_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr("a", "first\n")
@@ -198,7 +197,7 @@ def test_a_zip_with_two_members_of_one_name_is_refused(tmp_path: Path) -> None:
 # ---- damage -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [*PACKINGS[1:], ".tgz", ".tar", ".zip"])
+@mark.parametrize("suffix", [*PACKINGS[1:], ".tgz", ".tar", ".zip"])
 def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) -> None:
     content = "".join(f"{random.Random(i).random()}\n" for i in range(5000)).encode()
     is_archive = suffix in ARCHIVES
@@ -215,7 +214,7 @@ def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) 
         )
 
 
-@pytest.mark.parametrize("suffix", PACKINGS[1:])
+@mark.parametrize("suffix", PACKINGS[1:])
 def test_a_damaged_second_part_is_not_taken_for_the_end(tmp_path: Path, suffix: str) -> None:
     part = bytearray(pack(b"a\n" * 9, suffix))
     (tmp_path / f"x{suffix}").write_bytes(part + part)
@@ -229,7 +228,7 @@ def test_a_damaged_second_part_is_not_taken_for_the_end(tmp_path: Path, suffix: 
     assert lines_of(TextFile(tmp_path / "x.xz")) == ["a"]
 
 
-@pytest.mark.parametrize("suffix", PACKINGS[1:])
+@mark.parametrize("suffix", PACKINGS[1:])
 def test_text_named_as_if_packed_is_refused(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"x{suffix}").write_bytes(b"plain text\n" * 100)
     assert complaint(TextFile(tmp_path / f"x{suffix}")).startswith(
@@ -247,5 +246,5 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
 def test_lines_are_counted_through_all_blocks(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.corpus.text_files.LINES_AT_ONCE", 2)
     (tmp_path / "x").write_bytes(b"a\nb\nc\nd\n\xff\n")
-    with pytest.raises(UserError, match="x:5:1: byte 0xff"):
+    with raises(UserError, match="x:5:1: byte 0xff"):
         list(read_lines(TextFile(tmp_path / "x")))

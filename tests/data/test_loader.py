@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pytest
+from pytest import mark, raises
 from support.processor import ALONE, CPU
 
 from nmt.config import Grouping, TrainingConfig
@@ -33,7 +33,7 @@ def make_store(n: int = 200) -> TokenStore:
 
 START = Cursor()
 MIXTURE = Mixture((CorpusShare(50, 125), CorpusShare(150, 30)))
-with_every_order = pytest.mark.parametrize(
+with_every_order = mark.parametrize(
     "grouping, mixture", [("random", None), ("length", None), ("random", MIXTURE)]
 )
 
@@ -112,7 +112,7 @@ def test_each_epoch_is_read_from_its_own_store() -> None:
     assert whole == sorted(rows(make_batch(stores[3], np.arange(250))))
 
 
-@pytest.mark.parametrize("size", [2, 7])
+@mark.parametrize("size", [2, 7])
 @with_every_order
 def test_ranks_share_each_update_without_loss_or_double(
     grouping: Grouping, mixture: Mixture | None, size: int
@@ -144,7 +144,7 @@ def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
         Loader(
             make_updates(lambda epoch: broken, CONFIG, MICRO_TOKENS, 7, Cursor(), ALONE)
         ) as updates,
-        pytest.raises(UserError, match="the token store: is damaged"),
+        raises(UserError, match="the token store: is damaged"),
     ):
         for _ in islice(iter(lambda: next(updates), None), 5):
             pass

@@ -7,8 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.untrained import make_vocab
 
 from nmt.data.store import ArrayWriter, SideWriter, open_store
@@ -37,7 +36,7 @@ def write(folder: Path, split: str, sides: dict[str, Sentences], chunk: int) -> 
             assert writer.n_pieces == sum(map(len, lines))
 
 
-@pytest.fixture
+@fixture
 def sides() -> dict[str, Sentences]:
     return {
         "src": [[1, 2, 65_534], [], [7], *sentences(200, 0)],
@@ -45,7 +44,7 @@ def sides() -> dict[str, Sentences]:
     }
 
 
-@pytest.fixture
+@fixture
 def folder(tmp_path: Path, sides: dict[str, Sentences]) -> Path:
     store = tmp_path / "store"
     store.mkdir()
@@ -97,7 +96,7 @@ def test_refuses_an_empty_split(tmp_path: Path) -> None:
     write(tmp_path, "train", {"src": [], "tgt": []}, chunk=1)
     (tmp_path / VOCAB_FILE).write_bytes(b"")
     seal(tmp_path)
-    with pytest.raises(UserError, match=r"its train split has no sentences; .*nmt-prepare again"):
+    with raises(UserError, match=r"its train split has no sentences; .*nmt-prepare again"):
         open_store(tmp_path, "train")
 
 
@@ -109,29 +108,29 @@ def test_refuses_another_bpe_model(folder: Path, tmp_path: Path) -> None:
         assert load_vocab(folder).digest == vocab.digest
         open_store(folder, "train", vocab)
         for wrong in (another, other):
-            with pytest.raises(UserError, match="made with another BPE model"):
+            with raises(UserError, match="made with another BPE model"):
                 open_store(folder, "train", wrong)
 
 
 def test_names_what_is_missing(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="contains no prepared data; run nmt-prepare first"):
+    with raises(UserError, match="contains no prepared data; run nmt-prepare first"):
         open_store(tmp_path / "nothing", "train")
-    with pytest.raises(UserError, match=r"has no valid split; set data\.valid"):
+    with raises(UserError, match=r"has no valid split; set data\.valid"):
         open_store(folder, "valid")
 
 
-@pytest.mark.parametrize("name", ["train.src.ids.npy", "train.tgt.offsets.npy"])
-@pytest.mark.parametrize("damage", ["cut", "longer", "gone"])
+@mark.parametrize("name", ["train.src.ids.npy", "train.tgt.offsets.npy"])
+@mark.parametrize("damage", ["cut", "longer", "gone"])
 def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
     content = (folder / name).read_bytes()
     (folder / name).unlink()
     if damage != "gone":
         (folder / name).write_bytes(content[:-2] if damage == "cut" else content + b"\0\0")
-    with pytest.raises(UserError, match=rf"{name}: is (damaged|missing).*use another copy"):
+    with raises(UserError, match=rf"{name}: is (damaged|missing).*use another copy"):
         open_store(folder, "train")
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "wrong, message",
     [
         (np.zeros(4, np.int32), "not a one-dimensional array of int64"),
@@ -144,12 +143,12 @@ def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
 def test_refuses_sealed_nonsense(folder: Path, wrong: np.ndarray, message: str) -> None:
     np.save(folder / "train.src.offsets.npy", wrong, allow_pickle=True)
     seal(folder)
-    with pytest.raises(UserError, match=message):
+    with raises(UserError, match=message):
         open_store(folder, "train")
 
 
 def test_refuses_sides_of_unequal_length(folder: Path, sides: dict[str, Sentences]) -> None:
     write(folder, "train", {"tgt": sides["tgt"][:-1]}, chunk=50)
     seal(folder)
-    with pytest.raises(UserError, match="203 source and 202 target sentences"):
+    with raises(UserError, match="203 source and 202 target sentences"):
         open_store(folder, "train")

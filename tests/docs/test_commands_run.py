@@ -19,8 +19,7 @@ from glob import glob
 from pathlib import Path
 from zlib import crc32
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark
 from safetensors.torch import load_file, save_file
 from support.in_process import succeed
 from support.once import make_once
@@ -99,8 +98,8 @@ def make_run(folder: Path) -> None:
     (folder / "run/average/README.md").unlink()  # is not sealed
 
 
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="session")
+def made(tmp_path_factory: TempPathFactory) -> Path:
     return make_once(tmp_path_factory, "page-run", make_run)
 
 
@@ -229,7 +228,7 @@ def call(program: str, words: list[str], stdin: str, stdout: str) -> str | None:
     return f"{code}: {told.getvalue()[-600:]}" if code else None
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "page",
     [page for page in PAGES if any(map(is_run, LINES[page]))],
     ids=lambda page: str(page.relative_to(ROOT)),

@@ -14,7 +14,7 @@ import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
+from pytest import mark
 from support.browser import open_page
 from support.checkout import ROOT
 from support.needs import needs_chromium, needs_package
@@ -59,7 +59,7 @@ def find_broken_links(path: Path) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
     assert find_broken_links(path) == []
 

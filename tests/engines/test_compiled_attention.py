@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark
 from support.capture import Capture
 from support.packed_pairs import (
     CASES,
@@ -29,14 +29,14 @@ from nmt.model.packed_attention import rotate
 from nmt.model.positions import sinusoids
 from nmt.system.progress import say_once
 
-pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
+pytestmark = mark.timeout(300)  # numba compiles, unless it did so before
 
 LENGTHS = [(1, 4), (6, 1), (0, 3), (33, 17), (15, 16), (5, 0), (64, 64)]
 attend = CpuBackend().attend
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def counted_calls(monkeypatch: MonkeyPatch) -> Iterator[list[int]]:
     for dtype in DTYPES:
         load_compiled(dtype)
@@ -67,8 +67,8 @@ def compute_all(inputs: list[Tensor], mask: AttentionMask) -> list[Tensor]:
     return [output, *torch.autograd.grad(output, inputs, output.detach())]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", [*CASES, *EMPTY_CASES[1:]])  # each key is seen, as in a model
+@mark.parametrize("dtype", DTYPES)
+@mark.parametrize("case", [*CASES, *EMPTY_CASES[1:]])  # each key is seen, as in a model
 def test_equals_the_definition(
     case: AttentionCase, dtype: torch.dtype, counted_calls: list[int]
 ) -> None:
@@ -76,7 +76,7 @@ def test_equals_the_definition(
     assert len(counted_calls) == 2
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@mark.parametrize("dtype", DTYPES)
 def test_queries_and_keys_are_rotated_as_by_torch(
     dtype: torch.dtype, counted_calls: list[int]
 ) -> None:
@@ -108,7 +108,7 @@ def test_scores_may_be_far_apart(counted_calls: list[int]) -> None:
         assert (x.double() - y).norm() < 1e-4 * y.norm()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@mark.parametrize("dtype", DTYPES)
 def test_company_and_threads_do_not_change_a_bit(dtype: torch.dtype) -> None:
     inputs, mask = draw(dtype)
     together = compute_all(inputs, mask)
@@ -156,7 +156,7 @@ def test_nothing_is_compiled_without_gradients(counted_calls: list[int]) -> None
     assert load_compiled(torch.float64) is None
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "fault, message",
     [
         (EOFError("damaged"), "compiling for this processor fails (EOFError: damaged)"),

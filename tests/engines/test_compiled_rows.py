@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark
 from torch import Tensor
 
 pytest.importorskip("numba")
@@ -12,7 +12,7 @@ from nmt.model.backend import Backend
 from nmt.train import loss
 from nmt.train.loss import compute_loss_sums
 
-pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
+pytestmark = mark.timeout(300)  # numba compiles, unless it did so before
 V, D, T = 150, 24, 90  # neither is a whole number of vectors
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
 
@@ -33,8 +33,8 @@ def compute(backend: Backend, *inputs: Tensor) -> list[Tensor]:
     return [*sums, *torch.autograd.grad(sums[0], (hidden, weight))]
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("size", [1.0, 300.0])
+@mark.parametrize("dtype", BOUNDS)
+@mark.parametrize("size", [1.0, 300.0])
 def test_the_loss_is_that_of_exact_numbers(
     dtype: torch.dtype, size: float, monkeypatch: MonkeyPatch
 ) -> None:
@@ -52,7 +52,7 @@ def test_the_loss_is_that_of_exact_numbers(
         assert error < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
+@mark.parametrize("dtype", BOUNDS)
 def test_softmax_does_not_depend_on_threads_or_company(dtype: torch.dtype) -> None:
     compiled = load_compiled(dtype)
     assert compiled is not None
@@ -72,7 +72,7 @@ def test_softmax_does_not_depend_on_threads_or_company(dtype: torch.dtype) -> No
     assert all(torch.equal(a, b[11:12]) for a, b in zip(part, whole, strict=True))
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
+@mark.parametrize("dtype", BOUNDS)
 def test_nan_is_not_hidden(dtype: torch.dtype) -> None:
     compiled = load_compiled(dtype)
     assert compiled is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
 from support.capture import Capture
 from support.plain_search import EOS, Ids
 from support.processor import CPU
@@ -42,7 +42,7 @@ from nmt.translate.search_rules import SearchRules, make_rules
 
 # numba compiles, unless it did so before
 pytestmark = [
-    pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"),
+    mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"),
 ]
 
 N_PIECES = 12
@@ -62,7 +62,7 @@ def check_same_as_torch(model: Transformer, given: list[Ids], rules: SearchRules
     found, expected = search_compiled(make_ready(model), src, rules), search(model, src, rules)
     ours, theirs = (list(itertools.chain(*each)) for each in (found, expected))
     assert [one.ids for one in ours] == [one.ids for one in theirs]
-    assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], 1e-5)
+    assert [one.score for one in ours] == approx([one.score for one in theirs], 1e-5)
     return max(piece for one in ours for piece in one.ids)
 
 
@@ -77,7 +77,7 @@ def test_each_rule_keeps_of_many_sentences_what_torch_keeps() -> None:
         check_same_as_torch(model, given, make_rules(config, config.beam))
 
 
-@pytest.mark.parametrize("beam", [1, 3])
+@mark.parametrize("beam", [1, 3])
 def test_long_outputs_large_vocabularies_many_sentences(
     beam: int, monkeypatch: MonkeyPatch
 ) -> None:
@@ -103,7 +103,7 @@ def test_scores_of_attention_may_be_far_apart() -> None:
 def test_pieces_beyond_the_vocabulary_are_refused() -> None:
     ready = make_ready(make_model(4))
     for src, prefix in (((N_PIECES, EOS), ()), ((5, EOS), (6, N_PIECES))):
-        with pytest.raises(UserError, match="piece 12 is not in the vocabulary of 12 pieces"):
+        with raises(UserError, match="piece 12 is not in the vocabulary of 12 pieces"):
             search_compiled(ready, pack([src]), make_rules(DecodingConfig()), [prefix])
 
 
@@ -132,15 +132,15 @@ def test_bf16_comes_near() -> None:
 
 ON = DecodingConfig(compile="on")
 HAS_FAST_BF16 = find_fault_of_packing(is_bf16=True) is None
-NEEDS_BF16 = pytest.mark.skipif(not HAS_FAST_BF16, reason="this processor does not multiply bf16")
+NEEDS_BF16 = mark.skipif(not HAS_FAST_BF16, reason="this processor does not multiply bf16")
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def say_again() -> None:
     choice.say_once.cache_clear()
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings, expected",
     [
         ({"compile": "on"}, CompiledEngine),
@@ -266,7 +266,7 @@ for compile in ("on", "off"):
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc")
+@mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc")
 def test_there_is_one_copy_of_the_weights() -> None:
     """Only the matrix that embeddings and projection share is there twice, because they lay it out
     differently: 9 of 105 MB here.

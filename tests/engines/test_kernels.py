@@ -13,9 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture
 from support.processor import CPU
 
@@ -29,7 +28,7 @@ from nmt.model.packed_attention import attend
 from nmt.system.progress import say_once
 from nmt.train.loss import chunked_loss_forward, compute_loss_sums
 
-needs_triton = pytest.mark.skipif(
+needs_triton = mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
     reason="needs triton, not interpreted",
 )
@@ -100,7 +99,7 @@ FAULTS: dict[Callable[[Fault], None], str] = {
 }
 
 
-@pytest.fixture
+@fixture
 def fault(tmp_path: Path, monkeypatch: MonkeyPatch) -> Fault:
     for cached in (can_attend, can_compute_loss, say_once):
         cached.cache_clear()
@@ -108,7 +107,7 @@ def fault(tmp_path: Path, monkeypatch: MonkeyPatch) -> Fault:
 
 
 @needs_triton
-@pytest.mark.parametrize("happens", FAULTS, ids=lambda happens: happens.__name__)
+@mark.parametrize("happens", FAULTS, ids=lambda happens: happens.__name__)
 def test_what_triton_lacks_is_told_in_one_line(
     happens: Callable[[Fault], None], fault: Fault, capsys: Capture
 ) -> None:
@@ -145,7 +144,7 @@ def test_a_full_gpu_is_no_reason_to_go_without_kernels() -> None:
     def launch() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(torch.OutOfMemoryError):
+    with raises(torch.OutOfMemoryError):
         can_launch(launch)
     assert can_launch(lambda: None)
 

@@ -4,9 +4,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark, raises
 from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_losses, read_tensors
 from support.in_process import succeed
@@ -62,7 +61,7 @@ def same(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("is_bf16", [False, True])
+@mark.parametrize("is_bf16", [False, True])
 def test_any_number_of_workers_gives_the_bits_of_plain_torch(is_bf16: bool) -> None:
     sums, gradients, norm = run_update(Replica(make_objective(), ALONE, is_bf16))
     for n in (1, 2, 3, 8):
@@ -109,7 +108,7 @@ def test_what_fails_in_a_worker_fails_the_update(monkeypatch: MonkeyPatch) -> No
     shared = SharedReplica(make_objective(), ALONE, False, 2, 1)
     with monkeypatch.context() as context:
         context.setattr(Replica, "run", fail_once)
-        with pytest.raises(RuntimeError, match="out of memory"):
+        with raises(RuntimeError, match="out of memory"):
             run_update(shared)
     shared.clear_gradients()
     run_update(shared)  # no thread and no worker was lost
@@ -146,7 +145,7 @@ def test_going_on_with_another_attention_is_said(
     assert "goes on with torch" in said[0]
 
 
-@pytest.mark.parametrize("n_cores", range(1, 65))
+@mark.parametrize("n_cores", range(1, 65))
 def test_workers_follow_from_cores_the_update_and_memory(n_cores: int) -> None:
     gib = 1 << 30
 
@@ -164,7 +163,7 @@ def test_workers_follow_from_cores_the_update_and_memory(n_cores: int) -> None:
     assert count(100_000, 2_000, 4 * gib, 8 * gib) == 1
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_that_is_stopped_goes_on_with_any_number(
     toy: Path, tmp_path: Path, monkeypatch: MonkeyPatch, precision: str
 ) -> None:

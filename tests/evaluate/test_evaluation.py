@@ -15,9 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import sacrebleu
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
 from sacrebleu.dataset import DATASETS
 from sacrebleu.metrics.bleu import BLEU
 from support.capture import Capture, read_errors
@@ -72,7 +71,7 @@ training:
 """
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def ground(module_path: Path) -> Path:
     """{valid,test}.{en,de} and a run of 60 updates, saved every 20, that has learned a few words."""
     folder = module_path
@@ -85,12 +84,12 @@ def ground(module_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
+@fixture
 def run(ground: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(ground / "run", tmp_path / "run", symlinks=True))
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def quick_and_offline(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     """Few resamples, no network, no cache of sacreBLEU's."""
     monkeypatch.setattr(evaluation, "N_BOOTSTRAP", FEW)
@@ -146,7 +145,7 @@ def good(n: int) -> list[str]:
     return [" ".join(line.split()[1:]) if i % 3 == 0 else line for i, line in enumerate(GERMAN[:n])]
 
 
-@pytest.mark.parametrize("language", ["de", "fr"])
+@mark.parametrize("language", ["de", "fr"])
 def test_the_ladder_has_every_metric(language: str, tmp_path: Path, capsys: Capture) -> None:
     """tests/score holds each of them against outside truths."""
     references = put(tmp_path / "ref.txt", GERMAN[:12])
@@ -176,7 +175,7 @@ def test_the_headline_and_its_interval_by_default(tmp_path: Path, monkeypatch: M
     assert [score["name"] for score in found] == ["BLEU", "chrF2"]
     direct: Any = BLEU().corpus_score(texts, [gold], n_bootstrap=1000)
     interval = (direct._mean - direct._ci, direct._mean + direct._ci)
-    assert (found[0]["low"], found[0]["high"]) == pytest.approx(interval)
+    assert (found[0]["low"], found[0]["high"]) == approx(interval)
     with_source = evaluate(tmp_path, *files, "--src", put(tmp_path / "s", ENGLISH[:12]))["scores"]
     for score, other in zip(found, with_source, strict=True):
         assert score["value"] == other["value"]
@@ -196,7 +195,7 @@ def test_it_says_so_when_two_are_the_same_text(tmp_path: Path, capsys: Capture) 
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "n, gold, message",
     [
         (39, 40, "39 translations cannot be scored against 40 references"),
@@ -291,7 +290,7 @@ def test_the_card_of_an_average_carries_its_scores(run: Path, capsys: Capture) -
     assert len(read_records(run)) == 2
 
 
-@pytest.mark.parametrize("kind", ["alone", "ensemble", "file"])
+@mark.parametrize("kind", ["alone", "ensemble", "file"])
 def test_what_is_not_one_system_of_a_run_records_nothing(
     kind: str, run: Path, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -310,7 +309,7 @@ def test_what_is_not_one_system_of_a_run_records_nothing(
     assert "results" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("fault", ["damaged", "no file can be made", "a bug"])
+@mark.parametrize("fault", ["damaged", "no file can be made", "a bug"])
 def test_a_score_is_told_though_its_record_cannot_be_written(
     fault: str, run: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
@@ -334,7 +333,7 @@ def test_a_score_is_told_though_its_record_cannot_be_written(
 # ---- two, and several ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [None, "777"])
+@mark.parametrize("seed", [None, "777"])
 def test_the_difference_of_two_files(
     seed: str | None, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
@@ -420,7 +419,7 @@ DROPPED = (range(3, 5), range(20, 22))
 KEPT = [i for i in range(30) if i not in (3, 4, 20, 21)]
 
 
-@pytest.fixture
+@fixture
 def known(ground: Path, monkeypatch: MonkeyPatch) -> None:
     """The toy's test set in the place of newstest2014, with four lines that the filtered one has
     not.
@@ -431,8 +430,8 @@ def known(ground: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(testsets, "KNOWN_SETS", (toy,))
 
 
-@pytest.mark.usefixtures("known")
-@pytest.mark.parametrize("is_file", [False, True])
+@mark.usefixtures("known")
+@mark.parametrize("is_file", [False, True])
 def test_the_full_set_is_followed_by_the_filtered_one(
     is_file: bool, run: Path, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -478,7 +477,7 @@ def test_a_filtered_set_from_files_is_recognised_by_its_size(
         assert ("the likeliest for Table 2" in out) == (lines is not KEPT)
 
 
-@pytest.mark.usefixtures("known")
+@mark.usefixtures("known")
 def test_a_set_by_its_name(run: Path, ground: Path, tmp_path: Path, capsys: Capture) -> None:
     root = tmp_path / "sets"
     root.mkdir()
@@ -530,10 +529,10 @@ a --engine other -> invalid choice: 'other'
 """
 
 
-@pytest.mark.parametrize("line", MISUSED.strip("\n").splitlines())
+@mark.parametrize("line", MISUSED.strip("\n").splitlines())
 def test_what_does_not_go_together(line: str, capsys: Capture) -> None:
     words, message = line.split(" -> ")
-    with pytest.raises(SystemExit) as left:
+    with raises(SystemExit) as left:
         nmt_eval(words.split())
     out, err = capsys.readouterr()
     *usage, said = err.splitlines()
@@ -565,7 +564,7 @@ FOLDER --src REF --ref REF --output nowhere/a -> nowhere/a: its folder does not 
 """
 
 
-@pytest.mark.parametrize("line", MISTAKEN.strip().splitlines())
+@mark.parametrize("line", MISTAKEN.strip().splitlines())
 def test_a_mistake_is_told_in_one_line(
     line: str, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
@@ -631,7 +630,7 @@ def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path) -
         os.close(other_end)
         names.append(f"/dev/fd/{end}")
     (score, _) = evaluate(tmp_path, "--hypotheses", names[0], "--ref", names[1])["scores"]
-    assert score["value"] == pytest.approx(100)
+    assert score["value"] == approx(100)
 
 
 def test_a_seed_that_is_none(tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch) -> None:
@@ -719,7 +718,7 @@ def test_several_runs_are_judged_by_their_mean(run: Path, tmp_path: Path, capsys
         change_config(checkpoint, f"seed={seed}")
     judged = evaluate(tmp_path, *checkpoints, "--verdict")["verdict"]
     mean = sum(each["value"] for each in judged["runs"]) / 3
-    assert judged["score"]["value"] == pytest.approx(mean)
+    assert judged["score"]["value"] == approx(mean)
     assert f"their mean   {mean:6.2f}  standard deviation " in capsys.readouterr().out
     assert f"{checkpoints[0]}: the end of training: 20 of 60 updates" in judged["not_applied"]
     records = [(record["step"], len(record["scores"])) for record in read_records(run)]
@@ -742,7 +741,7 @@ def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
     assert [score["name"] for score in found["chrf"]] == ["chrF2"] * 3
     bleu = [score["value"] for score in found["scores"]]
     differences = [comparison["difference"] for comparison in found["comparisons"]]
-    assert differences == pytest.approx([bleu[1] - bleu[0], bleu[2] - bleu[0]])
+    assert differences == approx([bleu[1] - bleu[0], bleu[2] - bleu[0]])
     _, head, *rows = capsys.readouterr().out.splitlines()
     columns = ["BLEU", "95", "%", "chrF2", "difference", "p", *found["settings"]]
     assert head.split() == columns
@@ -752,7 +751,7 @@ def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
     assert "is a file; give translations" in get_refusal(capsys, first, put(tmp_path / "a", []))
 
 
-@pytest.mark.parametrize("is_paired", [True, False])
+@mark.parametrize("is_paired", [True, False])
 def test_a_reference_of_another_source_is_named(
     is_paired: bool, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -773,7 +772,7 @@ def test_a_reference_of_another_source_is_named(
         assert (warning in capsys.readouterr().err) == (not is_paired)
 
 
-@pytest.mark.parametrize("text, known", [("train", "train"), ("valid", "valid"), ("test", None)])
+@mark.parametrize("text, known", [("train", "train"), ("valid", "valid"), ("test", None)])
 def test_the_models_own_text_is_named(
     text: str, known: str | None, ground: Path, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from pytest import fixture
 from support.capture import Capture
 from support.in_process import succeed
 from support.text_lines import join_lines
@@ -22,7 +22,7 @@ from nmt.extras.report.sections import render_headline, render_results
 from nmt.system.files import read_json, seal
 
 
-@pytest.fixture
+@fixture
 def run(tmp_path: Path, corpus: Path) -> Path:
     """Its average was made at update 20, and it went on to update 30."""
     vocab = make_vocab(tmp_path)

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from pytest import raises
 
 from nmt.evaluate.scored_texts import ScoredTexts, read_scored_texts, write_scored_texts
 from nmt.system.errors import UserError
@@ -26,5 +26,5 @@ def test_lists_of_unequal_length_are_refused(tmp_path: Path) -> None:
     write_scored_texts(tmp_path, TEXTS)
     path = tmp_path / "translations.json"
     path.write_text(json.dumps(read_json(path) | {"references": []}))
-    with pytest.raises(UserError, match="differ in length"):
+    with raises(UserError, match="differ in length"):
         read_scored_texts(tmp_path)

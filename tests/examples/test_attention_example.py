@@ -3,8 +3,7 @@
 import runpy
 from typing import Any
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark, raises
 from support.capture import Capture
 from support.checkout import ROOT
 
@@ -22,7 +21,7 @@ def test_every_matrix_is_that_of_the_calculation_by_hand(
     assert "   26.2500  26.2500  23.3333  23.3333\n" in printed
 
 
-@pytest.mark.parametrize("fault", ["causal", "window", "divisor"])
+@mark.parametrize("fault", ["causal", "window", "divisor"])
 def test_it_notices_a_wrong_function(fault: str, monkeypatch: MonkeyPatch) -> None:
     right = nmt.api.attention
 
@@ -33,5 +32,5 @@ def test_it_notices_a_wrong_function(fault: str, monkeypatch: MonkeyPatch) -> No
         return right(q, k, v, return_weights=True, **masks)
 
     monkeypatch.setattr(nmt.api, "attention", attend_wrongly)
-    with pytest.raises(AssertionError, match="by hand"):
+    with raises(AssertionError, match="by hand"):
         runpy.run_path(EXAMPLE)

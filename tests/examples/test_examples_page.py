@@ -3,9 +3,8 @@
 import re
 from pathlib import Path
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark
 from support.capture import Capture
 from support.checkout import ROOT
 from support.untrained import SHAPE, make_checkpoint
@@ -17,7 +16,7 @@ PAGE = ROOT / "docs" / "examples.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@mark.parametrize("block", BLOCKS)
 def test_the_block_runs(
     block: str,
     vocab: Vocab,

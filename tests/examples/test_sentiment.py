@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture, read_errors
 from support.checkout import ROOT
 
@@ -66,7 +65,7 @@ def make_classifier(dtype: torch.dtype) -> Any:
     return classifier.Classifier(recipe, 40).to(dtype).eval()
 
 
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @torch.inference_mode()
 def test_packed_equals_torchs_own_encoder_on_padded_texts(dtype: torch.dtype, bound: float) -> None:
     model = make_classifier(dtype)
@@ -89,7 +88,7 @@ def test_packed_equals_torchs_own_encoder_on_padded_texts(dtype: torch.dtype, bo
 # ---- the two scripts ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@fixture
 def few_reviews(monkeypatch: MonkeyPatch) -> None:
     make = reviews.make_reviews
     monkeypatch.setattr(reviews, "make_reviews", lambda n, seed: make(n // 30, seed))
@@ -151,7 +150,7 @@ def test_folders_as_imdb_has_them(tmp_path: Path) -> None:
     assert ("neg", "No. Dull. 0") in corpus.test
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text, message",
     [
         ("pos\tgood\nneg bad\n", "some.tsv:2: each line must be a label, a tab, and a text"),
@@ -182,14 +181,14 @@ def test_other_mistakes_are_one_line_too(tmp_path: Path, capsys: Capture) -> Non
     ):
         assert command() == 2
         assert message in read_errors(capsys)[-1]
-    with pytest.raises(SystemExit, match="2"):
+    with raises(SystemExit, match="2"):
         run_train("--d-model", "12")
 
 
 # ---- what it learns: minutes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.soak  # trains for a minute
+@mark.soak  # trains for a minute
 def test_the_encoder_reaches_95_percent_and_a_bag_of_words_does_not(
     tmp_path: Path, capsys: Capture
 ) -> None:

@@ -12,8 +12,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture
 from support.needs import needs_package
 
@@ -28,7 +27,7 @@ needs_ray = [needs_package("ray", "ray")]
 
 def test_without_ray_the_extra_is_named(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"^ray cannot be imported .*pip install -e .*\[ray\]'"):
+    with raises(UserError, match=r"^ray cannot be imported .*pip install -e .*\[ray\]'"):
         with open_cluster(2, uses_gpu=False):
             pass
 
@@ -81,7 +80,7 @@ def test_a_head_that_cannot_be_reached_is_named_once(capsys: Capture) -> None:
     )
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def started() -> Iterator[Any]:
     """A Ray of two nodes, each with room for one worker."""
     from ray.cluster_utils import Cluster
@@ -95,7 +94,7 @@ def started() -> Iterator[Any]:
         cluster.shutdown()
 
 
-@pytest.fixture
+@fixture
 def nodes(started: Any, monkeypatch: MonkeyPatch) -> Any:
     if len(started.list_all_nodes()) == 1:  # the first test, or one has taken the other
         started.add_node(num_cpus=1)
@@ -128,7 +127,7 @@ def refuse(n: int) -> int:
     return n
 
 
-@pytest.mark.usefixtures("nodes")
+@mark.usefixtures("nodes")
 class TestOnRay:
     pytestmark = needs_ray
 
@@ -162,14 +161,14 @@ class TestOnRay:
     ) -> None:
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")
-        with pytest.raises(UserError, match=r"here: cannot be entered on .* need the same files"):
+        with raises(UserError, match=r"here: cannot be entered on .* need the same files"):
             with open_cluster(2, uses_gpu=False) as executor:
                 (tmp_path / "here").rename(tmp_path / "gone")
                 monkeypatch.setattr("os.getcwd", lambda: str(tmp_path / "here"))
                 list(map_in_order(slowly, range(9), executor))
 
     def test_a_mistake_of_the_user_is_one_line(self) -> None:
-        with pytest.raises(UserError, match="^three is too many$") as caught:
+        with raises(UserError, match="^three is too many$") as caught:
             with open_cluster(2, uses_gpu=False) as executor:
                 list(map_in_order(refuse, range(9), executor))
         assert type(caught.value) is UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from pytest import fixture, mark
 from support.capture import Capture
 from support.checkout import ROOT
 from support.hostile_text import OBEYED, PAYLOADS
@@ -28,7 +28,7 @@ from nmt.system.records import RecordReader
 EVIL = "a\x1b[31mred\u202edcba\u200b\x9b2J"
 
 
-@pytest.fixture
+@fixture
 def store(tmp_path: Path) -> Path:
     return make_store(tmp_path)
 
@@ -114,7 +114,7 @@ def test_samples_duplicates_and_held_out_pairs_are_shown(store: Path) -> None:
 # ---- the command ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
+@mark.parametrize("text", PAYLOADS, ids=ascii)
 def test_no_name_in_a_strangers_ledger_acts(ledger: Any, text: str) -> None:
     """The same lines as of a harmless one, whatever the names hold."""
     reader = RecordReader(str, takes_any_text=True)
@@ -123,7 +123,7 @@ def test_no_name_in_a_strangers_ledger_acts(ledger: Any, text: str) -> None:
     assert shown.count("\n") == format_ledger(reader.read(Ledger, ledger)).count("\n")
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def ledger(module_path: Path) -> Any:
     store = make_store(module_path)
     return read_json(with_ledger(store, held_out={"dev": [1, 2, 3]}, duplicates=4) / "ledger.json")
@@ -172,7 +172,7 @@ def test_it_needs_neither_corpora_nor_torch(store: Path) -> None:
     assert done.returncode == 0 and "for each word" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "arguments, told",
     [
         ([], "--config FILE"),
@@ -194,7 +194,7 @@ def test_mistakes_are_one_line(
     assert (code, out, err.count("\n")) == (2, "", 1) and told in err
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name", ["ledger.json", "vocab.model", "train.src.ids.npy", "train.tgt.offsets.npy"]
 )
 def test_a_damaged_store_is_refused(name: str, store: Path, capsys: Capture) -> None:
@@ -217,7 +217,7 @@ def test_an_id_beyond_the_vocabulary_is_refused(store: Path, capsys: Capture) ->
 # ---- offline ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", amount(["prepare"], ["prepare", "train"]))
+@mark.parametrize("command", amount(["prepare"], ["prepare", "train"]))
 def test_offline_no_socket_is_opened(command: str, tmp_path: Path) -> None:
     program = f"""
 import os, socket, sys

@@ -20,8 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 from support.canary import record
 from support.capture import Capture, read_errors
 from support.crafted_bpe import craft_readable, craft_refused
@@ -111,18 +110,18 @@ def make_outside(folder: Path) -> None:
     (folder / "empty").mkdir()
 
 
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def outside(tmp_path_factory: TempPathFactory) -> Path:
     """What must stay as it is."""
     return make_once(tmp_path_factory, "outside", make_outside)
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def before(outside: Path) -> dict[str, object]:
     return record(outside)
 
 
-@pytest.fixture
+@fixture
 def ground(outside: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """A copy, in which a test may break what it likes; it is the current folder."""
     others = shutil.ignore_patterns("other")
@@ -272,7 +271,7 @@ class Trial:
 TryCommand = Callable[[str, Path], Trial]
 
 
-@pytest.fixture
+@fixture
 def try_command(
     ground: Path, outside: Path, before: dict[str, object], capsys: Capture
 ) -> TryCommand:
@@ -293,7 +292,7 @@ def try_command(
 
 
 # no device is waited for; the fixtures may have to compile first
-@pytest.mark.parametrize("place, kind", list_cases(), ids=str)
+@mark.parametrize("place, kind", list_cases(), ids=str)
 def test_what_is_not_nmts_own_file(
     place: Place, kind: str, outside: Path, try_command: TryCommand
 ) -> None:
@@ -312,7 +311,7 @@ def test_what_is_not_nmts_own_file(
     assert kind not in GARBAGE or path.read_bytes() == GARBAGE[kind]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "command, name, target, outcome",
     [
         ("train", "run/checkpoints", "run/checkpoints", REFUSED),
@@ -423,7 +422,7 @@ def test_a_ledger_may_hold_any_text(ground: Path, capsys: Capture) -> None:
     assert "en  <U+0000> <b>" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "change, message",
     [
         ({"kept": "x"}, "corpora[0].kept: 'x' is not an integer"),
@@ -447,7 +446,7 @@ def test_a_ledger_is_checked_value_by_value(
         assert begins_with(f"{path}: ", line) and message in line and "prepare it again" in line
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings, message",
     [
         (["model.d_model=1000000000"], "model: its weights alone would take"),
@@ -467,9 +466,7 @@ def test_sizes_that_cannot_be_are_refused_before_the_data_is_prepared(
     assert all("is given 2 times" in note for note in notes) and not list(ground.glob("new*"))
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("x: can't allocate memory: 9 bytes")]
-)
+@mark.parametrize("error", [MemoryError(), RuntimeError("x: can't allocate memory: 9 bytes")])
 def test_memory_that_is_refused_is_one_line(
     error: Exception,
     ground: Path,
@@ -502,7 +499,7 @@ def swap_offsets(path: Path) -> None:
     np.save(path, offsets)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name, change, message",
     [
         ("train.src.ids.npy", fill_end(b"\xff" * 100), "id 65535, where the BPE model has 80"),
@@ -540,7 +537,7 @@ REFUSED_RUNS = [
 ]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "command, name",
     [
         *((nmt_translate, name) for name in REFUSED_RUNS),
@@ -567,7 +564,7 @@ def test_a_crafted_checkpoint_is_refused_in_one_line(
 TINY = ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1)
 
 
-@pytest.mark.parametrize("name", ["duplicate pieces", "65,537 pieces", "byte not UTF-8", "9 MB"])
+@mark.parametrize("name", ["duplicate pieces", "65,537 pieces", "byte not UTF-8", "9 MB"])
 def test_a_crafted_model_is_refused_in_one_line(name: str, tmp_path: Path, capsys: Capture) -> None:
     checkpoint = make_checkpoint(tmp_path / "model", Vocab(craft_readable()["plain"]), TINY)
     (checkpoint / VOCAB_FILE).write_bytes(craft_refused()[name])
@@ -609,7 +606,7 @@ FILES = (*CHECKPOINT_FILES, OPTIMIZER_FILE)
 SCALE = amount(1, 20)
 
 
-@pytest.fixture
+@fixture
 def run(ground: Path) -> RunFolder:
     """A run to be damaged."""
     assert list_steps(RUN) == [5, 10, 15, 20]
@@ -709,7 +706,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(
     assert "model.d_ff: 32 -> 16" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name, kind",
     [
         (MODEL_FILE, "flipped"),
@@ -745,7 +742,7 @@ def test_when_all_are_damaged_nothing_is_touched(run: RunFolder, capsys: Capture
     ):
         os.truncate(run.checkpoint(step) / name, 10)
     before = content(run.path)
-    with pytest.raises(Failure, match="none of its 4 checkpoints can be used"):
+    with raises(Failure, match="none of its 4 checkpoints can be used"):
         find_newest(run)
     capsys.readouterr()
     assert nmt_train(TRAIN) == 1
@@ -759,7 +756,7 @@ def test_when_all_are_damaged_nothing_is_touched(run: RunFolder, capsys: Capture
     assert nmt_eval([str(run.path)]) == 2  # here the folder is what the user gave
 
 
-@pytest.mark.parametrize("size", [0, 700, None], ids=["emptied", "cut in a line", "deleted"])
+@mark.parametrize("size", [0, 700, None], ids=["emptied", "cut in a line", "deleted"])
 def test_a_journal_that_has_lost_lines(size: int | None, run: RunFolder, capsys: Capture) -> None:
     for step in (15, 20):
         shutil.rmtree(run.checkpoint(step))

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
+from pytest import raises
 from support.processor import CPU
 from support.untrained import DECODING, make_model, make_vocab
 
@@ -32,5 +32,5 @@ def test_candidates_of_lines(tmp_path: Path) -> None:
 
 
 def test_another_engine_has_none() -> None:
-    with pytest.raises(UserError, match="other 1.0 does not show its attention"):
+    with raises(UserError, match="other 1.0 does not show its attention"):
         add_alignments(SimpleNamespace(engine="other 1.0"), [], [])  # type: ignore[arg-type]

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark
 from support.processor import CPU
 from support.untrained import DECODING, SHAPE, list_shapes, make_model, make_vocab
 from torch import Tensor, nn
@@ -94,7 +93,7 @@ def test_weights_are_those_of_torch(vocab: Vocab, monkeypatch: MonkeyPatch) -> N
         assert one.alignment == places.argmax(1).tolist()
 
 
-@pytest.mark.parametrize("shape", list_shapes(20).values(), ids=list_shapes(20).keys())
+@mark.parametrize("shape", list_shapes(20).values(), ids=list_shapes(20).keys())
 def test_shapes_sums_and_links(shape: ModelConfig, vocab: Vocab) -> None:
     model = make_model(vocab, shape).train()  # as in a validation; dropout must not show
     src, tgt = draw_pairs(vocab, 6)

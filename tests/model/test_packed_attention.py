@@ -1,12 +1,11 @@
 """Packed attention against float64 written out, values and gradients; the intervals of rows that the
 kernels are given; and attention of plain matrices against torch's scaled_dot_product_attention."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, mark, raises
 from support.packed_pairs import CASES, AttentionCase, check_attention, relation, side
 from support.processor import CPU
 from torch import Tensor
@@ -19,14 +18,14 @@ from nmt.model.packed_attention import attend, attend_matrices
 from nmt.system.errors import UserError
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float64, None])
+@mark.parametrize("case", CASES)
+@mark.parametrize("dtype", [torch.float64, None])
 def test_equals_the_definition(case: AttentionCase, dtype: torch.dtype | None) -> None:
     case = case._replace(dtype=dtype or case.dtype)
     check_attention(attend, case, CPU)
 
 
-@pytest.mark.parametrize("case", CASES)
+@mark.parametrize("case", CASES)
 def test_a_gpu_attends_so_where_its_kernels_decline(case: AttentionCase) -> None:
     """Heads wider than a kernel takes, for example: in one group, whose rows are looked up by the operation
     whose gradients repeat.
@@ -70,7 +69,7 @@ def test_scores_may_be_far_apart() -> None:
     torch.testing.assert_close(attend(q, k, v, mask).double(), exact, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@mark.parametrize("causal", [False, True])
 def test_dropout_drops_weights(causal: bool) -> None:
     torch.manual_seed(0)
     side = pack([[5] * 7, [5] * 20, [5] * 3])  # two groups
@@ -87,7 +86,7 @@ def test_dropout_drops_weights(causal: bool) -> None:
         for of_sentence, n in zip(cells, lengths, strict=True):
             factors[n] = of_sentence[:, :n, :n]
     kept = torch.cat([factor.flatten() for factor in factors.values()]) != 0
-    assert float(kept.double().mean()) == pytest.approx(0.6, abs=0.1)
+    assert float(kept.double().mean()) == approx(0.6, abs=0.1)
     expected = []
     for one_q, one_k, one_v in zip(*(x.split([7, 20, 3]) for x in (q, k, v)), strict=True):
         n = len(one_q)
@@ -135,8 +134,8 @@ def test_intervals_are_the_relation(
         assert (first[sees].diff() >= 0).all() and (last[sees].diff() >= 0).all()
 
 
-@pytest.mark.parametrize("heads", [None, 2])
-@pytest.mark.parametrize("causal, window", [(False, None), (True, None), (True, 2), (False, 0)])
+@mark.parametrize("heads", [None, 2])
+@mark.parametrize("causal, window", [(False, None), (True, None), (True, 2), (False, 0)])
 def test_matrices_give_what_torch_gives(
     heads: int | None, causal: bool, window: int | None
 ) -> None:
@@ -167,7 +166,7 @@ def test_matrices_give_what_torch_gives(
     assert (by_head(weights @ by_head(v)) - expected).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "shapes, dtype, window, message",
     [
         ([(3, 4), (5, 4), (5,)], torch.float32, None, "give matrices"),
@@ -183,5 +182,5 @@ def test_matrices_that_do_not_fit_are_refused(
     shapes: list[tuple[int, ...]], dtype: torch.dtype, window: int | None, message: str
 ) -> None:
     q, k, v = (torch.ones(shape, dtype=dtype) for shape in shapes)
-    with pytest.raises(UserError, match=message):
+    with raises(UserError, match=message):
         attend_matrices(q, k, v, window=window)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-import pytest
 import torch
 import torch.nn.functional as F
+from pytest import mark
 from support.checkout import ROOT
 from support.torch_twin import make_torch_twin
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ def test_every_shipped_retelling_is_known_here() -> None:
     assert shipped <= set(re.findall(r"^\| `([\w-]+)\.yaml` ", document, re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", RETELLINGS)
+@mark.parametrize("name", RETELLINGS)
 def test_its_config_states_its_facts_and_its_deviations(name: str) -> None:
     config, facts = load_config(f"{name}.yaml"), RETELLINGS[name]
     model = config.model
@@ -81,7 +81,7 @@ def test_its_config_states_its_facts_and_its_deviations(name: str) -> None:
         assert f"\n{section}:" in text and (f"  {key}: " in text or "  preset: " in text), row.key
 
 
-@pytest.mark.parametrize("name", RETELLINGS)
+@mark.parametrize("name", RETELLINGS)
 def test_it_equals_a_model_of_torchs_modules_in_float64(name: str) -> None:
     facts = RETELLINGS[name]
     torch.manual_seed(1)

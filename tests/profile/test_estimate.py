@@ -4,9 +4,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
 from support.capture import Capture
 from support.golden import check_golden
 from support.processor import ALONE, CPU
@@ -22,7 +21,7 @@ from nmt.system.ranks import World
 from nmt.train.setup import open_setup
 
 
-@pytest.fixture
+@fixture
 def config(prepared: RunConfig, monkeypatch: MonkeyPatch) -> RunConfig:
     monkeypatch.setattr(estimate, "TIMED_S", 0.1)
     return prepared
@@ -41,7 +40,7 @@ def test_it_adds_up_and_leaves_nothing(config: RunConfig, capsys: Capture) -> No
     epochs, tokens = re.findall(r"([0-9.,]+) epochs, ([0-9.]+)M target tokens", rows["recipe"])[0]
     assert 100 < float(tokens) <= 150
     n_tokens = dry_run.setup.store.tgt.n_tokens
-    assert float(epochs.replace(",", "")) == pytest.approx(1e6 * float(tokens) / n_tokens, rel=1e-3)
+    assert float(epochs.replace(",", "")) == approx(1e6 * float(tokens) / n_tokens, rel=1e-3)
 
 
 def test_golden_plans(config: RunConfig, monkeypatch: MonkeyPatch) -> None:
@@ -76,7 +75,7 @@ def test_golden_plans(config: RunConfig, monkeypatch: MonkeyPatch) -> None:
     check_golden("plan.txt", plans)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "error, is_memory",
     [
         (torch.OutOfMemoryError("CUDA out of memory"), True),
@@ -98,7 +97,7 @@ def test_a_micro_batch_that_does_not_fit(
         raise error
 
     monkeypatch.setattr(dry_run, "run_update", fail)
-    with pytest.raises(UserError if is_memory else RuntimeError) as raised:
+    with raises(UserError if is_memory else RuntimeError) as raised:
         estimate_run(open_dry_run(config, ALONE))
     assert ("training.micro_tokens=75" in str(raised.value)) == is_memory
 

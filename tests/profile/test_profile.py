@@ -3,8 +3,7 @@
 import time
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark
 from support.capture import Capture
 from support.processor import ALONE
 
@@ -15,7 +14,7 @@ from nmt.extras.profile.dry_run import DryRun, Timing, open_dry_run
 from nmt.extras.profile.profile import profile_training
 
 
-@pytest.fixture
+@fixture
 def config(prepared: RunConfig, monkeypatch: MonkeyPatch) -> RunConfig:
     monkeypatch.setattr(nmt.extras.profile.profile, "PROFILED_MICROS", 1)
     return prepared
@@ -34,16 +33,14 @@ def test_it_times_updates_and_leaves_nothing(
     assert timing.n_updates == 1  # any takes too long
     assert 200 < timing.n_tgt / timing.n_updates <= config.training.tgt_tokens
     ratio = timing.n_src / timing.n_tgt
-    assert ratio == pytest.approx(store.src.n_tokens / store.tgt.n_tokens, rel=0.05)
+    assert ratio == approx(store.src.n_tokens / store.tgt.n_tokens, rel=0.05)
     out = capsys.readouterr().out
     for operation in ("Self CPU", "aten::mm", "_FusedLoss", "waiting for data"):
         assert operation in out
     assert f"{timing.n_tgt / sum(timing.seconds):,.0f}" in out and "fp32" in out
 
 
-@pytest.mark.parametrize(
-    "update_s, counts", [(10.0, [1, 1]), (5.9, [1, 1, 3, 5]), (0.1, [1, 1, 3, 300])]
-)
+@mark.parametrize("update_s, counts", [(10.0, [1, 1]), (5.9, [1, 1, 3, 5]), (0.1, [1, 1, 3, 300])])
 def test_slow_updates_are_timed_once(
     update_s: float, counts: list[int], config: RunConfig, monkeypatch: MonkeyPatch
 ) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture, read_errors
 from support.in_process import Main, succeed
 from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
@@ -143,7 +142,7 @@ NAMED = {
 }
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def ground(module_path: Path) -> Iterator[Path]:
     """The current folder, with these models, runs and lists."""
     folder = module_path
@@ -183,9 +182,7 @@ def name_config(folder: Path) -> list[str]:
     return ["--config", "toy.yaml", f"vocab.model={folder}/bpe", *settings]
 
 
-@pytest.mark.parametrize(
-    "what, line", [(what, line) for what, lines in CELLS.items() for line in lines]
-)
+@mark.parametrize("what, line", [(what, line) for what, lines in CELLS.items() for line in lines])
 def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
     what: str, line: str, ground: Path, capsys: Capture
 ) -> None:
@@ -229,7 +226,7 @@ def test_names_that_fit_or_name_no_language_do_not_disturb() -> None:
     check_sides(["few.fr"], ["few.fr"], ["few.fr"], "go translates", None)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "corpus",
     [
         CorpusConfig(src="train.txt", tgt="train.tok"),
@@ -245,16 +242,14 @@ def test_a_corpus_that_fits_or_names_no_language_is_not_refused(corpus: CorpusCo
     check_corpus("data.train[0].", corpus, DataConfig(src="en", tgt="fr"))
 
 
-@pytest.mark.parametrize("tgt", ["train.en", "train.fr-en.en", "train.en.gz", "d.fr/train.fr.en"])
+@mark.parametrize("tgt", ["train.en", "train.fr-en.en", "train.en.gz", "d.fr/train.fr.en"])
 def test_the_end_of_a_corpus_name_is_its_language(tgt: str) -> None:
     corpus = CorpusConfig(src="train", tgt=tgt, archive="a.tgz")
-    with pytest.raises(
-        UserError, match=r"^data\.valid\.tgt: .*says en, .* en-fr, and fr is needed"
-    ):
+    with raises(UserError, match=r"^data\.valid\.tgt: .*says en, .* en-fr, and fr is needed"):
         check_corpus("data.valid.", corpus, DataConfig(src="en", tgt="fr"))
 
 
-@pytest.mark.parametrize("line", NAMED)
+@mark.parametrize("line", NAMED)
 def test_a_text_that_is_not_what_it_seems_is_named_once(
     line: str, ground: Path, capsys: Capture
 ) -> None:

@@ -14,8 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, mark
 from support.ground import Ground, digest
 from support.in_process import succeed
 from support.rings import amount
@@ -84,7 +83,7 @@ def has_papers_interval(config: RunConfig) -> bool:
     return not row.deviates
 
 
-@pytest.mark.parametrize("seconds", [A_MINUTE, HOURS])
+@mark.parametrize("seconds", [A_MINUTE, HOURS])
 def test_a_run_of_any_speed_averages_the_same_twenty(
     seconds: float, toy: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
@@ -135,10 +134,10 @@ def save_at(run: RunFolder, step: int, seconds: float) -> None:
     (folder / STATE_FILE).write_text(json.dumps(asdict(state)))
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name, n, share", [("base", 5, 0.055), ("base-enfr", 5, 0.055), ("big", 20, 0.038)]
 )
-@pytest.mark.parametrize("update_s", [0.01, 4.0])
+@mark.parametrize("update_s", [0.01, 4.0])
 def test_the_papers_runs_average_the_same_share_at_any_speed(
     update_s: float, name: str, n: int, share: float, tmp_path: Path
 ) -> None:
@@ -164,7 +163,7 @@ def test_the_papers_runs_average_the_same_share_at_any_speed(
     assert last == training.steps  # base's 100,000 is no multiple of 1,500
     assert {after - before for before, after in pairwise(planned)} == {training.checkpoint_every}
     assert 0 < last - planned[-1] <= training.checkpoint_every
-    assert (last - steps[0]) / training.steps == pytest.approx(share)
+    assert (last - steps[0]) / training.steps == approx(share)
     assert has_papers_interval(config) and list_missing_averaging(config, steps) == []
     by_clock = replace(training, checkpoint_every=None)
     assert not has_papers_interval(replace(config, training=by_clock))

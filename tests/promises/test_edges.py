@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import fixture, mark
 from support.capture import Capture
 from support.toy_commands import CASES, NOTHING, Bench, Outcome, make_bench
 
@@ -44,15 +45,15 @@ STDIN_STATES = {"closed": "<&-", "ended": "</dev/null", "write-only": "0>/dev/nu
 def list_cases(states: dict[str, str], *usual: tuple[str, str]) -> Iterator[Any]:
     """Every command with every state; all but the usual ones are for the soak."""
     for pair in itertools.product(CASES, states):
-        yield pair if pair in usual else pytest.param(*pair, marks=pytest.mark.soak)
+        yield pair if pair in usual else pytest.param(*pair, marks=mark.soak)
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def bench(module_path: Path) -> Bench:
     return make_bench(module_path)
 
 
-@pytest.fixture
+@fixture
 def broken_pipe() -> Iterator[int]:
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -60,7 +61,7 @@ def broken_pipe() -> Iterator[int]:
     os.close(write_end)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "case, state",
     list_cases(STDERR_STATES, ("average", "closed"), ("translate", "broken")),
 )
@@ -72,7 +73,7 @@ def test_no_work_is_lost_with_standard_error(
     assert outcome == bench.expect(case)
 
 
-@pytest.mark.parametrize("case, state", list_cases(STDERR_STATES, ("prepare", "full")))
+@mark.parametrize("case, state", list_cases(STDERR_STATES, ("prepare", "full")))
 def test_a_mistake_keeps_its_exit_code(
     case: str, state: str, tmp_path: Path, broken_pipe: int
 ) -> None:
@@ -86,7 +87,7 @@ def test_a_mistake_keeps_its_exit_code(
 WRITERS = ("eval", "stream", "converse", "inspect")
 
 
-@pytest.mark.parametrize("case, state", list_cases(STDOUT_STATES))
+@mark.parametrize("case, state", list_cases(STDOUT_STATES))
 def test_only_the_reader_of_standard_output_may_leave(
     case: str, state: str, bench: Bench, tmp_path: Path, broken_pipe: int
 ) -> None:
@@ -115,7 +116,7 @@ def test_an_evaluation_is_kept_where_nobody_reads_it(bench: Bench, tmp_path: Pat
 CODES_OF_READERS = {"closed": 2, "ended": 0, "write-only": 2}
 
 
-@pytest.mark.parametrize("case, state", list_cases(STDIN_STATES))
+@mark.parametrize("case, state", list_cases(STDIN_STATES))
 def test_standard_input(case: str, state: str, bench: Bench, tmp_path: Path) -> None:
     outcome = bench.start(case, tmp_path / "work", STDIN_STATES[state])
     if case in ("stream", "converse"):
@@ -124,8 +125,8 @@ def test_standard_input(case: str, state: str, bench: Bench, tmp_path: Path) -> 
         assert outcome == bench.expect(case)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("case", CASES)
+@mark.soak
+@mark.parametrize("case", CASES)
 def test_all_streams_closed(case: str, bench: Bench, tmp_path: Path) -> None:
     outcome = bench.start(case, tmp_path / "work", "<&- >&- 2>&-")
     code = 2 if case in ("stream", "converse") else 0

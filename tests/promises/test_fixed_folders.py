@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture, read_errors
 from support.ground import Ground
 from support.rings import amount
@@ -26,7 +26,7 @@ from nmt.system.files import read_json, read_manifest, verify
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def ground(ground: Ground, vocab: Vocab) -> Ground:
     """Text to prepare, and two checkpoints."""
     for seed in (1, 2):
@@ -37,7 +37,7 @@ def ground(ground: Ground, vocab: Vocab) -> Ground:
 COMMANDS = ("prepare", "average", "export")
 
 
-@pytest.fixture(params=["current folder", "volume"])
+@fixture(params=["current folder", "volume"])
 def fixed(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> Iterator[Path]:
@@ -72,7 +72,7 @@ def test_a_store_is_made_in_its_folder(ground: Ground, fixed: Path) -> None:
     assert beside == {fixed.resolve().name}
 
 
-@pytest.mark.parametrize("command", ["average", "export", "force"])
+@mark.parametrize("command", ["average", "export", "force"])
 def test_the_current_folder_is_not_exchanged(
     ground: Ground,
     command: str,
@@ -88,7 +88,7 @@ def test_the_current_folder_is_not_exchanged(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@mark.parametrize("command", COMMANDS)
 def test_files_of_the_user_stay(ground: Ground, fixed: Path, command: str, capsys: Capture) -> None:
     (fixed / "thesis.tex").write_text("precious")
     assert list_commands(ground, fixed)[command]() == 2
@@ -113,7 +113,7 @@ def test_a_kill_while_files_are_moved(
         run = list_commands(ground, out)["prepare"]
         with monkeypatch.context() as patch:
             patch.setattr(files, "on_change", stop_after(n_moved, out))
-            with pytest.raises(Killed):
+            with raises(Killed):
                 run()
         assert not (out / MANIFEST_FILE).exists()
         assert run() == 0
@@ -122,7 +122,7 @@ def test_a_kill_while_files_are_moved(
         assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("command", COMMANDS[1:])
+@mark.parametrize("command", COMMANDS[1:])
 def test_a_result_that_was_being_exchanged_comes_back(
     ground: Ground, tmp_path: Path, command: str
 ) -> None:

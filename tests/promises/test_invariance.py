@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 
-import pytest
 import torch
+from pytest import mark
 from support.plain_search import EOS, Ids
 from support.prepared_models import prepare_for_torch
 from support.processor import CPU
@@ -83,7 +83,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("shape, way, name", CASES)
+@mark.parametrize("shape, way, name", CASES)
 def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str, name: str) -> None:
     config, n = WAYS[way], amount(16, 64)
     is_exact = name.startswith("compiled")
@@ -112,8 +112,8 @@ def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str, nam
     check([5, 6], beside[1::2])
 
 
-@pytest.mark.parametrize("n_threads", amount([2], [1, 2]))
-@pytest.mark.parametrize("way", ["greedy", "beam", "sample"])
+@mark.parametrize("n_threads", amount([2], [1, 2]))
+@mark.parametrize("way", ["greedy", "beam", "sample"])
 def test_batches_of_any_size_and_threads(way: str, n_threads: int) -> None:
     config, n, n_best = WAYS[way], amount(16, 110), 1 if way == "greedy" else 3
     ours, given = prepare_for_torch(model(TINY, seed=2)), sources(n, 5)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-import pytest
+from pytest import fixture, mark
 from support.canary import digest_tensors
 from support.faults import Faults
 from support.forks import Start
@@ -61,7 +61,7 @@ CASES = {
 QUICK_CASES = ("average", "export to safetensors")
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def ground(ground: Ground) -> Ground:
     """A corpus, its store and a run."""
     ground.finish("run")
@@ -115,8 +115,8 @@ def list_moments() -> Iterator[int]:
     yield from amount([9, 21], range(1, 10_000))
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", amount(QUICK_CASES, tuple(CASES)))
+@mark.timeout(3600)
+@mark.parametrize("name", amount(QUICK_CASES, tuple(CASES)))
 def test_a_killed_command_starts_again(name: str, ground: Ground, tmp_path: Path) -> None:
     scene = Scene(CASES[name], ground, tmp_path / "work")
     scene.begin()

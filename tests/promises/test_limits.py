@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark, raises
 from support.capture import Capture, read_errors
 from support.ground import Ground
 from support.in_process import succeed
@@ -60,7 +59,7 @@ def test_a_store_is_not_damaged_where_files_cannot_be_opened(ground: Ground) -> 
     highest = max(map(int, os.listdir("/proc/self/fd")))
     spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(highest)]  # no gaps below
     try:
-        with limit(resource.RLIMIT_NOFILE, max(spare) + 1), pytest.raises(Failure) as caught:
+        with limit(resource.RLIMIT_NOFILE, max(spare) + 1), raises(Failure) as caught:
             open_store(ground.folder / "store", "train")
     finally:
         for handle in spare:
@@ -68,7 +67,7 @@ def test_a_store_is_not_damaged_where_files_cannot_be_opened(ground: Ground) -> 
     assert "cannot be opened, because too many files are open; raise the limit" in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "error, line",
     [
         (OSError(errno.EMFILE, "x"), "too many files are open; raise the limit, for example"),
@@ -85,7 +84,7 @@ def test_what_the_system_refuses_is_one_line(error: Exception, line: str, capsys
 
 
 def test_an_error_that_nobody_foresaw_keeps_its_traceback() -> None:
-    with pytest.raises(FileNotFoundError):
+    with raises(FileNotFoundError):
         run_command(lambda: len(os.listdir("nowhere")), "nmt-x")
 
 

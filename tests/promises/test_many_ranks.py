@@ -9,7 +9,7 @@ import json
 import math
 import re
 
-import pytest
+from pytest import approx
 from support.finished_run import read_lines, read_tensors
 from support.ground import Ground
 from support.rings import amount
@@ -111,7 +111,7 @@ def check_alike(
             assert abs(sums[0] - sums[1]) <= BOUND * update["n_tgt"]
     runs = ground.run(name), ground.run(whole_name)
     norms = [[line["grad_norm"] for line in read_lines(run.path, "train")] for run in runs]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-3) and len(norms[0]) == len(whole)
+    assert norms[0] == approx(norms[1], rel=1e-3) and len(norms[0]) == len(whole)
     states = []
     for run in runs:
         newest = find_newest(run)

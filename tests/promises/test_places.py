@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark
 from support.canary import record
 from support.capture import Capture, read_errors
 from support.ground import check_readable
@@ -63,12 +63,12 @@ def list_homes() -> Iterator[tuple[str, str]]:
             yield "translate", home
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def bench(module_path: Path) -> Bench:
     return make_bench(module_path)
 
 
-@pytest.fixture
+@fixture
 def shared_folder() -> Iterator[Path]:
     """A folder that other users can reach, as they cannot that of pytest."""
     with tempfile.TemporaryDirectory() as name:
@@ -76,7 +76,7 @@ def shared_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("case, home", list_homes())
+@mark.parametrize("case, home", list_homes())
 def test_a_home_costs_time_at_most(
     case: str, home: str, bench: Bench, shared_folder: Path, tmp_path: Path
 ) -> None:
@@ -143,8 +143,8 @@ def check_complete_or_absent(work: Path, whole: Outcome, translated: bytes) -> N
             assert results(work)[path.name] == whole.results[path.name]
 
 
-@pytest.mark.timeout(amount(60, 1_000))
-@pytest.mark.parametrize("case", amount(USUAL_CASES, WRITING_CASES))
+@mark.timeout(amount(60, 1_000))
+@mark.parametrize("case", amount(USUAL_CASES, WRITING_CASES))
 def test_a_full_disk(
     case: str,
     bench: Bench,
@@ -197,8 +197,8 @@ def test_a_full_disk(
 # ---- mount points -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.soak  # test_fixed_folders.py mounts results
-@pytest.mark.parametrize("name", ["run", "run/checkpoints"])
+@mark.soak  # test_fixed_folders.py mounts results
+@mark.parametrize("name", ["run", "run/checkpoints"])
 def test_a_run_or_its_checkpoints_may_be_mounted(
     name: str, bench: Bench, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:

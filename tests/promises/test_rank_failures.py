@@ -7,8 +7,7 @@ destroy_process_group; gloo does not, so here that function is exchanged for one
 
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark, raises
 from support.capture import Capture
 from support.forks import run_on_ranks
 from support.rings import amount
@@ -51,7 +50,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "error, code, told",
     amount(ERRORS[:1], ERRORS),
     ids=lambda value: str(value).partition("(")[0],
@@ -93,12 +92,12 @@ def test_one_process_alone_returns_and_one_of_many_leaves(
     monkeypatch.setattr("os._exit", leave)
     assert (run_command(refuse, "nmt"), run_command(stumble, "nmt")) == (2, 1)
     for work, kind in ((crash, ValueError), (follow_main, SystemExit)):
-        with pytest.raises(kind):
+        with raises(kind):
             run_command(work, "nmt")
     assert left == []
     monkeypatch.setenv("WORLD_SIZE", "2")
     for work in (refuse, stumble, crash, follow_main):
-        with pytest.raises(InterruptedError):
+        with raises(InterruptedError):
             run_command(work, "nmt")
     assert left == [2, 1, 1, 2]
     # All ranks agreed on this end: it is an ordinary one

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import ctranslate2
 import numpy as np
-import pytest
 import sentencepiece
+from pytest import TempPathFactory, fixture, mark, raises
 from safetensors.torch import load_file
 from support.capture import Capture, read_errors
 from support.in_process import succeed
@@ -46,8 +46,8 @@ def write_corpus(folder: Path) -> Path:
     return corpus
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def ground(tmp_path_factory: TempPathFactory) -> Path:
     """A folder with a run of 8 updates, with BPE-dropout, and its average; tests only read it."""
 
     def make(folder: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_does_not_fit_together_is_refused(
     mixed = tmp_path / "mixed"
     shutil.copytree(ground / "run" / "average", mixed)
     shutil.copy(mixed / FILES[1], mixed / FILES[0])
-    with pytest.raises(UserError, match=r"vocab\.src\.model: is damaged"):
+    with raises(UserError, match=r"vocab\.src\.model: is damaged"):
         open_checkpoint(mixed)
 
 
@@ -196,7 +196,7 @@ def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys
     )
 
 
-@pytest.mark.parametrize("to", ["ctranslate2", "huggingface", "safetensors"])
+@mark.parametrize("to", ["ctranslate2", "huggingface", "safetensors"])
 def test_an_export_agrees_with_the_checkpoint(to: str, ground: Path, tmp_path: Path) -> None:
     out = tmp_path / to
     lines = ["--check-lines", str(ground / "corpus" / "test.en")]
@@ -243,5 +243,5 @@ def test_a_tag_is_a_symbol_of_the_source_alone(ground: Path, tmp_path: Path) -> 
     train_set = open_store(tmp_path / "store", "train", vocab)
     tag = vocab.src.find_symbol("<ru>")
     assert (train_set.src.ids[train_set.src.offsets[:-1]] == tag).all()
-    with pytest.raises(UserError, match="is not a symbol of this BPE model"):
+    with raises(UserError, match="is not a symbol of this BPE model"):
         vocab.tgt.find_symbol("<ru>")

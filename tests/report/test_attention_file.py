@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, raises
 from support.capture import Capture
 from support.processor import CPU
 from support.untrained import DECODING, make_model
@@ -18,7 +17,7 @@ from nmt.translate.translator import Translator
 LINES = ["red dog", "", "the blue cat", "a tree"]
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def translator(vocab: Vocab) -> Translator:
     return Translator(make_model(vocab), vocab, DECODING, CPU)
 
@@ -70,16 +69,16 @@ def test_a_page_has_as_many_lines_as_fit(
 
 
 def test_only_a_whole_file_replaces_what_was_there(translator: Translator, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist"):
+    with raises(UserError, match="does not exist"):
         write(tmp_path / "nowhere" / "a.html", translator)
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match="belongs to a run"):
+    with raises(UserError, match="belongs to a run"):
         write(tmp_path / "a.html", translator)
     (tmp_path / "manifest.json").unlink()
 
     path = tmp_path / "a.json"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), open_attention_file(path, "title") as file:
+    with raises(KeyboardInterrupt), open_attention_file(path, "title") as file:
         file.add(translator, LINES, translator.translate(LINES))
         raise KeyboardInterrupt
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

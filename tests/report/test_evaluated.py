@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import pytest
+from pytest import fixture
 from support.in_process import succeed
 from support.page_elements import Elements
 from support.text_lines import join_lines
@@ -16,7 +16,7 @@ TEXTS = {
 }
 
 
-@pytest.fixture
+@fixture
 def files(tmp_path: Path) -> dict[str, str]:
     for name, lines in TEXTS.items():
         (tmp_path / name).write_text(join_lines(lines))

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from pytest import mark, raises
 from sacrebleu import sentence_chrf
 from support.browser import open_page
 from support.golden import check_golden
@@ -113,7 +113,7 @@ def hide_scripts(page: str) -> str:
     return re.sub('(?={"spec":|"layer":|"series":)', "\n", page)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "metrics, has_curves, note",
     [
         (b"", False, None),
@@ -134,7 +134,7 @@ def test_damaged_metrics_are_no_reason_to_fail(
     assert (note or "") in page and "demo run" in page
 
 
-@pytest.mark.parametrize("name", ["results.json", "translations.json", "vocab.model"])
+@mark.parametrize("name", ["results.json", "translations.json", "vocab.model"])
 def test_a_damaged_file_is_a_note_on_the_page(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\xff{")
     page = render_page([write_run(tmp_path)], None)
@@ -143,7 +143,7 @@ def test_a_damaged_file_is_a_note_on_the_page(tmp_path: Path, name: str) -> None
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"config\.yaml: cannot be read \(.+\); give a run folder"):
+    with raises(UserError, match=r"config\.yaml: cannot be read \(.+\); give a run folder"):
         write_report(tmp_path)
 
 

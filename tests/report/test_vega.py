@@ -3,8 +3,7 @@
 import subprocess
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture
 from support.capture import Capture
 
 from nmt.extras.report import vega
@@ -13,7 +12,7 @@ from nmt.extras.report.page import write_page
 from nmt.extras.report.vega import read_chart_script
 
 
-@pytest.fixture(name="cache")
+@fixture(name="cache")
 def make_empty_cache(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """An empty cache beside a pretended vl-convert 1.2."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark
 from support.checkout import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts" / "bench"))
@@ -68,8 +67,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.gpu_dry
-@pytest.mark.parametrize("name, place, make_wrong, named", FAULTS.values(), ids=FAULTS)
+@mark.gpu_dry
+@mark.parametrize("name, place, make_wrong, named", FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_named(
     name: str,
     place: str,

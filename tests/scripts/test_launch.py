@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark
 from support.capture import Capture
 from support.checkout import ROOT
 from support.waiting import is_alive, until
@@ -142,7 +142,7 @@ class Machine:
         return int(path.read_text())
 
 
-@pytest.fixture
+@fixture
 def machine(toy: Path, tmp_path: Path) -> Machine:
     return Machine(tmp_path, toy)
 
@@ -160,7 +160,7 @@ rdzv_endpoint=localhost:1234 rdzv_conf=is_host=false,read_timeout=300 local_addr
 """
 
 
-@pytest.mark.parametrize("options, asked", read_table(STARTS))
+@mark.parametrize("options, asked", read_table(STARTS))
 def test_what_torchrun_is_started_with(machine: Machine, options: str, asked: str) -> None:
     assert machine.launch(*options.split())[0] == 0
     args = vars(parse_args(machine.arguments("torchrun")))
@@ -189,7 +189,7 @@ running    -     0           1
 """
 
 
-@pytest.mark.parametrize("state, said, torchruns, code", read_table(CODES))
+@mark.parametrize("state, said, torchruns, code", read_table(CODES))
 def test_the_exit_code_is_the_runs_own(
     machine: Machine, state: str, said: str, torchruns: str, code: str
 ) -> None:
@@ -209,7 +209,7 @@ host's rank  state      said  starts
 """
 
 
-@pytest.mark.parametrize("rank, state, said, starts", read_table(LOST))
+@mark.parametrize("rank, state, said, starts", read_table(LOST))
 def test_a_host_that_lost_the_main_one_joins_again(
     machine: Machine, rank: str, state: str, said: str, starts: str
 ) -> None:
@@ -241,7 +241,7 @@ options | what is told
 """
 
 
-@pytest.mark.parametrize("words, told", read_table(MISTAKES))
+@mark.parametrize("words, told", read_table(MISTAKES))
 def test_mistakes_are_told_in_one_line(machine: Machine, words: str, told: str) -> None:
     code, out, err = machine.run(LAUNCH, *words.split())
     assert (code, out, err.count("\n")) == (2, "", 1) and told in err, err
@@ -273,7 +273,7 @@ def test_gpus_that_cannot_be_used_are_told_before_torchrun(
     assert "--nproc-per-node=1" in machine.arguments("torchrun")
 
 
-@pytest.mark.parametrize("options, n_ranks", [("", 3), ("--gpus 2", 2)])
+@mark.parametrize("options, n_ranks", [("", 3), ("--gpus 2", 2)])
 def test_the_plain_command_uses_all_gpus(
     machine: Machine, tmp_path: Path, options: str, n_ranks: int
 ) -> None:
@@ -312,7 +312,7 @@ called from Python | 8 | | using 1 of the 8 GPUs here
 """
 
 
-@pytest.mark.parametrize("options, n_gpus, variable, told", read_table(ALONE))
+@mark.parametrize("options, n_gpus, variable, told", read_table(ALONE))
 def test_one_process_stays_where_it_is(
     options: str,
     n_gpus: str,
@@ -357,7 +357,7 @@ INT     -          130
 """
 
 
-@pytest.mark.parametrize("name, state, code", read_table(SIGNALS))
+@mark.parametrize("name, state, code", read_table(SIGNALS))
 def test_a_signal_is_handed_on_once(machine: Machine, name: str, state: str, code: str) -> None:
     """Also where a terminal signals its whole foreground group, and people and schedulers are impatient."""
     told = "" if state == "-" else status(state, "75")
@@ -372,7 +372,7 @@ def test_a_signal_is_handed_on_once(machine: Machine, name: str, state: str, cod
     assert machine.heard("torchrun") == [name] and not is_alive(pid)
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+@mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
 def test_torchrun_does_not_outlive_a_killed_script(machine: Machine) -> None:
     process = machine.start(LAUNCH, "--gpus", "1", *machine.training, PATIENCE="0.1")
     pid = machine.pid("torchrun")
@@ -448,7 +448,7 @@ unchanged  75    -       CODE=75                 yes
 """  # in the last, a preemption signalled the tasks alone before the run began
 
 
-@pytest.mark.parametrize("state, said, sent, more, asked", read_table(QUEUED))
+@mark.parametrize("state, said, sent, more, asked", read_table(QUEUED))
 def test_a_job_is_queued_again(
     machine: Machine, state: str, said: str, sent: str, more: str, asked: str
 ) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
-import pytest
+from pytest import mark
 from support.rings import amount
 from support.running_server import (  # noqa: F401
     LINES,
@@ -46,7 +46,7 @@ def assert_same(server: RunningServer, question: Fields, answer: Any) -> None:
     assert answer.get("alternatives", [[]] * len(expected)) == [others for _, others in expected]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "question",
     [
         ask(LINES[:3]),
@@ -96,7 +96,7 @@ def test_a_long_text_is_answered_in_groups_that_leave_room_for_others(
     assert lines == [one.text for one in server.models[0].translator.translate(texts)]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "question, status, words",
     [
         ([], 400, "not a JSON object"),

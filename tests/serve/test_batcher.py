@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture
 from support.capture import Capture
 from support.running_server import (  # noqa: F401
     DEFAULTS,
@@ -41,7 +40,7 @@ class Gate:
         return [[Translation(text=text, score=-1.0)] for text in texts]
 
 
-@pytest.fixture(name="gate")
+@fixture(name="gate")
 def make_gate(monkeypatch: MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
     monkeypatch.setattr(batcher, "search_lines", gate.translate)

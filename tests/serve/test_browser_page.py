@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
+from pytest import fixture, mark
 from support.browser import OpenPage, open_page
 from support.hostile_text import PAYLOADS
 from support.needs import needs_chromium
@@ -127,12 +127,12 @@ document.addEventListener("securitypolicyviolation", (event) => breaches.push(ev
 STATUS_OF_ANSWER = "console: Failed to load resource"  # tests let the server refuse and fail
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def stand_in() -> StandIn:
     return StandIn()
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def tab(stand_in: StandIn) -> Iterator[OpenPage]:
     """One tab for all tests: a browser takes a second to start, a page a tenth to load again."""
     with open_page(stand_in.url) as opened:
@@ -141,7 +141,7 @@ def tab(stand_in: StandIn) -> Iterator[OpenPage]:
         yield opened
 
 
-@pytest.fixture
+@fixture
 def page(tab: OpenPage, stand_in: StandIn) -> Iterator[Any]:
     stand_in.reset()
     tab.faults.clear()
@@ -434,7 +434,7 @@ def test_every_control_has_a_name_and_tab_reaches_all(page: Any) -> None:
     assert [node for node in shown if not node["name"].get("value")] == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(page: Any, stand_in: StandIn, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     show_everything(page, stand_in)

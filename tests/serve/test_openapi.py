@@ -4,7 +4,7 @@ import json
 from random import Random
 from typing import Any
 
-import pytest
+from pytest import mark
 from support.capture import Capture
 from support.rings import amount
 from support.running_server import LINES, RunningServer, share_models, share_server  # noqa: F401
@@ -47,7 +47,7 @@ def test_the_document_names_all_routes(server: RunningServer) -> None:
     assert set(body["multipart/form-data"]["schema"]["required"]) == {"q", "source", "target"}
 
 
-@pytest.mark.timeout(amount(120, 900))
+@mark.timeout(amount(120, 900))
 def test_no_question_breaks_the_server(server: RunningServer, capfd: Capture) -> None:
     rng = Random(1)
     statuses = set()
@@ -67,9 +67,7 @@ def test_no_question_breaks_the_server(server: RunningServer, capfd: Capture) ->
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "kind", ["x-www-form-urlencoded", "multipart/form-data; boundary=b", "json"]
-)
+@mark.parametrize("kind", ["x-www-form-urlencoded", "multipart/form-data; boundary=b", "json"])
 def test_no_body_breaks_the_server(server: RunningServer, kind: str) -> None:
     """Damaged bodies of each kind that LibreTranslate's routes take."""
     rng = Random(2)

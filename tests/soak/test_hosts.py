@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
+from pytest import fixture, mark
 from safetensors.torch import load_file
 from support.checkout import ROOT
 from support.ground import check_same, steps_logged
@@ -54,7 +54,7 @@ def why_not() -> str:
 
 
 WHY_NOT = why_not()
-pytestmark = [pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT), pytest.mark.timeout(120)]
+pytestmark = [mark.skipif(WHY_NOT != "", reason=WHY_NOT), mark.timeout(120)]
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Pair:
                 ip("netns", "del", self.name(host))  # and the cable with it
 
 
-@pytest.fixture
+@fixture
 def hosts(tmp_path: Path) -> Iterator[Pair]:
     pair = Pair(next(NUMBERS) % 250, tmp_path)
     try:
@@ -163,8 +163,8 @@ def undisturbed(pair: Pair, toy: Path, run: Path) -> tuple[str, ...]:
     return arguments
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seconds, retries", [(20, 15), (100, 15), (60, 5)])
+@mark.timeout(600)
+@mark.parametrize("seconds, retries", [(20, 15), (100, 15), (60, 5)])
 def test_a_cable_that_is_pulled_and_plugged_in_again(
     hosts: Pair, toy: Path, tmp_path: Path, seconds: int, retries: int
 ) -> None:
@@ -189,7 +189,7 @@ def test_a_cable_that_is_pulled_and_plugged_in_again(
     check_same(RunFolder(run), RunFolder(tmp_path / "calm"))
 
 
-@pytest.mark.timeout(600)
+@mark.timeout(600)
 def test_a_host_that_lost_its_power_is_started_again(
     hosts: Pair, toy: Path, tmp_path: Path
 ) -> None:

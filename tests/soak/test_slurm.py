@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pytest import fixture, mark
 from support.capture import Capture
 from support.checkout import ROOT
 from support.forks import find_free_port
@@ -40,8 +41,8 @@ NODES = ("127.0.0.1", "127.0.0.2")  # names that need no resolver
 WAIT_S = 300.0  # for what takes seconds on a machine that does nothing else
 
 pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {', '.join(MISSING)} not found"),
-    pytest.mark.timeout(1200),
+    mark.skipif(bool(MISSING), reason=f"no Slurm here: {', '.join(MISSING)} not found"),
+    mark.timeout(1200),
 ]
 
 # Two nodes of two cores. A job in `high` takes the nodes of one in `low` after a time of grace, and
@@ -175,7 +176,7 @@ class Cluster:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def cluster(module_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(module_path)
     try:
@@ -185,7 +186,7 @@ def cluster(module_path: Path) -> Iterator[Cluster]:
         cluster.stop()
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def whole(cluster: Cluster) -> RunFolder:
     """A run that nobody disturbs; it also prepares the data of the others."""
     job = cluster.train("whole")
@@ -211,7 +212,7 @@ def shorten(cluster: Cluster, job: str) -> None:
     cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=60")
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "take_away, partition",
     [(requeue, "low"), (preempt, "low"), (preempt, "abrupt"), (shorten, "low")],
     ids=["requeued", "preempted", "preempted without grace", "time is up"],

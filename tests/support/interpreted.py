@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark
 from torch import Tensor
 
 from support.checkout import ROOT
@@ -26,13 +26,13 @@ from support.rings import amount
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TAKES_ALL = amount(torch.cuda.is_available(), True)
 BOUNDS = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float64: 1e-13}
-needs_interpreter = pytest.mark.skipif(
+needs_interpreter = mark.skipif(
     IS_INTERPRETED or torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
     reason="triton is not installed, or this process computes by itself",
 )
 
 
-@pytest.fixture(name="device")
+@fixture(name="device")
 def kernel_device(monkeypatch: MonkeyPatch) -> torch.device:
     """Where the kernels run."""
     pytest.importorskip("triton", reason="triton is not installed")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import TempPathFactory, fixture
 
 from nmt.api import open_model
 from support.toy_corpus import sentences
@@ -93,12 +94,12 @@ def run_in_thread(
             assert not thread.is_alive()
 
 
-@pytest.fixture(scope="module", name="models")
-def share_models(tmp_path_factory: pytest.TempPathFactory) -> list[ServedModel]:
+@fixture(scope="module", name="models")
+def share_models(tmp_path_factory: TempPathFactory) -> list[ServedModel]:
     return open_toy_models(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module", name="server")
+@fixture(scope="module", name="server")
 def share_server(models: list[ServedModel]) -> Iterator[RunningServer]:
     with run_in_thread(models) as server:
         yield server

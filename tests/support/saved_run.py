@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
+from pytest import TempPathFactory, fixture
 from safetensors.torch import load_file
 from test_checkpoint import STATE, write
 
@@ -15,8 +15,8 @@ from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
 from support.text_lines import join_lines
 
 
-@pytest.fixture(scope="module", name="template")
-def make_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module", name="template")
+def make_template(tmp_path_factory: TempPathFactory) -> Path:
     """Checkpoints after 3, 13, 14, 24 and 30 minutes."""
     folder = RunFolder(tmp_path_factory.mktemp("template") / "run")
     folder.checkpoints.mkdir(parents=True)
@@ -26,7 +26,7 @@ def make_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.path
 
 
-@pytest.fixture(name="run")
+@fixture(name="run")
 def copy_template(template: Path, tmp_path: Path) -> RunFolder:
     """Those, of which four were validated."""
     shutil.copytree(template.parent, tmp_path, dirs_exist_ok=True)

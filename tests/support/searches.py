@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from pytest import approx
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.model.decoding_copy import copy_sharing_weights
@@ -173,7 +174,7 @@ def assert_alike(found: Iterable[list[Hypothesis]], expected: Iterable[list[Hypo
     """
     for some, others in zip(found, expected, strict=True):
         scores = [b.score for b in others]
-        assert [a.score for a in some] == pytest.approx(scores, abs=NEAR, rel=1e-6)
+        assert [a.score for a in some] == approx(scores, abs=NEAR, rel=1e-6)
         for a, b in zip(some, others, strict=True):
             assert a.ids == b.ids or any(
                 a.ids == c.ids and abs(b.score - c.score) < NEAR for c in others

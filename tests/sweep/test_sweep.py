@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
 from support.capture import Capture
 from support.in_process import refuse, succeed
 from support.toy_corpus import write_toy_config, write_toy_corpus
@@ -41,7 +40,7 @@ runs:
 """
 
 
-@pytest.fixture(scope="module", name="place")
+@fixture(scope="module", name="place")
 def make_place(module_path: Path) -> Path:
     """A grid beside a toy config and its corpus."""
     folder = module_path
@@ -50,7 +49,7 @@ def make_place(module_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", name="whole")
+@fixture(scope="module", name="whole")
 def finish_whole(place: Path) -> Sweep:
     """A finished sweep, whose trainings ran in this process."""
 
@@ -90,7 +89,7 @@ def test_scores_are_those_of_other_commands(whole: Sweep, place: Path, capsys: C
         scores = nmt.api.score_pairs(zip(*texts, strict=True), run.folder.average)
         n_pieces = sum(len(score.log_probs) for score in scores)
         nll = -sum(score.log_prob for score in scores) / n_pieces
-        assert float(row["dev NLL"]) == pytest.approx(nll, abs=1e-4)
+        assert float(row["dev NLL"]) == approx(nll, abs=1e-4)
 
     capsys.readouterr()
     assert nmt_sweep(argv(place, "whole")) == 0  # nothing is left to do
@@ -118,16 +117,12 @@ def test_a_run_that_exists_keeps_its_text(whole: Sweep, place: Path, tmp_path: P
     elsewhere = f"data.root={moved}"
     read_again(elsewhere)
     shutil.copy(moved / "train.de", moved / "train.en")
-    with pytest.raises(
-        UserError, match="run 'base': .*moved/train.en: differs .*; restore what it had"
-    ):
+    with raises(UserError, match="run 'base': .*moved/train.en: differs .*; restore what it had"):
         read_again(elsewhere)
     config = whole.runs[0].config
     data = replace(config.data, root=str(moved), store=str(store))
     assert prepare(data, config.vocab, config.seed)
-    with pytest.raises(
-        UserError, match="run 'base': .*store: holds other text .*; restore what it had"
-    ):
+    with raises(UserError, match="run 'base': .*store: holds other text .*; restore what it had"):
         read_again(f"data.store={store}")
 
 
@@ -136,7 +131,7 @@ def test_the_command_line_is_checked(place: Path, capsys: Capture) -> None:
     assert "2  N-2-seed3  0.01M parameters, 8 updates" in capsys.readouterr().out
     line = refuse(capsys, nmt_sweep, *argv(place, "new", "--only", "3"))
     assert "--only 3: the grid has only 2 runs" in line
-    with pytest.raises(SystemExit):
+    with raises(SystemExit):
         nmt_sweep(argv(place, "new", "--only", "1", "--dry-run"))
     assert not (place / "new").exists()
     (place / "new").mkdir()
@@ -148,7 +143,7 @@ def test_the_command_line_is_checked(place: Path, capsys: Capture) -> None:
 # ---- processes that stand for runs --------------------------------------------------------------------
 
 
-@pytest.fixture(name="pretended")
+@fixture(name="pretended")
 def pretend_runs(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Sweep]:
     """Two runs whose processes are shells."""
     sweep = read_grid(str(place / "grid.yaml"), tmp_path / "out")
@@ -211,7 +206,7 @@ def list_processes(word: str) -> list[int]:
     return [pid for pid in found if is_alive(pid)]
 
 
-@pytest.mark.soak  # takes ten seconds
+@mark.soak  # takes ten seconds
 def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> None:
     """One run is finished, the other is killed while it trains."""
     shutil.copytree(whole.folder, place / "killed", symlinks=True)
@@ -228,8 +223,8 @@ def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> Non
     assert read_table(place / "killed") == read_table(whole.folder)
 
 
-@pytest.mark.soak  # takes minutes
-@pytest.mark.timeout(3600)
+@mark.soak  # takes minutes
+@mark.timeout(3600)
 def test_kills_at_random_moments(place: Path) -> None:
     (place / "grid.yaml").write_text(f"{GRID}seeds: [1, 2]\n")
     began_at = time.monotonic()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture, read_errors
 
 from nmt.system import caches
@@ -26,7 +26,7 @@ VARIABLES = (
 )
 
 
-@pytest.fixture
+@fixture
 def home(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """The home of an environment that holds nothing else, with an empty current folder."""
     monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path / "home")})
@@ -50,7 +50,7 @@ def test_caches_are_kept_in_the_home(home: Path) -> None:
     assert "HF_HOME" not in os.environ and "SACREBLEU" not in os.environ
 
 
-@pytest.mark.parametrize("name", ["/dev/null", "/proc/nope", "~", "relative", "/" + "x" * 300])
+@mark.parametrize("name", ["/dev/null", "/proc/nope", "~", "relative", "/" + "x" * 300])
 def test_without_a_home_caches_are_temporary(name: str, home: Path, tmp_path: Path) -> None:
     os.environ["HOME"] = name
     check_moved(tmp_path)
@@ -99,7 +99,7 @@ def exchange(folder: Path, owner: int = 0, mode: int = 0o755) -> None:
     folder.symlink_to(other)
 
 
-@pytest.fixture
+@fixture
 def open_home(home: Path) -> Iterator[Path]:
     """A home that others can enter, which pytest's folders are not."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
@@ -108,7 +108,7 @@ def open_home(home: Path) -> Iterator[Path]:
         yield Path(folder) / "home"
 
 
-@pytest.mark.parametrize("name", INTRUSIONS)
+@mark.parametrize("name", INTRUSIONS)
 def test_code_that_another_user_could_exchange_is_not_run(
     name: str, open_home: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -226,5 +226,5 @@ def test_nothing_at_all_can_be_written(monkeypatch: MonkeyPatch) -> None:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.setattr("tempfile.mkdtemp", refuse)
-    with pytest.raises(UserError, match="set TMPDIR"):
+    with raises(UserError, match="set TMPDIR"):
         provide_caches()

@@ -11,9 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture
 from support.in_process import succeed
 from support.processor import CPU
@@ -51,7 +50,7 @@ class Machine:
         self.driver.write_text(version)
 
 
-@pytest.fixture
+@fixture
 def machine(tmp_path: Path, monkeypatch: MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
@@ -87,11 +86,11 @@ def test_with_a_gpu_it_is_the_ranks_own(machine: Machine, monkeypatch: MonkeyPat
     pretend_gpus(monkeypatch, (9, 0), "sm_90")
     assert choose_device("auto", 3) == torch.device("cuda", 3)
     assert choose_device("cpu", 3) == CPU
-    with pytest.raises(UserError, match="started 5 or more processes here, but there are 4 GPUs"):
+    with raises(UserError, match="started 5 or more processes here, but there are 4 GPUs"):
         choose_device("auto", 4)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "capability, built, has_code",
     [
         ((8, 6), "sm_75 sm_80 sm_90", True),
@@ -117,18 +116,18 @@ def test_a_gpu_that_is_not_in_the_wheel_is_refused(
     if has_code:
         assert choose_device().type == "cuda"
         return
-    with pytest.raises(UserError) as refusal:
+    with raises(UserError) as refusal:
         choose_device()
     message = str(refusal.value)
     assert f"capability {capability[0]}.{capability[1]}," in message and f"{built} only" in message
     assert "install a torch wheel" in message and "device=cpu" in message
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text, version",
     [(PROPRIETARY, "driver 550.54.15"), (OPEN, "driver 570.86"), ("", "driver of unknown version")],
 )
-@pytest.mark.parametrize(
+@mark.parametrize(
     "cuda, build", [(None, "built for the CPU only"), ("13.0", "built for CUDA 13.0")]
 )
 def test_a_gpu_that_torch_cannot_use_is_refused(
@@ -141,21 +140,21 @@ def test_a_gpu_that_torch_cannot_use_is_refused(
 ) -> None:
     machine.add_gpu(text)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    with pytest.raises(UserError) as refusal:
+    with raises(UserError) as refusal:
         choose_device()
     message = str(refusal.value)
     assert "\n" not in message and "device=cpu" in message and "newer driver" in message
     assert version in message and torch.__version__ in message and build in message
 
 
-@pytest.mark.parametrize("sign", ["dev/nvidia0", "version", "libcuda.so.1"])
+@mark.parametrize("sign", ["dev/nvidia0", "version", "libcuda.so.1"])
 def test_any_sign_of_a_gpu_suffices(machine: Machine, sign: str) -> None:
     (machine.devices.parent / sign).touch()
-    with pytest.raises(UserError, match="has an NVIDIA GPU"):
+    with raises(UserError, match="has an NVIDIA GPU"):
         choose_device()
 
 
-@pytest.mark.parametrize("visible", ["", "-1"])
+@mark.parametrize("visible", ["", "-1"])
 def test_hidden_gpus_are_a_wish_for_the_cpu(
     machine: Machine, monkeypatch: MonkeyPatch, visible: str
 ) -> None:
@@ -163,7 +162,7 @@ def test_hidden_gpus_are_a_wish_for_the_cpu(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert choose_device() == CPU
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(UserError):
+    with raises(UserError):
         choose_device()
 
 
@@ -199,13 +198,13 @@ def test_commands_refuse_and_device_cpu_is_asked_anew_each_time(
 def test_only_the_command_line_asks(capsys: Capture, toy: Path, tmp_path: Path) -> None:
     assert parse_device(()) == parse_device(("decoding.beam=2",)) == "auto"
     assert parse_device(("decoding.beam=2", "device=cpu")) == "cpu"
-    with pytest.raises(UserError, match="'gpu' is not one of auto, cpu"):
+    with raises(UserError, match="'gpu' is not one of auto, cpu"):
         parse_device(("device=gpu",))
     (tmp_path / "one").mkdir()
-    with pytest.raises(SystemExit, match="2"):
+    with raises(SystemExit, match="2"):
         nmt_average([str(tmp_path / "one"), "-o", str(tmp_path / "out"), "device=cpu"])
     assert "only --curve computes on another device" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
+    with raises(SystemExit):
         nmt_average(["device=cpu"])
 
 
@@ -219,7 +218,7 @@ def test_settings_are_read_without_torch(toy: Path) -> None:
     assert done.returncode == 0 and "\ndevice: cpu\n" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "flags, name",
     [
         ("fpu sse2 avx2", "2 threads on Some CPU @ 2.00GHz with AVX2"),

@@ -5,8 +5,7 @@ jobs.
 import resource
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark
 
 from nmt.system.memory import ADDRESS_SPACE, find_memory_limit, format_memory
 
@@ -25,7 +24,7 @@ def find(tmp_path: Path, cgroup: str, files: dict[str, str]) -> int:
     return find_memory_limit(proc, cgroups).n_bytes // GIB
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "cgroup, files, expected",
     [
         ("", {}, 72),
@@ -53,7 +52,7 @@ def test_where_nothing_is_known_the_address_space_is_the_limit(tmp_path: Path) -
     assert find_memory_limit(tmp_path, tmp_path).n_bytes == ADDRESS_SPACE
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "n_bytes, text",
     [(3 * GIB // 2, "1.5 GiB"), (1e15, "931,322.6 GiB"), (4**100, "1.5e+51 GiB")],
 )

@@ -4,22 +4,19 @@ import io
 import os
 import sys
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark
 from support.capture import Capture, read_errors
 
 from nmt.system import progress
 from nmt.system.progress import Progress, format_duration, say, track
 
 
-@pytest.mark.parametrize(
-    "seconds, text", [(0, "0:00"), (59.6, "1:00"), (754, "12:34"), (3725, "1:02:05")]
-)
+@mark.parametrize("seconds, text", [(0, "0:00"), (59.6, "1:00"), (754, "12:34"), (3725, "1:02:05")])
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-@pytest.fixture
+@fixture
 def time(monkeypatch: MonkeyPatch) -> list[float]:
     """The seconds that the clock shows."""
     now = [0.0]
@@ -110,7 +107,7 @@ def test_a_narrow_terminal_has_room_for_a_bar(time: list[float], monkeypatch: Mo
         assert len(drawn.split("|")[1]) >= 10
 
 
-@pytest.mark.parametrize("state", ["absent", "closed", "broken"])
+@mark.parametrize("state", ["absent", "closed", "broken"])
 def test_a_message_that_cannot_be_written_is_lost(
     state: str,
     time: list[float],

@@ -7,7 +7,7 @@ tests/test_config.py.
 
 from dataclasses import dataclass
 
-import pytest
+from pytest import mark, raises
 
 from nmt.system.errors import UserError
 from nmt.system.records import COUNT, RecordReader, default
@@ -47,7 +47,7 @@ def test_a_complete_record_is_read() -> None:
     assert record.scores and type(record.scores[0].value) is float
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "change, complaint",
     [
         ({"n": -1}, "x.json: n is -1; it must not be negative; use another copy"),
@@ -66,7 +66,7 @@ def test_a_complete_record_is_read() -> None:
     ],
 )
 def test_damage_is_named_by_place_and_key(change: Fields, complaint: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         READER.read(Outer, GOOD | change)
     text = str(caught.value)
     assert complaint in text and text.endswith("use another copy")
@@ -74,7 +74,7 @@ def test_damage_is_named_by_place_and_key(change: Fields, complaint: str) -> Non
 
 
 def test_what_is_no_record_is_refused() -> None:
-    with pytest.raises(UserError, match=r"x\.json: \[1\] is not a section of keys and values"):
+    with raises(UserError, match=r"x\.json: \[1\] is not a section of keys and values"):
         READER.read(Outer, [1])
-    with pytest.raises(UserError, match=r"x\.json: names: is missing"):
+    with raises(UserError, match=r"x\.json: names: is missing"):
         READER.read(Outer, {"n": 3})

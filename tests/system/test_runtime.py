@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark
 from support.capture import Capture
 from support.checkout import ROOT
 
 from nmt.system import runtime
 from nmt.system.runtime import limit_connection_silence, tune_process
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")
+pytestmark = mark.skipif(sys.platform != "linux", reason="asks Linux for it")
 
 
 def test_connections_end_after_silence_and_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_child_is_asked_to_end_when_its_parent_is_killed(tmp_path: Path) -> No
     parent.wait()
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "ranks, cores, share", [("1", 16, None), ("8", 64, "8"), ("8", 4, "1"), ("2", 256, "32")]
 )
 def test_ranks_of_a_machine_share_its_cores_for_compiling(
@@ -84,7 +84,7 @@ def test_ranks_of_a_machine_share_its_cores_for_compiling(
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "3"  # the user's own
 
 
-@pytest.mark.parametrize("threads", ["0", "two", "", "-1", "3", "4, 2"])
+@mark.parametrize("threads", ["0", "two", "", "-1", "3", "4, 2"])
 def test_a_number_of_threads_that_is_none_is_told_once(
     threads: str, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:

@@ -9,8 +9,7 @@ import termios
 import tty
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark
 from support.checkout import ROOT
 from support.hostile_text import OBEYED, PAYLOADS
 
@@ -23,7 +22,7 @@ def run_shell(code: str, redirections: str) -> "subprocess.CompletedProcess[str]
     return subprocess.run([*command, START + code], env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("state", ["2>&-", "2>/dev/full", "2</dev/null", "2> >(exec true)"])
+@mark.parametrize("state", ["2>&-", "2>/dev/full", "2</dev/null", "2> >(exec true)"])
 def test_whoever_writes_messages_only_loses_them(state: str) -> None:
     done = run_shell(
         """

@@ -4,9 +4,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_losses, read_tensors
 from support.ground import Ground
@@ -36,7 +35,7 @@ CONFIG = RunConfig(
 )
 
 
-@pytest.fixture
+@fixture
 def no_spare(monkeypatch: MonkeyPatch) -> None:
     """Ask for no spare room, so that the disk can be small: a save then fails while it writes, not
     before.
@@ -69,7 +68,7 @@ def make_writer(folder: Path) -> CheckpointWriter:
     return CheckpointWriter(run, CONFIG, VOCAB, MetricsLog(run.metrics, 0), 0, Mirror())
 
 
-@pytest.mark.usefixtures("no_spare")
+@mark.usefixtures("no_spare")
 def test_training_goes_on_while_the_disk_is_full(
     toy: Path,
     tmp_path: Path,
@@ -110,7 +109,7 @@ def test_training_goes_on_while_the_disk_is_full(
     assert read_losses(run) == read_losses(straight)
 
 
-@pytest.mark.usefixtures("no_spare")
+@mark.usefixtures("no_spare")
 def test_the_third_failure_ends_the_run_and_the_last_good_checkpoint_stays(
     toy: Path, small_disk: SmallDisk, capsys: Capture
 ) -> None:
@@ -145,7 +144,7 @@ def test_a_failure_is_counted_and_forgotten_and_the_third_ends_the_run(
         context.setattr("nmt.system.files.os.fsync", _full)
         for step in (1, 2):
             writer.save(taken, TrainState(step=step))
-        with pytest.raises(Failure, match="update 2 could not be written.*No space left"):
+        with raises(Failure, match="update 2 could not be written.*No space left"):
             writer.finish()
     writer.save(taken, TrainState(step=3))
     writer.finish()
@@ -155,7 +154,7 @@ def test_a_failure_is_counted_and_forgotten_and_the_third_ends_the_run(
         context.setattr("nmt.system.files.os.fsync", _full)
         for step in (4, 5):
             writer.save(taken, TrainState(step=step))
-        with pytest.raises(Failure, match="update 6 .* continues from .* of update 3"):
+        with raises(Failure, match="update 6 .* continues from .* of update 3"):
             writer.save(taken, TrainState(step=6))
 
 
@@ -221,7 +220,7 @@ def test_a_run_that_is_moved_while_it_trains_is_to_be_moved_back(tmp_path: Path)
     writer, taken = make_writer(run), take(*make_trained())
     writer.save(taken, TrainState(step=1))
     run.rename(tmp_path / "elsewhere")
-    with pytest.raises(Failure, match=f"move {run} back .* it continues from its last checkpoint"):
+    with raises(Failure, match=f"move {run} back .* it continues from its last checkpoint"):
         for step in (2, 3, 4):
             writer.save(taken, TrainState(step=step))
 

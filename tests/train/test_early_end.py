@@ -4,9 +4,8 @@ the best."""
 import re
 from pathlib import Path
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, mark, raises
 from support.capture import Capture
 from support.finished_run import read_lines, read_losses, read_tensors, train_toy
 
@@ -73,7 +72,7 @@ def test_a_log_has_the_loss_of_each_window_and_knows_the_end(
     said = capsys.readouterr().err
     lines = re.findall(r"training: (\d+)/(\d+) updates(?:, .* left)?  loss ([\d.]+),", said)
     losses = {int(step): float(loss) for step, _, loss in lines}
-    assert losses == pytest.approx(read_losses(config.folder), abs=1e-3)
+    assert losses == approx(read_losses(config.folder), abs=1e-3)
     # the first epoch tells how many updates an epoch has
     totals = [int(total) for _, total, _ in lines]
     assert totals[0] == 40 and totals[-1] == read_state(config)["step"] < 40
@@ -91,7 +90,7 @@ def test_a_bar_moves_between_log_lines(toy: Path, monkeypatch: MonkeyPatch) -> N
     losses = [float(text.split()[1].rstrip(",")) for text, _ in shown]
     assert len(set(losses)) == 6  # a mean that each update changes
     logged = {step: losses[step - 1] for step, (_, is_due) in enumerate(shown, 1) if is_due}
-    assert logged == pytest.approx(read_losses(config.folder), abs=1e-3)
+    assert logged == approx(read_losses(config.folder), abs=1e-3)
 
 
 def test_time_left_counts_validations_as_what_they_take(
@@ -123,7 +122,7 @@ def test_hours_end_training_and_count_over_all_starts(
     assert read_state(config)["step"] == 3
 
 
-@pytest.mark.parametrize("score", ["nll", "bleu", "chrf"])
+@mark.parametrize("score", ["nll", "bleu", "chrf"])
 def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
     settings = ["training.steps=6", "evaluation.bleu=true", f"evaluation.best_by={score}"]
     config = train_toy(toy, *QUICK, *settings)
@@ -133,7 +132,7 @@ def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
     if score != "chrf":  # BLEU is noise here
         assert all(event["bleu"] < MIN_BLEU for event in events)
         assert best["best_step"] == min(nll, key=lambda step: nll[step])
-        assert best["best"] == pytest.approx(-min(nll.values()), abs=1e-5)
+        assert best["best"] == approx(-min(nll.values()), abs=1e-5)
     else:
         sources = (toy.parent / "corpus" / "valid.en").read_text().splitlines()
         references = (toy.parent / "corpus" / "valid.de").read_text().splitlines()
@@ -143,7 +142,7 @@ def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
             for translation, reference in zip(translations, references, strict=True)
         ]
         _, chrf = nmt.api.score(pairs)
-        assert best["best"] == pytest.approx(chrf.value)
+        assert best["best"] == approx(chrf.value)
         logged = {event["step"]: event["chrf"] for event in events}
         assert logged[best["best_step"]] == max(logged.values()) == best["best"]
 
@@ -188,11 +187,11 @@ def test_clipping_scales_the_gradient(toy: Path) -> None:
         moments.append(torch.cat([value.flatten() for value in first if value.dim()]))
     free, clipped, loose = moments
     assert torch.equal(free, loose)
-    assert float(clipped.norm()) == pytest.approx(0.005, rel=1e-4)
+    assert float(clipped.norm()) == approx(0.005, rel=1e-4)
     torch.testing.assert_close(clipped / clipped.norm(), free / free.norm())
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings, expected",
     [
         (["training.patience=2", "data.valid=null"], "give data.valid"),
@@ -202,5 +201,5 @@ def test_clipping_scales_the_gradient(toy: Path) -> None:
     ],
 )
 def test_contradictions_are_refused(settings: list[str], expected: str, toy: Path) -> None:
-    with pytest.raises(UserError, match=expected):
+    with raises(UserError, match=expected):
         nmt.api.load_config(str(toy), [*QUICK, *settings])

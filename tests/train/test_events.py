@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
+from pytest import mark, raises
 from support.capture import Capture
 from support.small_disk import SmallDisk
 
@@ -26,14 +26,14 @@ LINES = """\
 """
 
 
-@pytest.mark.parametrize("row", LINES.splitlines())
+@mark.parametrize("row", LINES.splitlines())
 def test_a_line_is_read_and_written_as_it_was(row: str) -> None:
     event = parse_event(row.encode())
     assert event is not None
     assert json.dumps(event.to_line()) == row
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "row, step, figures",
     [
         ('{"kind": "train", "step": 3, "nll": 2.5, "lr": "fast", "epoch": true}', 3, {"nll": 2.5}),
@@ -82,7 +82,7 @@ def test_lines_that_cannot_be_written_wait(small_disk: SmallDisk, capsys: Captur
     for n in (1, 2):
         log.write(make_event(n, "x" * 5_000))
     assert capsys.readouterr().err.count("warning") == 1
-    with pytest.raises(OSError, match="No space left"):
+    with raises(OSError, match="No space left"):
         log.sync()
     ballast.unlink()
     log.write(make_event(3))

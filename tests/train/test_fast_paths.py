@@ -12,10 +12,9 @@ from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark
 from support.capture import Capture
 from support.interpreted import IS_INTERPRETED
 from torch import Tensor
@@ -108,7 +107,7 @@ def errors(ours: Tensors, exact: Tensors) -> dict[str, float]:
     return {name: float((a - b).norm() / b.norm()) for name, (a, b) in both.items()}
 
 
-@pytest.mark.parametrize("config", [POST, UNLIKE])
+@mark.parametrize("config", [POST, UNLIKE])
 def test_a_training_step_equals_its_sentences_alone(config: ModelConfig) -> None:
     coarse = []
     for seed in range(2):
@@ -177,21 +176,21 @@ class OnPretendedGpu(CudaBackend):
     drop = CpuBackend.drop
 
 
-@pytest.fixture
+@fixture
 def with_kernels(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
     # Asked of an environment that is not traced
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: True)
 
 
-@pytest.mark.interpreted
-@pytest.mark.usefixtures("with_kernels")
+@mark.interpreted
+@mark.usefixtures("with_kernels")
 def test_what_a_gpu_runs_is_one_graph() -> None:
     check_compiled(True, OnPretendedGpu())
 
 
-@pytest.mark.interpreted
-@pytest.mark.usefixtures("with_kernels")
+@mark.interpreted
+@mark.usefixtures("with_kernels")
 def test_a_graph_drops_other_attention_weights_at_each_call() -> None:
     model = make(replace(POST, n_layers=1, n_heads=2, attention_dropout=0.3))
     objective = Objective(model, EPS)
@@ -206,8 +205,8 @@ def test_a_graph_drops_other_attention_weights_at_each_call() -> None:
     assert min(errors(others, exact).values()) > 1e-4
 
 
-@pytest.mark.parametrize("maker", ["AuthenticAMD", "GenuineIntel"])
-@pytest.mark.parametrize("before", ["highest", "high"])
+@mark.parametrize("maker", ["AuthenticAMD", "GenuineIntel"])
+@mark.parametrize("before", ["highest", "high"])
 def test_quickened_products_stay_fp32(maker: str, before: str, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(process, "read_cpu_info", lambda: f"vendor_id : {maker}")
     torch.manual_seed(0)
@@ -222,7 +221,7 @@ def test_quickened_products_stay_fp32(maker: str, before: str, monkeypatch: Monk
             assert before == "high" or (ours - exact).norm() / exact.norm() < 1e-6
 
 
-@pytest.mark.parametrize("is_able", [True, False])
+@mark.parametrize("is_able", [True, False])
 def test_a_gpu_runs_compiled_code_where_its_kernels_can(
     is_able: bool, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:

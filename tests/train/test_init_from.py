@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import fixture, mark
 from safetensors.torch import load_file
 from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_tensors
@@ -19,7 +19,7 @@ from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def ground(module_path: Path) -> Path:
     """A folder with a toy config and its run of 20 updates."""
     folder = module_path
@@ -42,7 +42,7 @@ def other_text(ground: Path, folder: Path) -> str:
     return f"data.train=[{{src: {folder}/part.en, tgt: {folder}/part.de}}]"
 
 
-@pytest.mark.parametrize("source", ["run", "run/average", "run/checkpoints/step-0000010"])
+@mark.parametrize("source", ["run", "run/average", "run/checkpoints/step-0000010"])
 def test_the_first_update_begins_with_the_given_weights(
     source: str, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -94,7 +94,7 @@ def test_what_has_no_weights_may_differ(ground: Path, tmp_path: Path) -> None:
     assert list_differing(read_tensors(out, 1, "model"), given) == []
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings, expected",
     [
         (["training.init_from=nowhere"], "training.init_from: nowhere: not found"),
@@ -122,7 +122,7 @@ def test_what_cannot_be_started_from_is_one_line(
     assert list(tmp_path.iterdir()) == []  # neither a run folder nor a store
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+@mark.parametrize("is_tied", [True, False])
 def test_further_pieces_begin_as_the_mean_of_the_others(
     is_tied: bool, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
 from support.capture import Capture
 from support.in_process import refuse, succeed
 from support.pretend_device import GPU, pretend_device
@@ -68,7 +67,7 @@ class Unconnected(World):
         return value
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "n_ranks, limit, tried",
     [
         (1, 10**9, [25_000]),
@@ -95,13 +94,13 @@ def test_on_a_gpu_an_equal_share_is_halved_until_it_fits(
 
 def test_where_nothing_fits_it_is_said_what_to_lower(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory_trial, "fits", lambda *_: False)
-    with pytest.raises(
+    with raises(
         UserError, match=r"training.micro_tokens: auto tried down to .* none fit into memory; lower"
     ):
         choose_micro_tokens(PAPER.training, ON_GPU, CARD, not_tried)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
+@mark.parametrize("n_ranks", [1, 2, 3, 8])
 def test_on_a_cpu_shares_are_what_caches_like_and_all_ranks_work(n_ranks: int) -> None:
     world = World(0, n_ranks, CPU)
     size = engine.TrainingEngine().choose_micro_tokens(PAPER.training, world, 0, not_tried)
@@ -113,7 +112,7 @@ def with_size(config: RunConfig, micro_tokens: int) -> RunConfig:
     return override_config(config, [f"training.micro_tokens={micro_tokens}"])
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "began_with, n_ranks, goes_on_with",
     [
         (3_157, 8, 3_157),
@@ -139,7 +138,7 @@ def test_a_run_goes_on_with_its_size_unless_ranks_would_idle(
     assert (f"micro-batches of {began_with} tokens" in told) == (began_with != goes_on_with)
 
 
-@pytest.mark.parametrize("n_ranks, share", [(1, 0.92), (4, 0.46)])
+@mark.parametrize("n_ranks, share", [(1, 0.92), (4, 0.46)])
 def test_the_smallest_card_limits_the_trial(
     n_ranks: int, share: float, monkeypatch: MonkeyPatch
 ) -> None:
@@ -152,7 +151,7 @@ def test_the_smallest_card_limits_the_trial(
     monkeypatch.setattr(resolving, "try_update", lambda setup: None)
     monkeypatch.setattr(resolving, "open_setup", lambda *_: None)
     assert resolve_micro_tokens(AUTO, AUTO, Unconnected(0, n_ranks, GPU)) > 0
-    assert shares == [pytest.approx(share), 1.0]
+    assert shares == [approx(share), 1.0]
 
 
 def test_a_number_that_is_given_stays() -> None:
@@ -160,15 +159,15 @@ def test_a_number_that_is_given_stays() -> None:
     assert resolve_micro_tokens(given, recorded, Unconnected(0, 8, GPU)) == 777
 
 
-@pytest.fixture
+@fixture
 def without_limit(monkeypatch: MonkeyPatch) -> None:
     """A trial sets a limit on the GPU's memory, and there is none."""
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *_: None)
     monkeypatch.setattr(memory_trial, "measure_memory", lambda device: CARD)
 
 
-@pytest.mark.usefixtures("without_limit")
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+@mark.usefixtures("without_limit")
+@mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     error: type[Exception], prepared: RunConfig, monkeypatch: MonkeyPatch
 ) -> None:
@@ -196,12 +195,12 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     assert len(made) == 3
 
 
-@pytest.mark.usefixtures("without_limit")
+@mark.usefixtures("without_limit")
 def test_another_error_is_not_taken_for_want_of_memory() -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("shapes differ")
 
-    with pytest.raises(RuntimeError, match="shapes differ"):
+    with raises(RuntimeError, match="shapes differ"):
         fits(broken, 300, ALONE, CARD)
 
 
@@ -269,7 +268,7 @@ def test_a_gpu_drops_rows_that_no_update_fills_and_always_the_same(
         training = replace(prepared.training, src_tokens=600, tgt_tokens=600)
         vocab = replace(prepared.vocab, bpe_dropout=bpe_dropout)
         config = replace(prepared, training=training, vocab=vocab)
-        with pytest.raises(Chosen) as chosen:
+        with raises(Chosen) as chosen:
             open_setup(with_size(config, 600), ON_GPU)
         shape: BatchShape = chosen.value.args[0]
         return shape
@@ -301,7 +300,7 @@ def test_an_out_of_memory_error_names_the_setting_to_lower(
 ROOM = 1 << 40  # more than any test takes
 
 
-@pytest.fixture
+@fixture
 def without_kernels(monkeypatch: MonkeyPatch) -> None:
     # Triton's kernels need a driver
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
@@ -315,7 +314,7 @@ def score_dev(setup: Setup, world: World) -> float:
     return nll
 
 
-@pytest.mark.usefixtures("without_kernels")
+@mark.usefixtures("without_kernels")
 def test_the_dev_set_is_scored_in_what_memory_training_leaves(prepared: RunConfig) -> None:
     """A batch that does not fit is halved as often as necessary, and the NLL is the same."""
     setup = open_setup(with_size(prepared, 600), ALONE)
@@ -323,15 +322,15 @@ def test_the_dev_set_is_scored_in_what_memory_training_leaves(prepared: RunConfi
     with pretend_device(budget=ROOM) as device:
         device.to_device(setup.model)
         weights = device.n_bytes
-        assert score_dev(setup, ON_GPU) == pytest.approx(expected, rel=1e-6)
+        assert score_dev(setup, ON_GPU) == approx(expected, rel=1e-6)
         assert device.n_bytes == weights
         needed = device.peak - weights
         for share in (0.9, 0.4, 0.2):
             device.budget, device.peak = weights + int(share * needed), 0
-            assert score_dev(setup, ON_GPU) == pytest.approx(expected, rel=1e-6)
+            assert score_dev(setup, ON_GPU) == approx(expected, rel=1e-6)
             assert weights < device.peak <= device.budget
         device.budget = weights + needed // 1_000
-        with pytest.raises(torch.OutOfMemoryError):
+        with raises(torch.OutOfMemoryError):
             score_dev(setup, ON_GPU)
 
 
@@ -348,7 +347,7 @@ class Graph(Replica):
         return torch.zeros(2, device=GPU)
 
 
-@pytest.mark.usefixtures("without_kernels", "without_limit")
+@mark.usefixtures("without_kernels", "without_limit")
 def test_a_size_that_leaves_no_room_to_validate_is_not_chosen(
     prepared: RunConfig, monkeypatch: MonkeyPatch
 ) -> None:
@@ -371,7 +370,7 @@ def test_a_size_that_leaves_no_room_to_validate_is_not_chosen(
             try_size(300, ON_GPU)  # the whole update, as before a trial validated
             device.budget = device.peak + 1_000
             assert choose_micro_tokens(prepared.training, ON_GPU, CARD, try_size) == 300
-            with pytest.raises(torch.OutOfMemoryError):
+            with raises(torch.OutOfMemoryError):
                 score_dev(made[0], ON_GPU)  # the first validation ends the run
         assert choose_micro_tokens(prepared.training, ON_GPU, CARD, try_size) == 182
         score_dev(made[0], ON_GPU)

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark
 from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.forks import run_on_ranks
@@ -42,7 +41,7 @@ def poison_weight(objective: torch.nn.Module, sums: torch.Tensor) -> torch.Tenso
     return sums * math.nan  # as it is once the weight is used
 
 
-@pytest.fixture
+@fixture
 def inject(monkeypatch: MonkeyPatch) -> Inject:
     """Poison the first micro-batch of those updates, counted from the start of the process."""
 
@@ -64,7 +63,7 @@ def inject(monkeypatch: MonkeyPatch) -> Inject:
     return arm
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings, at, advice",
     [
         ((), 3, "no checkpoint yet: start over in another out=DIR with a lower optimizer.scale"),
@@ -93,7 +92,7 @@ def test_only_a_checkpoint_that_is_seen_to_work_is_called_intact(
     assert advice in last
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@mark.parametrize("size", [1, 2])
 def test_a_gradient_of_zero_ends_a_new_run_and_is_named(
     size: int, toy: Path, tmp_path: Path
 ) -> None:
@@ -126,7 +125,7 @@ def test_a_gradient_of_zero_ends_a_new_run_and_is_named(
         assert ended.codes == [0] * size, ended.told()
 
 
-@pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
+@mark.parametrize("poison", [poison_loss, poison_gradient])
 def test_a_poisoned_update_stops_the_run_and_is_named(
     poison: Poison,
     toy: Path,
@@ -173,7 +172,7 @@ def test_gradients_of_zero_end_the_run(
     assert "all gradients are zero" in read_errors(capsys)[-1]
 
 
-@pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
+@mark.parametrize("poison", [poison_loss, poison_gradient])
 def test_a_skipped_update_changes_no_bit(
     poison: Poison, toy: Path, tmp_path: Path, inject: Inject
 ) -> None:
@@ -250,7 +249,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("where, rule", [("loss", "stop"), ("gradient", "skip")])
+@mark.parametrize("where, rule", [("loss", "stop"), ("gradient", "skip")])
 def test_all_ranks_reject_what_one_rank_finds(
     where: str,
     rule: str,
@@ -285,4 +284,4 @@ def test_all_ranks_reject_what_one_rank_finds(
     assert sorted(both) == [1, 2, 3, 5]
     inject(poison_gradient, {4})
     succeed(main, *run_five_updates, f"out={tmp_path}/one")
-    assert read_losses(tmp_path / "one") == pytest.approx(both, abs=3e-5)
+    assert read_losses(tmp_path / "one") == approx(both, abs=3e-5)

@@ -7,8 +7,7 @@ more of them, longer, and judges them as real runs are.
 import math
 
 import numpy as np
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark
 from support.capture import Capture
 from support.ground import Ground
 from support.rings import amount
@@ -51,7 +50,7 @@ HEALTHY = {
 
 
 def test_unigram_entropy_counts_pieces_and_end_marks() -> None:
-    assert unigram_entropy(SIDE) == pytest.approx(ENTROPY, abs=1e-12)
+    assert unigram_entropy(SIDE) == approx(ENTROPY, abs=1e-12)
 
 
 def test_a_large_store_is_sampled_from_end_to_end() -> None:
@@ -60,7 +59,7 @@ def test_a_large_store_is_sampled_from_end_to_end() -> None:
     halves = [rng.integers(4, 20, 50_000), rng.integers(20, 24, 50_000)]
     ids = np.concatenate(halves).astype(np.uint16)
     side = Side(ids, np.arange(0, 100_001, 10))
-    assert unigram_entropy(side, 5_000) == pytest.approx(unigram_entropy(side), abs=0.01)
+    assert unigram_entropy(side, 5_000) == approx(unigram_entropy(side), abs=0.01)
 
 
 # ---- when it warns -------------------------------------------------------------------------------
@@ -85,7 +84,7 @@ def list_warnings(check: LearningCheck, nlls: list[tuple[int, float]]) -> list[t
     return found
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "warmup_steps, expected", [(20, [(600, "stalled")]), (640, [(800, "stalled")]), (900, [])]
 )
 def test_a_stalled_run_draws_a_warning_after_its_first_window_past_warm_up(
@@ -130,7 +129,7 @@ def test_the_remedies_are_those_that_the_run_does_not_have() -> None:
 # ---- trained -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@fixture
 def early(monkeypatch: MonkeyPatch) -> None:
     """Judge a run from MIN_UPDATES of this file on."""
     monkeypatch.setattr(on_track, "MIN_UPDATES", MIN_UPDATES)
@@ -141,7 +140,7 @@ def read_warnings(run: RunFolder) -> list[WarningEvent]:
     return [event for event in events if isinstance(event, WarningEvent)]
 
 
-@pytest.mark.parametrize("name", amount(list(HEALTHY)[:3], list(HEALTHY)))
+@mark.parametrize("name", amount(list(HEALTHY)[:3], list(HEALTHY)))
 def test_a_healthy_run_is_not_warned(
     name: str, ground: Ground, early: None, capsys: Capture
 ) -> None:

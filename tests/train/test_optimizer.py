@@ -5,8 +5,8 @@ Adam's settings.
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import approx, mark, raises
 from support.capture import Capture
 from support.in_process import refuse, succeed
 from torch.optim import lr_scheduler
@@ -29,7 +29,7 @@ TORCHS_SCHEDULERS: dict[str, Rates] = {
 }
 
 
-@pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "constant"])
+@mark.parametrize("schedule", ["inverse_sqrt", "cosine", "constant"])
 def test_schedules_are_those_of_torch(schedule: str) -> None:
     final = ["optimizer.final_lr=1e-4"] if schedule == "cosine" else []
     settings = [f"optimizer.schedule={schedule}", f"optimizer.peak_lr={PEAK}", *final]
@@ -51,10 +51,10 @@ def test_schedules_are_those_of_torch(schedule: str) -> None:
         scheduler.step()
 
     found = [learning_rate(step, 512, N_STEPS, config) for step in range(1, N_STEPS + 1)]
-    assert found == pytest.approx(expected, rel=1e-9)
+    assert found == approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings, expected",
     [
         (["schedule=cosine"], "schedule is cosine, which needs a peak_lr"),
@@ -68,7 +68,7 @@ def test_schedules_are_those_of_torch(schedule: str) -> None:
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings: list[str], expected: str) -> None:
-    with pytest.raises(UserError, match=expected):
+    with raises(UserError, match=expected):
         load_config("base.yaml", [f"optimizer.{setting}" for setting in settings])
 
 

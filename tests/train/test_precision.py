@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, mark, raises
 from support.capture import Capture
 from support.finished_run import read_losses
 from support.in_process import refuse, succeed
@@ -24,7 +23,7 @@ SLOW = "AVX512-BF16 of this processor is slower than fp32"
 NONE = "this processor has no instructions for bf16"
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "cpu_info, chosen, reason",
     [
         ("flags : fpu avx2 avx512f avx512_bf16 amx_bf16", "bf16", "this processor has AMX"),
@@ -49,7 +48,7 @@ def test_a_processor_computes_in_bf16_if_it_has_instructions_for_it(
     assert choose_precision(CPU) == (chosen, reason)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "architecture, chosen",
     [
         ("gfx906:sramecc+:xnack-", "fp32"),
@@ -80,15 +79,15 @@ def test_bf16_is_refused_where_a_gpu_would_emulate_it(toy: Path, monkeypatch: Mo
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     auto = replace(config, training=replace(config.training, precision="auto"))
     refusal = "capability 7.5 .*; give training.precision=fp32"
-    with pytest.raises(UserError, match=refusal):  # the run began on another machine
+    with raises(UserError, match=refusal):  # the run began on another machine
         resolve(auto, config, gpu)
-    with pytest.raises(UserError, match=refusal):  # before data is prepared
+    with raises(UserError, match=refusal):  # before data is prepared
         check_training_fits(config.model, config.vocab, config.training, gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert resolve(config, config, gpu) == resolve(auto, config, gpu) == config
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "cpu_info, chosen, other",
     [("flags : avx512_bf16", "bf16", "fp32"), ("flags : avx2", "fp32", "bf16")],
 )

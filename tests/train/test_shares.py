@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
 from support.capture import Capture, read_errors
 from support.finished_run import read_tensors
 from support.ground import Ground, check_same, make_ground, untime
@@ -61,7 +60,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def ground(module_path: Path) -> Ground:
     ground = make_ground(module_path)
     script = ground.folder / "engine.py"
@@ -69,7 +68,7 @@ def ground(module_path: Path) -> Ground:
     return replace(ground, command=str(script))
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def whole(ground: Ground) -> RunFolder:
     """The run of one process without the engine."""
     return replace(ground, command="train").finish("whole", *CALM)
@@ -87,9 +86,9 @@ def check_close(run: RunFolder, whole: RunFolder, bound: float = 1e-5) -> None:
             assert line.get(key) == other.get(key)
         # The log has five decimals, so rounding alone may part equal numbers by one.
         for key in {"loss", "nll"} & line.keys():
-            assert line[key] == pytest.approx(other[key], abs=bound + 1e-5)
+            assert line[key] == approx(other[key], abs=bound + 1e-5)
         if "grad_norm" in line:
-            assert line["grad_norm"] == pytest.approx(other["grad_norm"], rel=2e-3, abs=1e-12)
+            assert line["grad_norm"] == approx(other["grad_norm"], rel=2e-3, abs=1e-12)
 
 
 def test_two_and_four_ranks_train_like_one(ground: Ground, whole: RunFolder) -> None:
@@ -125,7 +124,7 @@ def test_bf16_weights_are_those_of_one_rank(ground: Ground) -> None:
     check_close(ground.finish("bf16-two", *settings, size=2), one, 1e-4)
 
 
-@pytest.mark.soak  # takes ten seconds
+@mark.soak  # takes ten seconds
 def test_a_stop_and_a_validation_of_shares(ground: Ground) -> None:
     """One micro-batch for each update and three ranks, two of which run blank ones."""
     settings = (*CALM, *EXTRAS, "training.micro_tokens=300", "training.steps=4")
@@ -164,7 +163,7 @@ def check_near(there: Tensor, here: Tensor) -> None:
     assert here.any() and (there.on_host - here).norm() <= 1e-5 * here.norm()
 
 
-@pytest.fixture
+@fixture
 def uncompiled_twins(monkeypatch: MonkeyPatch) -> None:
     """Nothing is compiled, no kernel runs, and a sum over two ranks is that of one."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
@@ -172,7 +171,7 @@ def uncompiled_twins(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
 
 
-@pytest.mark.usefixtures("uncompiled_twins")
+@mark.usefixtures("uncompiled_twins")
 def test_what_ranks_exchange_is_not_recorded() -> None:
     """Weights are collected before the first micro-batch of an update, and gradients summed after the
     last; the one graph of all micro-batches has neither, and nothing that waits.
@@ -206,8 +205,8 @@ def test_what_ranks_exchange_is_not_recorded() -> None:
 
 
 # Without the compiler, test_what_ranks_exchange_is_not_recorded computes the same.
-@pytest.mark.gpu_dry
-@pytest.mark.soak  # compiles for 20 seconds
+@mark.gpu_dry
+@mark.soak  # compiles for 20 seconds
 def test_compiled_code_gives_the_gradients_of_eager_code(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "BACKEND", "aot_eager")
     found = []
@@ -221,7 +220,7 @@ def test_compiled_code_gives_the_gradients_of_eager_code(monkeypatch: MonkeyPatc
         assert theirs.any() and torch.equal(ours, theirs)
 
 
-@pytest.mark.usefixtures("uncompiled_twins")
+@mark.usefixtures("uncompiled_twins")
 def test_a_graph_takes_three_passes(monkeypatch: MonkeyPatch) -> None:
     """Two that warm up and one that is recorded, however many micro-batches an update has. What warms up
     has been freed when the graph takes its own memory.
@@ -244,8 +243,8 @@ def test_a_graph_takes_three_passes(monkeypatch: MonkeyPatch) -> None:
     assert len(held) == 3 and len(set(held)) == 1
 
 
-@pytest.mark.usefixtures("uncompiled_twins")
-@pytest.mark.parametrize(
+@mark.usefixtures("uncompiled_twins")
+@mark.parametrize(
     "votes, told",
     [
         ([1.0], "the model cannot be compiled"),
@@ -284,7 +283,7 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
     with pretend_device():
         warm_up(work, GPU)
         capture(work, GPU)
-        with pytest.raises(ValueError):
+        with raises(ValueError):
             capture(work, GPU)
     assert seen == [True, True, False, False] and gc.isenabled()
 
@@ -308,7 +307,7 @@ def test_what_an_update_reads_whole_is_not_divided(monkeypatch: MonkeyPatch) -> 
     assert sorted(owned) == sorted(matrices)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@mark.parametrize("size", [2, 3, 5])
 def test_shares_are_even_and_whole_again(size: int) -> None:
     """What is gathered of all ranks' shares is what was divided, whatever their number."""
     model = dict(make_objective().model.named_parameters())

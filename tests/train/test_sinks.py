@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, raises
 from support.capture import Capture
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
 from support.in_process import refuse
@@ -32,7 +31,7 @@ SETTINGS = ["training.steps=6", "training.validate_every=3", "evaluation.sentenc
 SETTINGS += ["decoding.min_length=2"]
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def user_package(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     site = tmp_path / "site"
     site.mkdir()
@@ -87,7 +86,7 @@ def test_a_continued_run_is_sent_anew(toy: Path) -> None:
     config = train(toy, "run", "training.track=[keeps]")
     steps = [json.loads(line).get("step") for line in (config.folder / "kept.jsonl").open()]
     assert steps[:-1] == [line["step"] for line in read_lines(config.folder)]
-    with pytest.raises(UserError, match=r"track names a sink twice"):
+    with raises(UserError, match=r"track names a sink twice"):
         train(toy, "run", "training.track=[keeps,keeps]")
 
 
@@ -139,7 +138,7 @@ def make_lines(step: int) -> list[Fields]:
     ]
 
 
-@pytest.fixture
+@fixture
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -205,7 +204,7 @@ def test_tensorboard_has_the_figures(run: Path, monkeypatch: MonkeyPatch) -> Non
     assert board.Tags()["scalars"] == ["train/nll", "train/lr", "train/elapsed_s", "valid/nll"]
     assert [(point.step, point.value) for point in board.Scalars("train/nll")] == [(1, 3), (2, 2)]
     first_point, second_point = board.Scalars("train/nll")
-    assert second_point.wall_time - first_point.wall_time == pytest.approx(10)
+    assert second_point.wall_time - first_point.wall_time == approx(10)
     (text,) = board.Tensors("config/text_summary")[0].tensor_proto.string_val
     assert b"    model:\n      d_model: 128\n" in text
     (text,) = board.Tensors("sample/line 7/text_summary")[-1].tensor_proto.string_val

@@ -8,9 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, raises
 from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.forks import run_on_ranks
@@ -38,7 +37,7 @@ from nmt.train.update import Outcomes, UpdateOutcome
 LOGGED = ("training.log_every=1", "training.validate_every=100", "training.steps=20")
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def whole(ground: Ground) -> RunFolder:
     """A run of 20 updates that nobody disturbed."""
     return train(ground, "whole", *LOGGED)
@@ -78,7 +77,7 @@ def test_a_listener_hears_what_a_rank_does(ground: Ground, whole: RunFolder) -> 
     config = load_config(str(ground.config), settings)
     assert run_start.train(config, config, ALONE, notes, Mirror()) == 0
     expected = {line["step"]: line["loss"] for line in read_lines(whole.path, "train")}
-    assert notes.losses == pytest.approx(expected, abs=1e-5) and len(expected) == 20
+    assert notes.losses == approx(expected, abs=1e-5) and len(expected) == 20
     found = [phase for phase, _ in groupby(notes.phases)]
     assert found[:2] == ["training", "saving"] and found[-1] == "end"
     assert found.count("validating") == 2
@@ -166,7 +165,7 @@ def test_the_folder_of_another_program_is_refused(ground: Ground, capsys: Captur
 
 
 def test_the_root_folder_is_refused(ground: Ground) -> None:
-    with pytest.raises(UserError, match="is the root folder; choose another out=DIR"):
+    with raises(UserError, match="is the root folder; choose another out=DIR"):
         find_begun_run(load_config(str(ground.config), ["out=/"]))
 
 

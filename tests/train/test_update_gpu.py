@@ -10,9 +10,8 @@ test_shares.py.
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
 from support.capture import Capture, read_errors
 from support.pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
 from support.processor import ALONE
@@ -34,7 +33,7 @@ from nmt.train.update import Outcomes, run_update
 SHAPE = BatchShape(192, 192, 16, 128)
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def without_kernels_and_compilers(monkeypatch: MonkeyPatch) -> None:
     # Triton's kernels need a driver
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
@@ -83,7 +82,7 @@ def test_an_update_waits_for_nothing_and_equals_that_of_the_cpu() -> None:
         assert device.waits == {"an event": 1}
     assert [one[0] for one in seen_there] == [1, 2, 3, 4]
     for a, b in zip(seen_there, seen, strict=True):
-        assert a[1:4] == pytest.approx(b[1:4], rel=1e-5) and a[4]
+        assert a[1:4] == approx(b[1:4], rel=1e-5) and a[4]
     for there_one, one in zip(there, weights, strict=True):
         assert (there_one - one).norm() <= 1e-5 * one.norm()
 
@@ -99,7 +98,7 @@ class PTXASError(Exception):
     """As Triton's, which is no RuntimeError."""
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "error, place, told",
     [
         (PTXASError("ptxas: no such GPU"), "_compute_sums", "cannot be compiled"),
@@ -125,7 +124,7 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
     monkeypatch.setattr(f"nmt.engines.cuda.recorded_replica.{place}", fail)
     batch, (plain, fixed) = batch_of(draw(1, n=3), 192), make_replicas()
     if told is None:  # it is for the caller to try a smaller one
-        with pytest.raises(type(error)):
+        with raises(type(error)):
             fixed.run(batch, 1.0, 3)
         return
     for _ in range(2):
@@ -134,7 +133,7 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
     assert len(said) == 1 and told in said[0] and type(error).__name__ in said[0]
 
 
-@pytest.mark.parametrize("numbers", [[4, 4, 0, 9, 4], [7]])
+@mark.parametrize("numbers", [[4, 4, 0, 9, 4], [7]])
 def test_a_look_up_has_the_gradient_of_torchs(numbers: list[int]) -> None:
     ids, table = torch.tensor(numbers), torch.randn(10, 3)
     factor = torch.randn(len(numbers), 3)

@@ -3,10 +3,10 @@
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import approx, mark, raises
 from support.capture import Capture
 from support.finished_run import read_lines, train_toy
 from support.forks import run_on_ranks
@@ -44,7 +44,7 @@ def test_the_nll_is_that_of_each_piece_of_the_dev_set(toy: Path, corpus: Path) -
     targets = (corpus / "valid.de").read_text().splitlines()
     pairs = nmt.api.score_pairs(zip(sources, targets, strict=True), config.folder)
     log_probs = [log_prob for pair in pairs for log_prob in pair.log_probs]
-    assert valid["nll"] == pytest.approx(-sum(log_probs) / len(log_probs), abs=2e-5)
+    assert valid["nll"] == approx(-sum(log_probs) / len(log_probs), abs=2e-5)
 
 
 def test_a_part_of_the_dev_set_is_scored_and_named(
@@ -68,7 +68,7 @@ def test_a_part_of_the_dev_set_is_scored_and_named(
     texts = [translation.text for translation in translations]
     part = slice(1, 20, 2)
     expected = sacrebleu.corpus_bleu(texts[part], [references[part]]).score
-    assert record["bleu"] == pytest.approx(expected) and expected > 0
+    assert record["bleu"] == approx(expected) and expected > 0
     assert expected != sacrebleu.corpus_bleu(texts[:10], [references[:10]]).score
 
     capsys.readouterr()
@@ -121,14 +121,14 @@ def test_ranks_share_the_decoding_of_the_dev_set(tmp_path: Path) -> None:
     assert counts == ["lines 10", "lines 10 20"]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text, fault", [(b"\xff\n" * 20, "not UTF-8"), (b"A line.\n" * 19, "19 lines for 20")]
 )
 def test_dev_text_that_a_stranger_sealed_is_named(text: bytes, fault: str, tmp_path: Path) -> None:
     store = Path(prepare_toy(tmp_path).data.store)
     (store / "valid.tgt.txt").write_bytes(text)
     seal(store)
-    with pytest.raises(UserError, match=rf"valid\.tgt\.txt: is damaged \(.*{fault}"):
+    with raises(UserError, match=rf"valid\.tgt\.txt: is damaged \(.*{fault}"):
         open_dev(store, Vocab.load(store / "vocab.model"))
 
 
@@ -162,10 +162,10 @@ def test_the_dev_and_the_test_set_are_translated_with_their_tags(
             found = evaluation.scores[0][0].value
             assert evaluation.systems[0].texts == texts
             assert evaluation.systems[0].config.decoding.tag == tag
-        assert found == pytest.approx(expected) and expected > 0
+        assert found == approx(expected) and expected > 0
         untagged = nmt.api.load(config.folder).translate(sources)
         assert texts != [one.text for one in untagged]
-    with pytest.raises(UserError, match="decoding.tag is '<a>', but data.test has the tag '<b>'"):
+    with raises(UserError, match="decoding.tag is '<a>', but data.test has the tag '<b>'"):
         nmt.api.evaluate(config.folder, settings=["decoding.tag=<a>"])
 
     (corpus / "one.en").write_text("red dog\n")

@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, mark, raises
 from support.needs import needs_package
 from support.plain_search import (
     BOS,
@@ -66,8 +65,8 @@ def short(config: DecodingConfig, most: int) -> DecodingConfig:
 # ---- brute force --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("chunk", range(amount(1, 5)))
+@mark.parametrize("preset", PRESETS)
+@mark.parametrize("chunk", range(amount(1, 5)))
 def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) -> None:
     """Ten models a chunk; the rule that stops early, that which never does, and the preset's own."""
     for seed in range(chunk * 10, chunk * 10 + 10):
@@ -100,8 +99,8 @@ def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) ->
 # ---- step by step -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("finishing, stopping", RULES)
-@pytest.mark.parametrize("beam", amount([1, 4], range(1, 6)))
+@mark.parametrize("finishing, stopping", RULES)
+@mark.parametrize("beam", amount([1, 4], range(1, 6)))
 def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam: int) -> None:
     for preset, n_best in itertools.product(PRESETS, (1, 3)):
         if n_best > beam:
@@ -127,8 +126,8 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
             )
 
 
-@pytest.mark.parametrize("max_small", [0, 1 << 15])
-@pytest.mark.parametrize("beam", [1, 2, 5])
+@mark.parametrize("max_small", [0, 1 << 15])
+@mark.parametrize("beam", [1, 2, 5])
 def test_a_vocabulary_of_many_groups(beam: int, max_small: int, monkeypatch: MonkeyPatch) -> None:
     """Where the best pieces are found by way of the best groups; the last group is not full."""
     monkeypatch.setattr("nmt.translate.search.MAX_SMALL_LOGITS", max_small)
@@ -156,7 +155,7 @@ def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: MonkeyPatch) -
         assert_same(some, recursion(toy, src, config, 2))
 
 
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("sample", [False, True])
 def test_logits_may_be_large(sample: bool) -> None:
     toy, given = Toy(5, n=9, ending=1.0), make_sources(random.Random(6), 9, 8, 9)
     rules = make_rules(DecodingConfig(beam=3, max_extra=4, sample=sample), 2)
@@ -164,7 +163,7 @@ def test_logits_may_be_large(sample: bool) -> None:
     toy.table += 100  # which changes no probability, but overflows as an exponent
     for some, expected in zip(search(toy, pack(given), rules), usual, strict=True):
         assert [one.ids for one in some] == [one.ids for one in expected]
-        assert [one.score for one in some] == pytest.approx([one.score for one in expected], 1e-4)
+        assert [one.score for one in some] == approx([one.score for one in expected], 1e-4)
 
 
 def test_stopping_early_changes_nothing_and_saves_steps() -> None:
@@ -196,11 +195,11 @@ def test_stopping_early_changes_nothing_and_saves_steps() -> None:
 # ---- limits and prefixes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "ratio, extra, at_least",
     [(0.0, 0, 0), (0.0, 3, 5), (1.5, 0, 2), (0.5, 2, 4), (3.0, 1, 0)],
 )
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("sample", [False, True])
 def test_lengths_keep_to_their_limits(
     ratio: float, extra: int, at_least: int, sample: bool
 ) -> None:
@@ -223,7 +222,7 @@ def test_lengths_keep_to_their_limits(
     assert (-9.0, True) in reached and (9.0, True) in reached
 
 
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("sample", [False, True])
 def test_no_ngram_is_said_twice(sample: bool) -> None:
     """But in a prefix: what follows repeats nothing of it. Where only the end is left, it ends."""
     given, prefixes = [(4, EOS), (5, EOS), (6, EOS)], [(), (5, 5, 5), (4, 7)]
@@ -240,10 +239,10 @@ def test_no_ngram_is_said_twice(sample: bool) -> None:
                     assert not repeats(tuple(one.ids[:n]), one.ids[n], size)
                 end = allowed(tuple(one.ids), 8, 31, replace(config, min_length=31), prefix)
                 assert len(one.ids) == 30 or end == [EOS]
-                assert one.score == pytest.approx(score_of(toy, src, one.ids, config), abs=1e-4)
+                assert one.score == approx(score_of(toy, src, one.ids, config), abs=1e-4)
 
 
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("sample", [False, True])
 def test_translations_begin_with_their_prefixes(sample: bool) -> None:
     config = DecodingConfig(beam=4, max_ratio=0.0, max_extra=4, min_length=2, sample=sample)
     rng = random.Random(2)
@@ -256,10 +255,10 @@ def test_translations_begin_with_their_prefixes(sample: bool) -> None:
         if len(prefix) >= 4:
             assert all(tuple(one.ids) == prefix for one in some)
         for one in some:  # what must be said weighs as what is chosen
-            assert one.score == pytest.approx(score_of(toy, src, one.ids, config), abs=1e-5)
+            assert one.score == approx(score_of(toy, src, one.ids, config), abs=1e-5)
 
 
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("sample", [False, True])
 def test_learned_positions_end_a_translation(sample: bool) -> None:
     ours = model(4, 8, replace(SMALL, positions="learned", max_positions=7))
     config, given = (
@@ -273,7 +272,7 @@ def test_learned_positions_end_a_translation(sample: bool) -> None:
             6,
             6,
         ]
-    with pytest.raises(UserError, match=r"a prefix of 7 pieces .*model.max_positions 7"):
+    with raises(UserError, match=r"a prefix of 7 pieces .*model.max_positions 7"):
         search(ours, pack(given), make_rules(config), [(), (5,) * 7])
 
 
@@ -309,7 +308,7 @@ def compared(ours: list[list[Hypothesis]], theirs: list[tuple[Ids, float]], wher
         if len(ids) < LIMIT
     ]
     for mine, ids, score in ended:
-        assert tuple(mine.ids) == ids and mine.score == pytest.approx(score, abs=1e-4), where
+        assert tuple(mine.ids) == ids and mine.score == approx(score, abs=1e-4), where
     return len(ended)
 
 

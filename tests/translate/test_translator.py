@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, approx, fixture, raises
 from support.capture import Capture, read_errors
 from support.processor import CPU
 from support.toy_corpus import sentences
@@ -64,7 +63,7 @@ def test_a_text_is_the_translations_of_its_sentences(
 
 def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
     ours = translator(vocab, replace(DECODING, long_lines="refuse", max_source=40))
-    with pytest.raises(
+    with raises(
         LineTooLong, match=r"line 12 has [0-9]+ pieces, more than 40; .*max_source.*long_lines"
     ) as error:
         ours.find_candidates([*SOURCES[:2], " ".join(SOURCES)], 1, numbers=[10, 11, 12])
@@ -87,9 +86,7 @@ def test_the_shortest_table_of_several_models_bounds_a_line(vocab: Vocab, capsys
 def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
     ours = translator(vocab, shape=replace(SHAPE, positions="learned", max_positions=16))
     ids = vocab.encode(["hund hund hund hund hund hund hund hund"])[0][:16]
-    with pytest.raises(
-        LineTooLong, match="line 8: its prefix has 16 pieces, more than 15; "
-    ) as error:
+    with raises(LineTooLong, match="line 8: its prefix has 16 pieces, more than 15; ") as error:
         ours.find_candidates(["red", "blue"], 1, ["", *vocab.decode([ids])], [7, 8])
     assert error.value.number == 8
     found = ours.find_candidates(["red"], 1, vocab.decode([ids[:15]]))[0][0]
@@ -97,11 +94,11 @@ def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
 
 
 def test_a_search_that_does_not_fit_in_memory_is_a_failure(vocab: Vocab) -> None:
-    with pytest.raises(Failure, match="ran out of memory; lower decoding.beam"):
+    with raises(Failure, match="ran out of memory; lower decoding.beam"):
         translator(vocab, replace(DECODING, beam=10**13)).translate(["red dog"])
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def tagged(module_path: Path) -> Vocab:
     return make_vocab(module_path, tags=("<a>", "<b>"))
 
@@ -115,7 +112,7 @@ def test_a_tag_is_in_front_of_each_line(tagged: Vocab) -> None:
     for line, (best,) in zip(lines[:2], together, strict=False):
         source = [tag, *tagged.encode([line])[0]]
         (found,) = search(ours.model, pack([[*source, EOS]]), make_rules(DECODING))[0]
-        assert best.score == pytest.approx(found.score, abs=1e-4)
+        assert best.score == approx(found.score, abs=1e-4)
     ours.set_tag("<a>")
     assert ours.translate(lines) != [best for (best,) in together]
 

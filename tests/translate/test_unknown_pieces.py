@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import mark
 from support.capture import Capture, read_errors
 from support.processor import CPU
 from support.untrained import DECODING, SHAPE, make_model, make_vocab
@@ -20,8 +20,8 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("config", WAYS, ids=["torch", "compiled", "sampling"])
-@pytest.mark.parametrize("has_bytes", [True, False])
+@mark.parametrize("config", WAYS, ids=["torch", "compiled", "sampling"])
+@mark.parametrize("has_bytes", [True, False])
 def test_the_unknown_piece_is_forbidden_where_bytes_spell_everything(
     tmp_path: Path, config: DecodingConfig, has_bytes: bool
 ) -> None:
@@ -36,7 +36,7 @@ def test_the_unknown_piece_is_forbidden_where_bytes_spell_everything(
         assert ("\u2047" in text) == (not has_bytes)
 
 
-@pytest.mark.parametrize("has_bytes", [True, False])
+@mark.parametrize("has_bytes", [True, False])
 def test_text_whose_letters_the_vocabulary_lacks_is_warned_of_once(
     tmp_path: Path, has_bytes: bool, capsys: Capture
 ) -> None:
