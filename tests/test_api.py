@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from pytest import approx, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.in_process import succeed
+from support.text_lines import read_text_lines
 from support.untrained import make_checkpoint
 
 import nmt.api
@@ -41,13 +42,13 @@ def test_a_run_from_python_gives_what_the_commands_give(
     run: Path, corpus: Path, tmp_path: Path
 ) -> None:
     source = corpus / "test.en"
-    lines = source.read_text().splitlines()
+    lines = read_text_lines(source)
 
     translations = nmt.api.load(run, settings=["decoding.beam=2"]).translate(lines)
 
     out = tmp_path / "out"
     succeed(nmt_translate, run, "-i", source, "-o", out, "decoding.beam=2")
-    assert [translation.text for translation in translations] == out.read_text().splitlines()
+    assert [translation.text for translation in translations] == read_text_lines(out)
 
     evaluation = nmt.api.evaluate(run, settings=["decoding.beam=2"])
     assert evaluation.systems[0].texts == [translation.text for translation in translations]
@@ -142,11 +143,11 @@ def test_lines_of_two_files_are_pairs() -> None:
 def test_odd_texts_are_scored_with_a_warning(capsys: Capture) -> None:
     lines = [f"Das Haus Nummer {i} hat {'sehr ' * (i % 9)}viel Platz." for i in range(120)]
     nmt.api.score(zip(map(str.lower, lines), lines, strict=True))
-    assert "warning: translations:1: hardly any upper-case letters" in capsys.readouterr().err
+    assert "warning: translations:1: hardly any upper-case letters" in read_stderr(capsys)
     nmt.api.score(zip([*lines[4:], *lines[:4]], lines, strict=True))
-    assert "translations and references do not look like" in capsys.readouterr().err
+    assert "translations and references do not look like" in read_stderr(capsys)
     nmt.api.score(zip(lines, lines, strict=True))
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
 
 
 def test_arguments_in_the_wrong_place_are_refused(model: Path) -> None:

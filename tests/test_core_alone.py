@@ -12,6 +12,7 @@ from pathlib import Path
 from pytest import approx, fixture, mark
 from support.checkout import ROOT
 from support.forks import run_on_ranks
+from support.text_lines import read_text_lines
 
 N_UPDATES = 40
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "engines", "extras")
@@ -122,7 +123,7 @@ def run_commands(tree: Path | str, toy: Path, place: Path) -> str:
 
 
 def read_scored(path: Path) -> tuple[list[str], list[float]]:
-    lines = [line.split("\t") for line in path.read_text().splitlines()]
+    lines = [line.split("\t") for line in read_text_lines(path)]
     return [text for _, text in lines], [float(score) for score, _ in lines]
 
 

@@ -4,7 +4,7 @@ import importlib
 import re
 
 from pytest import mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 
 from nmt.config_files import list_setting_keys, load_config
 from nmt.foreign_names import TOOLKITS, explain_foreign_name, read_counterparts
@@ -129,5 +129,5 @@ def test_an_option_of_another_toolkit_is_explained(
     module = importlib.import_module(f"nmt.commands.{command}")
     with raises(SystemExit):
         module.parse_arguments(words.split())
-    error = capsys.readouterr().err
+    error = read_stderr(capsys)
     assert complaint in error and error.count("\n") == 1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from pytest import approx, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.checkout import ROOT
 from support.golden import check_golden
 from support.in_process import succeed
@@ -229,12 +229,12 @@ def test_explain_tells_of_a_corpus_that_is_not_here(tmp_path: Path, capsys: Capt
     explain_pair = ["--config", "multi30k.yaml", "--explain", f"data.root={tmp_path}", store]
     succeed(main, *explain_pair, "data.tgt=fi")
     missing = tmp_path / "train.fi"
-    assert f"note: training could not start here: {missing}: not found" in capsys.readouterr().err
+    assert f"note: training could not start here: {missing}: not found" in read_stderr(capsys)
     assert main(explain_pair) == 0
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
     (tmp_path / "store").mkdir()
     succeed(main, *explain_pair, "data.tgt=fi")
-    assert capsys.readouterr().err == ""  # what is prepared needs no other file
+    assert read_stderr(capsys) == ""  # what is prepared needs no other file
 
 
 def test_what_matters_for_other_text_is_told_and_where_the_rest_is() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pytest import MonkeyPatch, mark, raises
 from safetensors.torch import load_file, save_file
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.in_process import refuse
 from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
 from support.untrained import change_config
@@ -192,7 +192,7 @@ def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(
     (tmp_path / "link").symlink_to(run.checkpoints)
     for out in (run.checkpoints / place, tmp_path / "link" / place):
         assert nmt_average([str(run.path), "-o", str(out)]) == 2
-        told = capsys.readouterr().err
+        told = read_stderr(capsys)
         assert (
             "is reserved for training checkpoints" in told.splitlines()[-1]
             and "verifying" not in told

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from huggingface_hub import ModelCard
-from pytest import MonkeyPatch, fixture
+from pytest import MonkeyPatch, fixture, importorskip
 from support.golden import check_golden
 from support.hostile_text import OBEYED, PAYLOADS, check_together
 from support.recipes import list_recipes
@@ -118,7 +117,7 @@ def fill_with(folder: Path, texts: Sequence[str]) -> str:
 
 def parse_markdown(text: str) -> tuple[list[str], str]:
     """The elements of a text but for text itself, and what its first heading shows."""
-    markdown_it = pytest.importorskip("markdown_it")
+    markdown_it = importorskip("markdown_it")
     elements = []
     shown = []
     for block in markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").parse(text):

@@ -3,7 +3,7 @@
 import numpy as np
 from pytest import MonkeyPatch, mark
 from safetensors.torch import load_file
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.in_process import refuse, succeed
 from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
 from test_checkpoint import CONFIG
@@ -60,7 +60,7 @@ def test_the_run_is_named_where_something_else_is_given(
     run.average.mkdir()
     assert nmt_average([str(run.path / name), "--last", "2"]) == 2
     wanted = "it, not several" if name == ".." else str(run.path)
-    assert f"--last needs one run folder; give {wanted}" in capsys.readouterr().err
+    assert f"--last needs one run folder; give {wanted}" in read_stderr(capsys)
 
 
 def test_nothing_of_the_users_is_replaced(run: RunFolder, capsys: Capture) -> None:
@@ -94,7 +94,7 @@ def test_scores_and_minutes_are_said_and_kept(run: RunFolder, capsys: Capture) -
         run.average / "README.md"
     )
     succeed(nmt_average, run.path, "--last", "1")
-    assert "the mean of 1 checkpoint (step-0000050)" in capsys.readouterr().err
+    assert "the mean of 1 checkpoint (step-0000050)" in read_stderr(capsys)
 
 
 @mark.parametrize("fault", ["cut off", "of another version", "a folder"])

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import sacrebleu
 from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.in_process import Main, succeed
 from support.text_lines import join_lines
-from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.toy_corpus import write_toy
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
@@ -31,7 +31,7 @@ def trained(module_path: Path) -> Path:
     20.
     """
     folder = module_path
-    config = write_toy_config(write_toy_corpus(folder), folder)
+    config = write_toy(folder)
     succeed(nmt_train, "--config", config, "training.checkpoint_every=10")
     return folder
 
@@ -104,7 +104,7 @@ def test_mistakes_are_reported_in_one_line(
 def test_a_vocabulary_larger_than_the_text_allows(toy: Path, capsys: Capture) -> None:
     assert nmt_train(["--config", str(toy), "vocab.size=9000"]) == 2
     # After a line that says learning has begun
-    message = capsys.readouterr().err.strip().splitlines()[-1]
+    message = read_stderr(capsys).strip().splitlines()[-1]
     assert "vocab.size" in message and "9000" in message and "at most" in message
 
 
@@ -176,12 +176,12 @@ def test_micro_tokens_auto_is_resolved_once(
     options = ["--config", str(toy), "training.micro_tokens=auto"]
     succeed(nmt_train, *options, "training.steps=2")
     # An update has no more
-    assert "training.micro_tokens: auto has chosen 300" in capsys.readouterr().err
+    assert "training.micro_tokens: auto has chosen 300" in read_stderr(capsys)
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
     # As another machine would have it
     monkeypatch.setattr("nmt.train.engine.CPU_MICRO_TOKENS", 50)
     succeed(nmt_train, *options, "training.steps=3")
-    assert "auto has chosen" not in capsys.readouterr().err
+    assert "auto has chosen" not in read_stderr(capsys)
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
     assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-0000003"
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pytest import fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.in_process import refuse, succeed
 from support.text_lines import join_lines
 
@@ -32,7 +32,7 @@ def test_one_run_has_its_report_and_several_need_a_place(
     assert "<h1>one</h1>" in run.report.read_text()
     with raises(SystemExit, match="2"):
         main([str(run.path), str(run.path)])
-    assert "-o FILE" in capsys.readouterr().err
+    assert "-o FILE" in read_stderr(capsys)
     both = tmp_path / "both.html"
     for _ in range(2):  # a report may be replaced by a report
         succeed(main, run.path, run.path, "-o", both)
@@ -43,7 +43,7 @@ def test_a_run_that_is_not_there_is_named(run: RunFolder, tmp_path: Path, capsys
     missing = tmp_path / "nosuch"
     assert main([str(missing)]) == main([str(run.path), str(missing), "-o", "both.html"]) == 2
     message = f"nmt-report: error: {missing}: not found; give a run folder\n"
-    assert capsys.readouterr().err == 2 * message
+    assert read_stderr(capsys) == 2 * message
 
 
 @mark.parametrize("name", ["average", "checkpoints/step-0000300"])
@@ -56,7 +56,7 @@ def test_a_checkpoint_is_not_a_run(run: RunFolder, name: str, capsys: Capture) -
     page = run.path.parent / "page.html"
     assert main([str(checkpoint)]) == main([str(run.path), str(checkpoint), "-o", str(page)]) == 2
     refusal = f"{checkpoint}: is a checkpoint, a store or an export; give the run folder\n"
-    assert capsys.readouterr().err == 2 * f"nmt-report: error: {refusal}"
+    assert read_stderr(capsys) == 2 * f"nmt-report: error: {refusal}"
     assert sorted(run.path.rglob("*")) == files and not page.exists()
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 from pytest import MonkeyPatch, TempPathFactory, approx, fixture, mark, raises
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.in_process import refuse
-from support.text_lines import join_lines
+from support.text_lines import join_lines, read_text_lines
 from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 from support.warm_process import CONTEXT
@@ -38,7 +38,7 @@ def write_texts(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
 def score(place: Path, *options: str, code: int = 0) -> list[str]:
     """The lines that the command writes."""
     assert nmt_score([str(place), *options, "-o", "out"]) == code
-    return Path("out").read_text().splitlines()
+    return read_text_lines(Path("out"))
 
 
 def test_each_pair_has_a_line_and_the_corpus_a_summary(place: Path, capsys: Capture) -> None:
@@ -63,7 +63,7 @@ def test_sides_of_different_texts_are_named(place: Path, capsys: Capture) -> Non
     for others, is_warned in ((lines, False), (lines[1:] + lines[:1], True)):
         Path("tgt").write_text(join_lines(others))
         score(place, "--src", "src", "--tgt", "tgt")
-        said = "src and tgt do not look like translations of each other" in capsys.readouterr().err
+        said = "src and tgt do not look like translations of each other" in read_stderr(capsys)
         assert said == is_warned
 
 
@@ -92,12 +92,12 @@ def test_workers_write_the_same_scores(
     Path("src").write_text(Path("src").read_text().replace("\n", "\n\n", 5))
     Path("tgt").write_text(Path("tgt").read_text().replace("\n", "\nx\n", 5))
     whole = score(place, "--src", "src", "--tgt", "tgt")
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     torch.set_num_threads(8)
     shared = score(place, "--src", "src", "--tgt", "tgt", "--workers", "2")
     assert shared == whole and len(whole) == 45
     assert torch.get_num_threads() == 4
-    assert capsys.readouterr().err == said and said.count("is impossible") == 3
+    assert read_stderr(capsys) == said and said.count("is impossible") == 3
 
 
 def test_resume_goes_on_after_the_last_whole_chunk(place: Path, monkeypatch: MonkeyPatch) -> None:
@@ -160,4 +160,4 @@ def test_the_output_is_not_an_input(place: Path, capsys: Capture) -> None:
 def test_options_that_do_not_fit(options: str, message: str, capsys: Capture) -> None:
     with raises(SystemExit, match="2"):
         nmt_score(options.split())
-    assert message in capsys.readouterr().err
+    assert message in read_stderr(capsys)

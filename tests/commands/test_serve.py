@@ -7,9 +7,8 @@ import shutil
 import signal
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture
+from pytest import MonkeyPatch, fixture, importorskip, mark, raises
+from support.capture import Capture, read_stderr
 from support.in_process import refuse
 from support.rings import amount
 from support.serve_process import start_server
@@ -21,7 +20,7 @@ from nmt.extras.serve.start import read_keys
 from nmt.system.errors import UserError
 
 for package in ("fastapi", "uvicorn", "python_multipart"):
-    pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
+    importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
 
 
 OFF = "decoding.compile=off"  # compiling would take longer than all else
@@ -60,7 +59,7 @@ def test_bad_options(options: list[str], words: str, capsys: Capture) -> None:
     with raises(SystemExit) as exit:
         parse_arguments(options)
     assert exit.value.code == 2
-    assert words in capsys.readouterr().err
+    assert words in read_stderr(capsys)
 
 
 def test_two_models_of_one_direction(checkpoint: Path, capsys: Capture) -> None:
@@ -72,7 +71,7 @@ def test_two_models_of_one_direction(checkpoint: Path, capsys: Capture) -> None:
 
 def test_a_model_has_no_name(checkpoint: Path, capsys: Capture) -> None:
     assert main([f"small={checkpoint}", OFF, "--port", "0"]) == 2
-    told = capsys.readouterr().err
+    told = read_stderr(capsys)
     assert f"small={checkpoint}: not found; give RUN, RUN/average or" in told
     assert "a setting is decoding.key=value" in told
 

@@ -21,7 +21,7 @@ from pytest import TempPathFactory, fixture, mark
 from support.finished_run import train_toy
 from support.once import make_once
 from support.rings import amount
-from support.toy_corpus import write_splits, write_toy_config, write_toy_corpus
+from support.toy_corpus import write_splits, write_toy
 from support.waiting import HANG_S
 from support.warm_process import start_command
 
@@ -171,7 +171,7 @@ def ground(tmp_path_factory: TempPathFactory) -> Path:
     """A toy, its run, and a grid of one run for a sweep. What `make test` runs needs no run."""
 
     def make(folder: Path) -> None:
-        toy = write_toy_config(write_toy_corpus(folder), folder)
+        toy = write_toy(folder)
         write_splits(folder, more=1500)  # nmt-init asks for a thousand
         if IS_SOAK:
             train_toy(toy, "training.checkpoint_every=10", "training.validate_every=10")

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from pytest import MonkeyPatch, approx, fixture, mark, raises
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.in_process import Main, refuse, succeed
 from support.needs import needs_package
 from support.processor import CPU
 from support.rings import amount
-from support.text_lines import join_lines
+from support.text_lines import join_lines, read_json_lines, read_text_lines
 from support.toy_corpus import sentences
 from support.untrained import DECODING, make_checkpoint, make_vocab
 from support.waiting import until
@@ -164,7 +164,7 @@ def test_long_lines_are_cut_with_a_warning(
     cut = run_translate(tmp_path, text, place, *BOUNDS, "cut").decode().splitlines()[1]
     best = search(translator.model, pack([[*ids[:40], EOS]]), make_rules(DECODING))[0][0]
     assert cut == translator.vocab.tgt.decode([best.ids])[0]
-    assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
+    assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in read_stderr(capsys)
 
 
 def test_paragraphs_have_their_numbers_in_later_chunks(
@@ -174,7 +174,7 @@ def test_paragraphs_have_their_numbers_in_later_chunks(
     paragraphs = ["A red dog. Two cats!"] * FIRST_CHUNK + ["\u017b\u0179. \u017b\u0179."] * 3
     run_translate(tmp_path, join_lines(paragraphs), place, "--text")
     first, last = FIRST_CHUNK + 1, FIRST_CHUNK + 3
-    assert f"warning: lines {first} to {last} are mostly <unk>" in capsys.readouterr().err
+    assert f"warning: lines {first} to {last} are mostly <unk>" in read_stderr(capsys)
 
 
 @mark.parametrize("workers, n_threads", [(1, 8), (3, 2), (9, 1)])
@@ -213,7 +213,7 @@ def test_the_length_limit_is_named_for_the_lines_that_resume(
     (tmp_path / "out").write_text("hund\n" * 30)
     files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
     succeed(nmt_translate, place, *files, "--resume")
-    assert " of 10; 3 of them repeat the same words" in capsys.readouterr().err
+    assert " of 10; 3 of them repeat the same words" in read_stderr(capsys)
 
 
 def test_a_line_of_text_is_a_paragraph(place: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -250,7 +250,7 @@ def test_lines_of_several_sentences_are_named_once(
     assert len(warnings) == 1
     assert ":2: has several sentences, and its translation has fewer; give --text" in warnings[0]
     run_translate(tmp_path, join_lines(lines[::2] * 50), place)
-    assert "sentences" not in capsys.readouterr().err
+    assert "sentences" not in read_stderr(capsys)
 
 
 @mark.parametrize("workers", ["1", "2"])
@@ -355,8 +355,8 @@ def test_lines_in_capitals_are_read_in_small_letters_but_scored_as_they_are(
     plain = run_translate(tmp_path, text, place, "decoding.lower_capitals=false").decode()
     out = tmp_path / "evaluated"
     evaluate(tmp_path, lines, place, "--output", str(out))
-    assert plain.splitlines() == as_it_is == out.read_text().splitlines()
-    assert "small letters" not in capsys.readouterr().err
+    assert plain.splitlines() == as_it_is == read_text_lines(out)
+    assert "small letters" not in read_stderr(capsys)
 
 
 def test_each_line_begins_with_its_prefix(place: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -372,7 +372,7 @@ def test_each_line_begins_with_its_prefix(place: Path, tmp_path: Path, capsys: C
         (TEXT.partition("\n")[2], "has more lines than the input"),
     ):
         run_translate(tmp_path, text, place, "--prefix", str(file), code=2)
-        assert f"{file}: {problem}" in capsys.readouterr().err
+        assert f"{file}: {problem}" in read_stderr(capsys)
 
 
 def test_models_translate_together_if_they_share_a_vocabulary(
@@ -381,7 +381,7 @@ def test_models_translate_together_if_they_share_a_vocabulary(
     once = run_translate(tmp_path, TEXT, place)
     capsys.readouterr()
     assert run_translate(tmp_path, TEXT, place, str(place)) == once
-    assert "some of these have the same weights" in capsys.readouterr().err
+    assert "some of these have the same weights" in read_stderr(capsys)
     (tmp_path / "other").mkdir()
     other = make_checkpoint(tmp_path / "other" / "average", make_vocab(tmp_path / "other", 79))
     capsys.readouterr()
@@ -423,9 +423,7 @@ def test_resuming_with_something_else_is_refused(
     assert translate("red\nblue\n" + "dog " * 2_000) == 2
     for text, beam in (("red\nblue\ndog\n", "1"), ("blue\nblue\ndog\n", "4")):
         assert translate(text, "--resume", "--beam", beam) == 2
-        assert (
-            "from other lines, by another model or with other settings" in capsys.readouterr().err
-        )
+        assert "from other lines, by another model or with other settings" in read_stderr(capsys)
     # the line that was refused is mended
     assert translate("red\nblue\ndog\n", "--resume", "decoding.batch_tokens=99") == 0
     assert out.read_bytes() == run_translate(tmp_path, source.read_bytes(), place)
@@ -457,9 +455,9 @@ def test_a_device_can_be_written_but_not_resumed(
     with open("/dev/null", "ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)  # as another command that writes there
         assert nmt_translate(command) == 0
-    assert "/dev/null" not in capsys.readouterr().err
+    assert "/dev/null" not in read_stderr(capsys)
     assert nmt_translate([*command, "--resume"]) == 2
-    message = capsys.readouterr().err
+    message = read_stderr(capsys)
     assert "/dev/null: is not a regular file" in message and len(message.splitlines()) == 1
 
 
@@ -481,7 +479,7 @@ def test_a_full_disk_is_a_failure_that_names_the_output(place: Path, tmp_path: P
     with open("/dev/full", "w") as full, open(tmp_path / "in") as source:
         process = start_translate(place, source.fileno(), full.fileno(), errors)
     assert finish(process) == 1
-    (told,) = errors.read_text().splitlines()
+    (told,) = read_text_lines(errors)
     assert "failed: <stdout>: cannot be written (No space left" in told
 
 
@@ -496,7 +494,7 @@ def test_a_closed_stream_is_an_error(
     with monkeypatch.context() as patch:
         patch.setattr(sys, closed, None)  # as Python finds it after `<&-` or `>&-`
         assert nmt_translate([str(place), *options]) == 2
-    assert "is closed; give -i FILE and -o FILE" in capsys.readouterr().err
+    assert "is closed; give -i FILE and -o FILE" in read_stderr(capsys)
 
 
 STOPS = [(signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGTERM, -15)]
@@ -523,7 +521,7 @@ def test_a_stop_leaves_whole_lines(
     (tmp_path / "in").write_text(TEXT * 12)
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(out), "--resume"]
     assert nmt_translate(command) == 0
-    assert out.read_text().splitlines() == texts * 12
+    assert read_text_lines(out) == texts * 12
 
 
 def test_output_comes_before_the_input_ends_and_a_reader_may_leave(
@@ -606,9 +604,9 @@ def test_attention_beside_the_output(
     assert nmt_translate(command) == 0
     alone = output.read_text()
     succeed(nmt_translate, *command, "--attention", attention)
-    assert "the attention of the first model" in capsys.readouterr().err
+    assert "the attention of the first model" in read_stderr(capsys)
     assert output.read_text() == alone
-    rows = [json.loads(line) for line in attention.read_text().splitlines()]
+    rows = read_json_lines(attention)
     assert [row["line"] for row in rows] == list(range(1, len(LINES) + 1))
     for line, row, best in zip(LINES, rows, translator.translate(LINES), strict=True):
         vocab = translator.vocab
@@ -630,7 +628,7 @@ def exported(place: Path) -> Path:
 @NEEDS_CT2
 def test_an_export_without_its_engine_is_called_an_export(exported: Path, capsys: Capture) -> None:
     assert nmt_translate([str(exported)]) == 2
-    message = capsys.readouterr().err
+    message = read_stderr(capsys)
     assert f"{exported}: is an export, not a checkpoint; add --engine ctranslate2" in message
 
 
@@ -654,7 +652,7 @@ def test_ctranslate2_writes_the_same_lines_and_its_name(
     assert run_translate(tmp_path, text, exported, *engine, "--beam", "1") == ours
     assert len(set(ours.split(b"\n"))) > 2
     label = f"ctranslate2 {ctranslate2.__version__}, float32"
-    assert label in capsys.readouterr().err
+    assert label in read_stderr(capsys)
     rows = run_translate(tmp_path, text, exported, *engine, "--json").splitlines()
     assert {json.loads(row)["engine"] for row in rows} == {label}
     expected = evaluate(tmp_path, lines, place, "decoding.beam=1")
@@ -684,12 +682,10 @@ def test_a_source_in_pieces_is_translated_with_a_warning(
     source = tmp_path / "in"
     source.write_text("red do@@ g\nblue\n" * 3)
     succeed(nmt_translate, place, "-i", source)
-    assert (
-        f"warning: {source}:1: BPE was left in: 'red do@@ g', in 3 of 6" in capsys.readouterr().err
-    )
+    assert f"warning: {source}:1: BPE was left in: 'red do@@ g', in 3 of 6" in read_stderr(capsys)
     source.write_text(TEXT)
     succeed(nmt_translate, place, "-i", source)
-    assert "left in" not in capsys.readouterr().err
+    assert "left in" not in read_stderr(capsys)
 
 
 # ---- mistakes -----------------------------------------------------------------------------------------------------
@@ -809,4 +805,4 @@ def test_standard_output_must_not_be_the_input(place: Path, tmp_path: Path, capf
         os.dup2(output, 1)
         os.close(output)
     assert code == 2 and text.read_text() == TEXT
-    assert "standard output: is also input or output" in capfd.readouterr().err
+    assert "standard output: is also input or output" in read_stderr(capfd)

@@ -102,7 +102,7 @@ def test_repeats_are_those_of_a_set(parts: list[list[int]]) -> None:
         assert find_duplicates(files).tolist() == [n in whole[:i] for i, n in enumerate(whole)]
 
 
-def test_a_preset_fills_in_what_is_not_given(tmp_path: Path) -> None:
+def test_a_preset_fills_in_what_is_not_given() -> None:
     rules = load_config("base-enfr.yaml").data.clean
     assert (rules.max_words, rules.max_ratio, rules.max_pieces) == (175, 1.5, 255)
     rules = load_config("base-enfr.yaml", ["data.clean.max_words=99"]).data.clean

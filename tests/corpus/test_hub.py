@@ -15,8 +15,9 @@ import pyarrow as pa
 from huggingface_hub import constants
 from pyarrow import parquet
 from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.fake_hub import COMMIT, FakeHub, run_hub, use_hub
+from support.text_lines import read_text_lines
 from support.toy_corpus import write_toy_corpus
 from support.waiting import HANG_S
 from support.warm_process import finish, start_command
@@ -107,9 +108,7 @@ def test_the_files_of_a_split_are_fetched_once_and_read_in_order(
     assert hub.served == {name: len(hub.files[name]) for name in SHARDS}
     assert set(hub.tokens) == {None}  # a token is for the hub only
     assert blobs(tmp_path) == {hub.digest(name) for name in SHARDS}
-    assert capfd.readouterr().err == (
-        f"dataset wmt/wmt14 de-en train: downloading {size:,} bytes\n"
-    )
+    assert read_stderr(capfd) == (f"dataset wmt/wmt14 de-en train: downloading {size:,} bytes\n")
     assert [path.resolve().name for path in fetch(tmp_path)] == list(map(hub.digest, SHARDS))
     assert hub.served.total() == size
 
@@ -283,7 +282,7 @@ def test_the_shipped_config_of_a_dataset_makes_the_store_of_the_same_text(tmp_pa
     layout = corpus / "bentrevett" / "multi30k"
     layout.mkdir(parents=True)
     for split, name in (("train", "train"), ("valid", "val"), ("test", "test")):
-        sides = [(corpus / f"{split}.{side}").read_text().splitlines() for side in ("en", "de")]
+        sides = [read_text_lines(corpus / f"{split}.{side}") for side in ("en", "de")]
         rows = [json.dumps({"en": en, "de": de}) + "\n" for en, de in zip(*sides, strict=True)]
         (layout / f"{name}-0.jsonl").write_text(rows[0])
         (layout / f"{name}-1.jsonl").write_text("".join(rows[1:]))

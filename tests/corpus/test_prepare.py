@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.checkout import ROOT
 from support.rings import amount
 from support.stored_text import read_training_pairs
@@ -171,7 +171,7 @@ def test_sides_that_do_not_belong_together_and_a_dev_set_that_is_tested_on_are_w
     def find_warnings(name: str, tgt: list[str], src: list[str] = lines, **changes: Any) -> str:
         train = write_pairs(root / f"{name}.tsv", list(zip(src, tgt, strict=True)))
         make(config(root, name, train=(train,), **changes))
-        return capsys.readouterr().err
+        return read_stderr(capsys)
 
     dev = CorpusConfig(src="dev.en", tgt="dev.de")
     written = find_warnings("shifted", [*lines[1:], lines[0]], valid=dev, test=dev)
@@ -388,7 +388,7 @@ def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(
 def test_a_test_set_matters_only_where_it_decides(root: Path, capsys: Capture) -> None:
     lost = CorpusConfig(file="lost.tsv")
     make(config(root, test=lost))
-    assert "not searched for sentences of the test set" in capsys.readouterr().err
+    assert "not searched for sentences of the test set" in read_stderr(capsys)
     strict = CleanConfig(held_out="drop-pairs")
     refuse(config(root, "two", test=lost, clean=strict), r"lost\.tsv: not found")
 
@@ -650,7 +650,7 @@ def test_whoever_waits_takes_the_store_that_another_has_made(root: Path, capsys:
     with ThreadPoolExecutor() as pool:
         with lock(store / WORK_FOLDER, "preparing"):
             is_new = pool.submit(prepare, data, VOCAB, 1, patience_s=60.0)
-            until(lambda: "waiting for it" in capsys.readouterr().err)
+            until(lambda: "waiting for it" in read_stderr(capsys))
             shutil.copytree(done, store, dirs_exist_ok=True)
             shutil.rmtree(store / WORK_FOLDER)
         assert is_new.result(60) is False
@@ -702,7 +702,7 @@ def test_the_command_says_where_and_that_it_is_done(root: Path, capsys: Capture)
     arguments = ["--config", str(path), f"data.store={root}/made"]
     for message in (f"prepared: {root}/made", f"already prepared: {root}/made"):
         assert main(arguments) == 0
-        assert message in capsys.readouterr().err
+        assert message in read_stderr(capsys)
     assert main([*arguments, "vocab.size=41"]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("nmt-prepare: error: ") and captured.err.count("\n") == 1

@@ -6,7 +6,6 @@ import gzip
 import json
 import lzma
 import os
-import random
 import re
 import shutil
 import struct
@@ -15,13 +14,14 @@ import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.checkout import ROOT
 from support.packing import tar, zstd
 from support.rings import amount
@@ -157,7 +157,7 @@ def test_the_hubs_layout_through_datasets_equals_direct_parquet(hub: Path, capfd
     assert [file.name[:11] for file in files] == ["train-00000", "train-00001"]
     (hub / "wmt" / "wmt14" / "README.md").unlink()
     assert read(corpus, hub) == PAIRS
-    assert capfd.readouterr().err == ""
+    assert read_stderr(capfd) == ""
 
 
 def test_folders_of_save_to_disk_equal_parquet(root: Path, capfd: Capture) -> None:
@@ -186,7 +186,7 @@ def test_folders_of_save_to_disk_equal_parquet(root: Path, capfd: Capture) -> No
     assert read(CorpusConfig(dataset="sub/two", split="dev"), root) == PAIRS[:1]
     files = find_local_files(one, DataConfig(root=str(root)))
     assert [file.name for file in files] == [f"data-0000{i}-of-00002.arrow" for i in range(2)]
-    assert capfd.readouterr().err == ""
+    assert read_stderr(capfd) == ""
 
     assert (
         complaint(CorpusConfig(dataset="one", split="dev"), root)
@@ -348,7 +348,7 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
 
 @mark.parametrize("seed", range(3))
 def test_a_lost_line_is_found_by_the_lengths_of_the_lines(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
+    draw = Random(seed)
     sides: list[list[str]] = [
         list(side) for side in zip(*islice(demo.generate_pairs("train"), 1500), strict=True)
     ]

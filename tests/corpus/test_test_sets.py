@@ -46,6 +46,11 @@ def write(path: Path, lines: list[str]) -> None:
     )
 
 
+def put(data: DataConfig, name: str, lines: list[str]) -> None:
+    """Write a file beside the corpora."""
+    write(Path(data.root) / name, lines)
+
+
 @fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """sacreBLEU's folder, empty, and toys in the place of newstest2013 and newstest2012."""
@@ -136,16 +141,16 @@ def test_a_set_from_files_beside_the_corpora(
     data: DataConfig, names: tuple[str, str], asked: str
 ) -> None:
     assert "is not in sacreBLEU's cache" in complaint(asked, data)
-    write(Path(data.root) / names[0], SRC)
+    put(data, names[0], SRC)
     assert "is not in sacreBLEU's cache" in complaint(asked, data)  # one side is no set
-    write(Path(data.root) / names[1], REF)
+    put(data, names[1], REF)
     assert testsets.open_test_set(asked, data).known_as == "newstest2013"
     # as a config names it; nmt-prepare searches the training text for these pairs
     corpus = CorpusConfig(sacrebleu=asked)
     found = testsets.open_test_set(corpus, data)
     assert (found.name, found.known_as) == (f"sacrebleu {asked}", "newstest2013")
     assert list(read_pairs(corpus, data)) == list(zip(SRC, REF, strict=True))
-    write(Path(data.root) / names[1], REF[::-1])
+    put(data, names[1], REF[::-1])
     with raises(UserError, match="is not the de side of newstest2013"):
         testsets.open_test_set(corpus, data)
 
@@ -158,7 +163,7 @@ def test_the_folders_of_the_corpora_are_looked_into(data: DataConfig) -> None:
         ("mine.en", SRC[:2]),
         ("mine.de", REF[:2]),
     ):
-        write(Path(data.root) / "news" / name, lines)
+        put(data, f"news/{name}", lines)
     data = replace(data, train=(CorpusConfig(src="news/train.en", tgt="news/train.de"),))
     assert testsets.open_test_set("newstest2013", data).known_as == "newstest2013"
     mine = testsets.open_test_set("mine", data)  # any name will do
@@ -167,8 +172,8 @@ def test_the_folders_of_the_corpora_are_looked_into(data: DataConfig) -> None:
 
 def test_sacrebleus_copy_goes_before_files(cache: Path, data: DataConfig) -> None:
     fill(cache, "wmt13", SRC, REF)
-    write(Path(data.root) / "newstest2013.en", ["other"])
-    write(Path(data.root) / "newstest2013.de", ["anderes"])
+    put(data, "newstest2013.en", ["other"])
+    put(data, "newstest2013.de", ["anderes"])
     assert testsets.open_test_set("newstest2013", data).src == SRC
 
 
@@ -243,8 +248,8 @@ def test_the_folder_that_SACREBLEU_names_is_read_without_a_network(
 
 
 def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
-    write(Path(data.root) / "newstest2013.en", [line + " \r" for line in SRC])
-    write(Path(data.root) / "newstest2013.de", [line.replace("5 %", "5\u00a0%") for line in REF])
+    put(data, "newstest2013.en", [line + " \r" for line in SRC])
+    put(data, "newstest2013.de", [line.replace("5 %", "5\u00a0%") for line in REF])
     by_name = testsets.open_test_set("newstest2013", data)
     # The same text as from elsewhere
     assert (by_name.known_as, by_name.src, by_name.ref) == ("newstest2013", SRC, REF)
@@ -254,7 +259,7 @@ def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
     # As it lies, as validation reads it
     assert as_files.known_as == "newstest2013" and as_files.ref[2] == "Ein Haus zu 5\u00a0%"
     # Moses' tokenizer makes one word of two around this one, and so would shorten the reference.
-    write(Path(data.root) / "newstest2013.de", [line.replace("5 %", "5\x1c%") for line in REF])
+    put(data, "newstest2013.de", [line.replace("5 %", "5\x1c%") for line in REF])
     with raises(UserError, match="is not the de side of newstest2013"):
         testsets.open_test_set("newstest2013", data)
 
@@ -275,7 +280,7 @@ def test_another_text_is_refused_by_name_and_warned_of_in_files(
 ) -> None:
     side, language, k = ("source", "en", 0) if src != SRC else ("reference", "de", 1)
     for name, lines in (("newstest2013.en", src), ("newstest2013.de", ref)):
-        write(Path(data.root) / name, lines)
+        put(data, name, lines)
     file = Path(data.root) / f"newstest2013.{language}"
     remedy = "replace it with the real test set, or remove it so that sacreBLEU downloads it"
     assert (
@@ -296,7 +301,7 @@ def test_another_text_is_refused_by_name_and_warned_of_in_files(
 
 def test_files_are_known_by_what_they_hold(data: DataConfig) -> None:
     for name, lines in (("a.en", SRC), ("a.de", REF), ("b.de", ["Ja"] * 4), ("b.en", ["Yes"] * 4)):
-        write(Path(data.root) / name, lines)
+        put(data, name, lines)
     found = testsets.open_test_set(CorpusConfig(src="a.en", tgt="a.de"), data)
     assert (found.name, found.known_as) == ("a.en + a.de", "newstest2013")
     back = testsets.open_test_set(
@@ -319,7 +324,7 @@ def test_files_are_known_by_what_they_hold(data: DataConfig) -> None:
 @mark.parametrize("name", ["newstest2012", "newstest2016", "wmt14"])
 def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> None:
     for language, lines in (("en", SRC), ("de", REF)):
-        write(Path(data.root) / f"{name}.{language}", lines)
+        put(data, f"{name}.{language}", lines)
     assert complaint(name, data).startswith(
         f"{data.root}/{name}.en and {data.root}/{name}.de are newstest2013, not {name}; "
         "replace it with the real test set"

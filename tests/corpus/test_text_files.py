@@ -3,10 +3,10 @@ never silent.
 """
 
 import io
-import random
 import re
 import zipfile
 from pathlib import Path
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,7 +96,7 @@ def test_a_line_is_complained_of_exactly_where_python_cannot_decode_it(raw: list
 def test_packed_lines_equal_brute_force_and_the_share_grows_to_one(
     tmp_path: Path, suffix: str
 ) -> None:
-    draw = random.Random(1)
+    draw = Random(1)
     content = (
         "".join(draw.choice("ab é\n\n\r\u2028\u0085\v\f\0😀") for _ in range(20_000)).encode()
         + b"end"
@@ -157,7 +157,7 @@ def test_a_packed_member_is_unpacked_and_a_leading_dot_does_not_matter(
 @mark.parametrize("suffix", [".tgz", ".tar.xz", ".tbz2"])
 def test_damage_behind_the_member_is_found_too(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
-    packed = bytearray(pack(tar({"a": b"a\n", "b": random.Random(0).randbytes(300_000)}), suffix))
+    packed = bytearray(pack(tar({"a": b"a\n", "b": Random(0).randbytes(300_000)}), suffix))
     path.write_bytes(packed)
     assert lines_of(TextFile(path, "a")) == ["a"]
     packed[-50_000] ^= 1
@@ -169,9 +169,7 @@ def test_damage_behind_the_member_is_found_too(tmp_path: Path, suffix: str) -> N
 
 def test_a_damaged_member_of_a_zip_is_found(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
-    packed = bytearray(
-        pack_archive({"a": random.Random(0).randbytes(9_000).hex(" ").encode()}, "x.zip")
-    )
+    packed = bytearray(pack_archive({"a": Random(0).randbytes(9_000).hex(" ").encode()}, "x.zip"))
     packed[4_000] ^= 1
     path.write_bytes(packed)
     assert complaint(TextFile(path, "a")).startswith("ROOT/x.zip:a: is corrupt after line 0 (")
@@ -199,7 +197,7 @@ def test_a_zip_with_two_members_of_one_name_is_refused(tmp_path: Path) -> None:
 
 @mark.parametrize("suffix", [*PACKINGS[1:], ".tgz", ".tar", ".zip"])
 def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) -> None:
-    content = "".join(f"{random.Random(i).random()}\n" for i in range(5000)).encode()
+    content = "".join(f"{Random(i).random()}\n" for i in range(5000)).encode()
     is_archive = suffix in ARCHIVES
     path, member = tmp_path / f"x.en{suffix}", "x.en" if is_archive else None
     packed = pack_archive({"x.en": content}, suffix) if is_archive else pack(content, suffix)

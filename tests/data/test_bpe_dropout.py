@@ -3,9 +3,9 @@ others.
 """
 
 import math
-import random
 from collections.abc import Callable
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import sentencepiece
@@ -101,7 +101,7 @@ def test_as_long_and_as_often_changed_as_by_the_papers_algorithm(rate: float) ->
         processor.id_to_piece(i): processor.get_score(i)
         for i in range(4, processor.get_piece_size())
     }
-    draw = random.Random(1).random
+    draw = Random(1).random
     old, new = draw_pieces(False, LINES, rate)
     ours, theirs = [], []
     for a, b in zip(old, new, strict=True):

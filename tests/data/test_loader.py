@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 from pytest import mark, raises
@@ -136,7 +135,7 @@ def test_ranks_share_each_update_without_loss_or_double(
         )
 
 
-def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
+def test_an_error_in_the_thread_reaches_the_trainer() -> None:
     store = make_store()
     # Ids that are not there
     broken = TokenStore(Side(store.src.ids[:10], store.src.offsets), store.tgt)

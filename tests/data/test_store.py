@@ -24,9 +24,9 @@ def sentences(n: int, seed: int) -> Sentences:
     return [random.integers(0, 65_535, random.integers(0, 12)).tolist() for _ in range(n)]
 
 
-def write(folder: Path, split: str, sides: dict[str, Sentences], chunk: int) -> None:
+def write(folder: Path, sides: dict[str, Sentences], chunk: int) -> None:
     for side, lines in sides.items():
-        with closing(SideWriter(folder, split, side)) as writer:
+        with closing(SideWriter(folder, "train", side)) as writer:
             for i in range(0, len(lines), chunk):
                 some = lines[i : i + chunk]
                 writer.append(
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, sides: dict[str, Sentences]) -> Path:
     store = tmp_path / "store"
     store.mkdir()
     (store / VOCAB_FILE).write_bytes(b"a model")
-    write(store, "train", sides, chunk=7)
+    write(store, sides, chunk=7)
     seal(store)
     return store
 
@@ -93,7 +93,7 @@ def test_array_file_is_byte_for_byte_numpys_own(tmp_path: Path) -> None:
 
 
 def test_refuses_an_empty_split(tmp_path: Path) -> None:
-    write(tmp_path, "train", {"src": [], "tgt": []}, chunk=1)
+    write(tmp_path, {"src": [], "tgt": []}, chunk=1)
     (tmp_path / VOCAB_FILE).write_bytes(b"")
     seal(tmp_path)
     with raises(UserError, match=r"its train split has no sentences; .*nmt-prepare again"):
@@ -148,7 +148,7 @@ def test_refuses_sealed_nonsense(folder: Path, wrong: np.ndarray, message: str) 
 
 
 def test_refuses_sides_of_unequal_length(folder: Path, sides: dict[str, Sentences]) -> None:
-    write(folder, "train", {"tgt": sides["tgt"][:-1]}, chunk=50)
+    write(folder, {"tgt": sides["tgt"][:-1]}, chunk=50)
     seal(folder)
     with raises(UserError, match="203 source and 202 target sentences"):
         open_store(folder, "train")

@@ -11,7 +11,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.sentencepieces import train_sentencepiece
 
 from nmt.config import VocabConfig
@@ -177,7 +177,7 @@ def test_an_impossible_size_names_the_possible(size: int, message: str, capfd: C
     assert found
     bound = int(found[1])
     assert Vocab(train_model(LINES, VocabConfig(size=bound))).size == bound
-    assert capfd.readouterr().err == ""
+    assert read_stderr(capfd) == ""
 
 
 @mark.parametrize("lines", [[], ["", " "], ["x" * 5000]])

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from support.in_process import succeed
 from support.once import make_once
 from support.rings import amount
-from support.text_lines import join_lines
+from support.text_lines import join_lines, read_text_lines
 from support.toy_corpus import sentences
 from support.untrained import change_config
 from test_blocks import BLOCKS, COMMANDS, PAGES, ROOT, find_reason, list_commands, split_commands
@@ -33,9 +33,7 @@ from nmt.config_files import find_shipped_configs, load_config
 from nmt.system.files import read_json, seal, write_json
 from nmt.system.run_folder import MODEL_FILE
 
-NOT_RUN = dict(
-    line.split(" -> ") for line in (ROOT / "tests/docs/not_run.txt").read_text().splitlines()
-)
+NOT_RUN = dict(line.split(" -> ") for line in read_text_lines(ROOT / "tests/docs/not_run.txt"))
 SLOW = re.compile(  # what trains, or loads another engine
     r"nmt-train (?!.*--(print-config|explain))|nmt-prepare --config|nmt-export |--curve|ctranslate2|"
     "--profile|--workers"

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 
-import pytest
 import torch
-from pytest import MonkeyPatch, fixture, mark
-from support.capture import Capture
+from pytest import MonkeyPatch, fixture, importorskip, mark
+from support.capture import Capture, read_stderr
 from support.packed_pairs import (
     CASES,
     EMPTY_CASES,
@@ -19,7 +18,7 @@ from support.packed_pairs import (
 from support.processor import CPU
 from torch import Tensor
 
-pytest.importorskip("numba")
+importorskip("numba")
 
 from nmt.data.batch import pack
 from nmt.engines.cpu import compiled_attention
@@ -188,7 +187,7 @@ def test_where_numba_fails_attention_is_padded(
             found = attend(q, k, v, mask)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert load_compiled(torch.float32) is None
-        assert capsys.readouterr().err.count(message) == 1
+        assert read_stderr(capsys).count(message) == 1
     finally:
         load_compiled.cache_clear()
 

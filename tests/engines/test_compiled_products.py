@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from pytest import approx, mark
+from pytest import approx, importorskip, mark
 
-pytest.importorskip("numba")
+importorskip("numba")
 
 from nmt.engines.cpu.compiled_products import exp, multiply, pack_products, round_bits
 from nmt.engines.cpu.compiled_tiles import HAS_BF16_PAIRS, PANEL, TILE_ROWS

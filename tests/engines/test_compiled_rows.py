@@ -1,11 +1,10 @@
 """The compiled softmax of logits against torch's; and what does not change its bits."""
 
-import pytest
 import torch
-from pytest import MonkeyPatch, mark
+from pytest import MonkeyPatch, importorskip, mark
 from torch import Tensor
 
-pytest.importorskip("numba")
+importorskip("numba")
 
 from nmt.engines.cpu.backend import CpuBackend, load_compiled
 from nmt.model.backend import Backend

@@ -3,17 +3,17 @@ tests/translate/test_every_search.py, and its bits in any company by tests/promi
 """
 
 import itertools
-import random
 import runpy
 import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
-from pytest import MonkeyPatch, approx, fixture, mark, raises
-from support.capture import Capture
+from pytest import MonkeyPatch, approx, fixture, importorskip, mark, raises
+from support.capture import Capture, read_stderr
 from support.plain_search import EOS, Ids
 from support.processor import CPU
 from support.searches import RULES, SMALL, make_sources, make_speaker, put_in_order
@@ -21,7 +21,7 @@ from support.untrained import make_random_model
 
 from nmt.system.strict_json import Fields
 
-pytest.importorskip("numba")
+importorskip("numba")
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
@@ -71,7 +71,7 @@ def check_same_as_torch(model: Transformer, given: list[Ids], rules: SearchRules
 
 def test_each_rule_keeps_of_many_sentences_what_torch_keeps() -> None:
     """All that a beam finishes: where only the best is asked for, a wrong rule seldom shows."""
-    model, given = make_speaker(SMALL, N_PIECES), make_sources(random.Random(2), 12, 9, N_PIECES)
+    model, given = make_speaker(SMALL, N_PIECES), make_sources(Random(2), 12, 9, N_PIECES)
     for finishing, stopping in RULES:
         config = DecodingConfig(finishing=finishing, stopping=stopping)  # type: ignore[arg-type]
         check_same_as_torch(model, given, make_rules(config, config.beam))
@@ -85,7 +85,7 @@ def test_long_outputs_large_vocabularies_many_sentences(
     monkeypatch.setattr("nmt.engines.cpu.compiled_search.FIRST_CELLS", 2)
     size = 2 * compiled_search.PART + compiled_search.N_GROUPS + 7
     model = make_model(1, replace(SMALL, n_layers=2), size)
-    given = make_sources(random.Random(2), 70, 9, size)
+    given = make_sources(Random(2), 70, 9, size)
     rules = make_rules(DecodingConfig(beam=beam, max_extra=60, min_length=50), beam)
     assert check_same_as_torch(model, given, rules) > 2 * compiled_search.PART
 
@@ -96,7 +96,7 @@ def test_scores_of_attention_may_be_far_apart() -> None:
     for name, weight in model.named_parameters():
         if name.endswith(("qkv.weight", "q.weight")):
             weight.mul_(30)
-    given = make_sources(random.Random(2), 9, 9, N_PIECES)
+    given = make_sources(Random(2), 9, 9, N_PIECES)
     check_same_as_torch(model, given, make_rules(DecodingConfig(beam=1)))
 
 
@@ -114,7 +114,7 @@ def test_bf16_comes_near() -> None:
     """Its scores are those of fp32, up to the rounding of the weights."""
     model, src = (
         make_model(7, replace(SMALL, d_model=32, d_ff=64), 50),
-        pack(make_sources(random.Random(7), 20, 9, 50)),
+        pack(make_sources(Random(7), 20, 9, 50)),
     )
     rules = make_rules(DecodingConfig(beam=1, max_extra=0, min_length=9))
     exact, near = (
@@ -178,7 +178,7 @@ def test_a_field_a_value_or_a_layer_that_is_not_known_is_left_to_torch(
     def check_reason(reason: str, *models: Transformer) -> None:
         choice.say_once.cache_clear()
         assert type(choose_engine(models, ON, CPU)) is PackedEngine
-        assert f"does not support {reason}" in capsys.readouterr().err
+        assert f"does not support {reason}" in read_stderr(capsys)
 
     check_reason("ensembles", make_model(1), make_model(2))
     strange = make_model(3)
@@ -205,7 +205,7 @@ def test_torch_searches_if_numba_fails(monkeypatch: MonkeyPatch, capsys: Capture
         for _ in range(2):
             assert type(choose_engine([make_model(9)], ON, CPU)) is PackedEngine
         message = f"compiling for this processor fails ({fault}"
-        assert capsys.readouterr().err.count(message) == 1
+        assert read_stderr(capsys).count(message) == 1
 
     fault = EOFError("ran out of input")  # as on damaged compiled code
     monkeypatch.setattr(compiled_search, "find_fault_of_compiler", lambda _: fault)
@@ -217,7 +217,7 @@ def test_torch_searches_if_numba_fails(monkeypatch: MonkeyPatch, capsys: Capture
 def test_all_batches_are_compiled_whatever_their_size(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.translate.engine.search", lambda *_: pytest.fail("torch searched"))
     engine, config = CompiledEngine(), DecodingConfig(batch_tokens=8, max_extra=3)
-    given = make_sources(random.Random(8), 9, 5, N_PIECES)
+    given = make_sources(Random(8), 9, 5, N_PIECES)
     ready = engine.prepare(copy_sharing_weights(make_model(8)), False)
     batches = list(engine.search_batches(ready, Requests(given), config, CPU))
     assert len(batches) > 1

@@ -6,9 +6,9 @@ large a batch is there, and what becomes of one that is too large, is asked of t
 """
 
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import torch
@@ -51,11 +51,11 @@ def model(shape: ModelConfig, seed: int = 1) -> Transformer:
 
 
 def sources(n: int, seed: int, longest: int = 20) -> list[Ids]:
-    return make_sources(random.Random(seed), n, longest, V)
+    return make_sources(Random(seed), n, longest, V)
 
 
 def prefixes_of(given: Sequence[Ids]) -> list[Ids]:
-    return make_prefixes(random.Random(0), len(given), V)
+    return make_prefixes(Random(0), len(given), V)
 
 
 # ---- on the pretend device ----------------------------------------------------------------------------------------

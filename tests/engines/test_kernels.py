@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.processor import CPU
 
 from nmt.data.batch import pack
@@ -113,7 +113,7 @@ def test_what_triton_lacks_is_told_in_one_line(
 ) -> None:
     happens(fault)
     assert not can_attend(CPU, torch.float32, 16, 16)
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert said.count("\n") == 1 and FAULTS[happens] in said and "python3-dev" in said, said
     can_attend.cache_clear()
 
@@ -135,7 +135,7 @@ def test_attention_and_loss_take_the_plain_path(
     hidden, weight, labels = torch.randn(8, 16), torch.randn(40, 16), torch.arange(8)
     smoothed, nll, *_ = chunked_loss_forward(hidden, weight, labels, 0.1, False)
     assert compute_loss_sums(hidden, weight, labels, 0.1, backend) == (smoothed, nll)
-    assert capsys.readouterr().err.count("\n") == 1
+    assert read_stderr(capsys).count("\n") == 1
     can_attend.cache_clear()
     can_compute_loss.cache_clear()
 
@@ -152,4 +152,4 @@ def test_a_full_gpu_is_no_reason_to_go_without_kernels() -> None:
 def test_only_the_first_rank_of_a_machine_tells(monkeypatch: MonkeyPatch, capsys: Capture) -> None:
     say_once.cache_clear()
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert not can_launch(lambda: 1 / 0) and capsys.readouterr().err == ""
+    assert not can_launch(lambda: 1 / 0) and read_stderr(capsys) == ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from pytest import MonkeyPatch, mark, raises
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.finished_run import list_differing, read_losses, read_tensors
 from support.in_process import succeed
 from support.processor import ALONE
@@ -136,7 +136,7 @@ def test_going_on_with_another_attention_is_said(
     settings = ["--config", str(toy), "training.checkpoint_every=2"]
     succeed(main, *settings, "training.steps=2")
     succeed(main, *settings, "training.steps=3")
-    assert "attention" not in capsys.readouterr().err
+    assert "attention" not in read_stderr(capsys)
     monkeypatch.setattr("nmt.engines.cpu.backend.load_compiled", lambda dtype: None)
     monkeypatch.setattr(training, "load_compiled", lambda dtype: None)  # as without numba
     succeed(main, *settings, "training.steps=4")

@@ -5,13 +5,13 @@ files. Resamples are few, except where their number is the point.
 """
 
 import os
-import random
 import re
 import shutil
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,7 @@ import sacrebleu
 from pytest import MonkeyPatch, approx, fixture, mark, raises
 from sacrebleu.dataset import DATASETS
 from sacrebleu.metrics.bleu import BLEU
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.in_process import succeed
 from support.text_lines import join_lines
 from support.toy_corpus import sentences
@@ -192,7 +192,7 @@ def test_it_says_so_when_two_are_the_same_text(tmp_path: Path, capsys: Capture) 
         note = f"note: {same} and {copy} are the same text, line for line"
         assert read_errors(capsys)[-1] == note
     evaluate(tmp_path, "--hypotheses", same, "--ref", other)
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
 
 
 @mark.parametrize(
@@ -236,7 +236,7 @@ def test_what_was_scored_of_a_run_stands_in_its_results(
 ) -> None:
     checkpoint, output = run / "checkpoints" / "step-0000060", tmp_path / "out.txt"
     found = evaluate(tmp_path, run, "--output", output)
-    assert f"next: nmt-report {os.path.relpath(run)}, for" in capsys.readouterr().err
+    assert f"next: nmt-report {os.path.relpath(run)}, for" in read_stderr(capsys)
     [record] = read_records(run)
     assert found["scores"][0]["value"] == bleu(lines_of(output), lines_of(ground / "test.de")) > 1
     expected = {
@@ -306,7 +306,7 @@ def test_what_is_not_one_system_of_a_run_records_nothing(
     assert set(tmp_path.rglob("*")) - before == {tmp_path / "scores.json"}
     assert found["sentences"] == 30
     assert found.get("ensemble", []) == [str(first)] * (kind == "ensemble")
-    assert "results" not in capsys.readouterr().err
+    assert "results" not in read_stderr(capsys)
 
 
 @mark.parametrize("fault", ["damaged", "no file can be made", "a bug"])
@@ -599,7 +599,7 @@ def test_a_corpus_is_not_written_over(
     # nor by nmt-translate, which knows the run's own
     assert nmt_translate([str(run), "-i", str(ground / "test.en"), "-o", str(test)]) == 2
     message = f"nmt-translate: error: {test}: is a corpus or a test set; choose another file\n"
-    assert capsys.readouterr().err == message
+    assert read_stderr(capsys) == message
     assert [file.read_bytes() for file in (train, valid, test, tmp_path / "mine.de")] == [
         *texts,
         texts[-1],
@@ -617,7 +617,7 @@ def test_corpora_that_are_gone_are_no_obstacle(run: Path, ground: Path, tmp_path
 def test_a_source_in_pieces_is_named(run: Path, tmp_path: Path, capsys: Capture) -> None:
     src, ref = put(tmp_path / "a.en", ["ein@@ s zwei"] * 9), put(tmp_path / "a.de", GERMAN[:9])
     succeed(nmt_eval, run, "--src", src, "--ref", ref, "decoding.beam=1")
-    assert f"warning: {src}:1: BPE was left in" in capsys.readouterr().err
+    assert f"warning: {src}:1: BPE was left in" in read_stderr(capsys)
 
 
 def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path) -> None:
@@ -675,9 +675,7 @@ def test_a_run_is_judged_by_its_average(
     assert len(with_ladder["scores"]) == 11 and with_ladder["verdict"]["score"] == judged["score"]
 
 
-def test_the_store_must_be_the_models(
-    run: Path, ground: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_the_store_must_be_the_models(run: Path, ground: Path, tmp_path: Path) -> None:
     """A copy of it is, wherever it lies; one that is damaged, or that another text went into, is not."""
     last, store = list_checkpoints(run)[-1], tmp_path / "store"
     ledger, vocab = store / "ledger.json", store / "vocab.model"
@@ -755,7 +753,7 @@ def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
 def test_a_reference_of_another_source_is_named(
     is_paired: bool, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    draw = random.Random(4)
+    draw = Random(4)
     src = [" ".join(["wort"] * draw.randint(1, 9)) for _ in range(100)]
     ref = src if is_paired else draw.sample(src, len(src))
     src_file, ref_file = put(tmp_path / "v", src), put(tmp_path / "x.de", ref)
@@ -769,7 +767,7 @@ def test_a_reference_of_another_source_is_named(
     ):
         evaluate(tmp_path, *words)
         warning = f"{names} do not look like translations of each other"
-        assert (warning in capsys.readouterr().err) == (not is_paired)
+        assert (warning in read_stderr(capsys)) == (not is_paired)
 
 
 @mark.parametrize("text, known", [("train", "train"), ("valid", "valid"), ("test", None)])
@@ -801,4 +799,4 @@ def test_a_source_that_lost_what_the_models_text_has_is_named(
         (tmp_path / side).write_text("red dog\n" * 200)
     texts = ["--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref")]
     succeed(nmt_eval, run, *texts)
-    assert "letters, but the model's dev set has some: 'red dog', in" in capsys.readouterr().err
+    assert "letters, but the model's dev set has some: 'red dog', in" in read_stderr(capsys)

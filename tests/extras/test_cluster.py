@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.needs import needs_package
 
 from nmt.commands.cli import open_executor
@@ -53,10 +53,10 @@ class ThreeNodes:
 
 def test_workers_share_the_cores_of_what_lives(capsys: Capture) -> None:
     shares = [share_cluster(ThreeNodes(), n_workers, False) for n_workers in (2, 3, 99)]
-    assert [share["num_cpus"] for share in shares] == [4, 2, 1] and capsys.readouterr().err == ""
+    assert [share["num_cpus"] for share in shares] == [4, 2, 1] and read_stderr(capsys) == ""
     needs = share_cluster(ThreeNodes(), 2, uses_gpu=True)
     assert needs == {"num_cpus": 1, "num_gpus": 1}
-    assert f"waiting for Ray to find a place for a worker with {needs}" in capsys.readouterr().err
+    assert f"waiting for Ray to find a place for a worker with {needs}" in read_stderr(capsys)
 
 
 class ThreeLooks(threading.Event):
@@ -71,9 +71,9 @@ def test_a_head_that_cannot_be_reached_is_named_once(capsys: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         watch_head(address, ThreeLooks())
-        assert capsys.readouterr().err == ""
+        assert read_stderr(capsys) == ""
     watch_head(address, ThreeLooks())
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert said.count("\n") == 1
     assert said.startswith(
         f"warning: Ray's head, {address}, cannot be reached (Connection refused)"

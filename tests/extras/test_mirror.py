@@ -12,10 +12,9 @@ from typing import Any
 from uuid import uuid4
 
 import fsspec
-import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture, read_errors
+from pytest import FixtureRequest, MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_errors, read_stderr
 from support.ground import Ground, check_done, check_same
 from support.prepared_toy import prepare_toy
 from support.rings import amount
@@ -39,7 +38,7 @@ from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
 
 
 @fixture(params=["file", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: FixtureRequest, tmp_path: Path) -> str:
     """A place that does not exist yet."""
     place = {"file": tmp_path / "a[1]" / "mirror", "memory": f"/{uuid4()}"}[request.param]
     return f"{request.param}://{place}"
@@ -231,7 +230,7 @@ def test_training_goes_on_with_one_line_where_a_copy_fails(
     # the same command copies the rest, even if the run is done
     assert "checkpoints/step-0000002" not in list_complete(config)
     assert nmt.api.train(config) == 0
-    assert len(list_complete(config)) == 4 and "no space" not in capsys.readouterr().err
+    assert len(list_complete(config)) == 4 and "no space" not in read_stderr(capsys)
 
     # at the start a place where nothing can be written is an error
     elsewhere = replace(training, mirror=f"memory:///{uuid4()}")

@@ -11,18 +11,18 @@ all places, and ten times as many places of damage.
 
 import json
 import os
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import chdir
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import numpy as np
 from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 from support.canary import record
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.crafted_bpe import craft_readable, craft_refused
 from support.crafted_checkpoints import NEWEST as NEWEST_STEP
 from support.crafted_checkpoints import find_canary, write_run
@@ -398,7 +398,7 @@ def test_metrics_are_no_reason_to_fail(run: RunFolder, capsys: Capture) -> None:
     capsys.readouterr()
 
     assert call("train") == 0
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert "warning" not in said and "Traceback" not in said
     assert read_json(run.status)["state"] == "done"
     page = run.report.read_text()
@@ -637,7 +637,7 @@ def check_named(run: RunFolder, name: str, capsys: Capture) -> None:
     assert lines[0].startswith(f"warning: {place}") and name in lines[0], lines
 
 
-def spoil(file: Path, kind: str, rng: random.Random) -> None:
+def spoil(file: Path, kind: str, rng: Random) -> None:
     if kind == "deleted":
         file.unlink()
     else:
@@ -645,7 +645,7 @@ def spoil(file: Path, kind: str, rng: random.Random) -> None:
 
 
 def test_damage_is_found_and_named(run: RunFolder, capsys: Capture) -> None:
-    rng = random.Random(1)
+    rng = Random(1)
     for kind, n in (("cut", 6), ("flipped", 24), ("zeroed", 6), ("emptied", 6), ("deleted", 6)):
         for name in (FILES * n * SCALE)[: n * SCALE]:  # each in turn
             file = run.checkpoint(20) / name
@@ -703,7 +703,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(
     capsys.readouterr()
     found = find_newest(run, config)
     assert found is not None and found.step == 15
-    assert "model.d_ff: 32 -> 16" in capsys.readouterr().err
+    assert "model.d_ff: 32 -> 16" in read_stderr(capsys)
 
 
 @mark.parametrize(
@@ -719,10 +719,10 @@ def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
     name: str, kind: str, run: RunFolder, capsys: Capture
 ) -> None:
     expected = digest_checkpoint(run.checkpoint(20)), untime(run)
-    spoil(run.checkpoint(20) / name, kind, random.Random(1))
+    spoil(run.checkpoint(20) / name, kind, Random(1))
     capsys.readouterr()
     assert nmt_train(TRAIN) == 0
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert name in said and "continuing after update 15" in said and "Traceback" not in said
     assert (digest_checkpoint(run.checkpoint(20)), untime(run)) == expected
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from pytest import fixture, mark
+from pytest import fixture, importorskip, mark
 from support.damages import DAMAGES, GARBAGE
 from support.prepared_toy import prepare_toy
 
 from nmt.config_files import format_config
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 
-pytest.importorskip("numba", reason="numba is not installed; pip install '.[cpu]'")
+importorskip("numba", reason="numba is not installed; pip install '.[cpu]'")
 
 TRAIN_AND_GO_ON = """
 import shutil, sys

@@ -1,9 +1,9 @@
 """Maps of attention against torch's own multi-head attention, one sentence at a time."""
 
 import base64
-import random
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from nmt.translate.translator import Translator
 
 
 def draw_pairs(vocab: Vocab, n: int) -> tuple[list[list[int]], list[list[int]]]:
-    rng = random.Random(3)
+    rng = Random(3)
 
     def draw(shortest: int) -> list[int]:
         return [rng.randrange(4, vocab.size) for _ in range(rng.randint(shortest, 9))]

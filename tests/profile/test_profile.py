@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from pytest import MonkeyPatch, approx, fixture, mark
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.processor import ALONE
 
 import nmt.extras.profile.profile
@@ -63,7 +63,7 @@ def test_a_busy_machine_is_named(
     for load in (3, 9):
         monkeypatch.setattr("os.getloadavg", lambda load=load: [load])
         open_dry_run(config, ALONE)
-        said = capsys.readouterr().err
+        said = read_stderr(capsys)
         assert ("warning: this machine is busy: load 9 on 2 cores" in said) == (load == 9)
 
 

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.in_process import Main, succeed
-from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
+from support.toy_corpus import sentences, write_toy
 from support.untrained import make_checkpoint, make_vocab
 
 import nmt.api
@@ -148,7 +148,7 @@ def ground(module_path: Path) -> Iterator[Path]:
     folder = module_path
     with MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(folder)
-        write_toy_config(write_toy_corpus(folder), folder)
+        write_toy(folder)
         shutil.copytree("corpus", "other")
         for side, language in enumerate(("en", "de")):
             lines = [pair[side] + "\n" for pair in sentences(300, seed=9)]
@@ -204,7 +204,7 @@ def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
 def test_an_output_in_the_wrong_language_is_not_written(ground: Path, capsys: Capture) -> None:
     assert COMMANDS["translate"](["go", "-i", "chinese", "-o", "new.fr"]) == 2
     assert "new.fr: its name says fr, but go translates en-de, and de is needed here" in (
-        capsys.readouterr().err
+        read_stderr(capsys)
     )
     assert not Path("new.fr").exists()
 

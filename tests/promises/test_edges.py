@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 from pytest import fixture, mark
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.toy_commands import CASES, NOTHING, Bench, Outcome, make_bench
 
 from nmt.commands.eval import main as nmt_eval
@@ -147,5 +147,5 @@ def test_a_reader_of_another_output_is_missed(
         )
         == 1
     )
-    assert f"failed: {fifo}: cannot be written (Broken pipe)" in capsys.readouterr().err
+    assert f"failed: {fifo}: cannot be written (Broken pipe)" in read_stderr(capsys)
     reader.join()

@@ -9,9 +9,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture, read_errors
+from pytest import FixtureRequest, MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_errors, read_stderr
 from support.ground import Ground
 from support.rings import amount
 from support.small_disk import mount_small_disk
@@ -38,9 +37,7 @@ COMMANDS = ("prepare", "average", "export")
 
 
 @fixture(params=["current folder", "volume"])
-def fixed(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> Iterator[Path]:
+def fixed(request: FixtureRequest, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "a \\ b"
     if request.param == "volume":
         with mount_small_disk(folder):
@@ -92,13 +89,13 @@ def test_the_current_folder_is_not_exchanged(
 def test_files_of_the_user_stay(ground: Ground, fixed: Path, command: str, capsys: Capture) -> None:
     (fixed / "thesis.tex").write_text("precious")
     assert list_commands(ground, fixed)[command]() == 2
-    assert f"{fixed.resolve()}: " in capsys.readouterr().err
+    assert f"{fixed.resolve()}: " in read_stderr(capsys)
     assert os.listdir(fixed) == ["thesis.tex"]
 
 
 def test_a_root_folder_is_not_taken_for_a_store(ground: Ground, capsys: Capture) -> None:
     assert list_commands(ground, Path("/"))["prepare"]() == 2
-    assert "/: exists but is not a prepared store" in capsys.readouterr().err
+    assert "/: exists but is not a prepared store" in read_stderr(capsys)
 
 
 def test_a_kill_while_files_are_moved(

@@ -7,12 +7,12 @@ the scores agree. A draw too can fall so near the bound between two pieces that 
 with 6,000 pieces about one of 2,000 does. The compiled search gives the same bits.
 """
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
+from random import Random
 
 import torch
 from pytest import mark
@@ -56,11 +56,11 @@ def model(shape: ModelConfig, seed: int = 1) -> Transformer:
 
 
 def sources(n: int, seed: int) -> list[Ids]:
-    return make_sources(random.Random(seed), n, amount(24, 40), V)
+    return make_sources(Random(seed), n, amount(24, 40), V)
 
 
 def prefixes_of(given: list[Ids], seed: int = 0) -> list[Ids]:
-    return make_prefixes(random.Random(seed), len(given), V)
+    return make_prefixes(Random(seed), len(given), V)
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str, nam
         assert found == expected or not is_exact
 
     # in another order
-    order = random.Random(3).sample(range(n), n)
+    order = Random(3).sample(range(n), n)
     shuffled, their_prefixes = [given[i] for i in order], [forced[i] for i in order]
     check(order, search(pack(shuffled), rules, their_prefixes))
     # alone

@@ -7,7 +7,6 @@ file. Starts are forks (support/forks.py); one test holds them against a start f
 
 import collections
 import os
-import random
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from random import Random
 
 from pytest import mark
 from support.ground import Ground, check_done, check_readable, check_same, steps_logged
@@ -49,7 +49,7 @@ def list_traces(run: RunFolder) -> frozenset[object]:
 )
 def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Ground) -> None:
     """The moments are drawn over what is left of the run's life, so late ones come as often as early ones."""
-    rng = random.Random(f"{size} {score} {kills}")
+    rng = Random(f"{size} {score} {kills}")
     ground.finish(f"first-{size}-{score}", score, size=size)
     started_at = time.monotonic()
     whole = ground.finish(f"whole-{size}-{score}", score, size=size)
@@ -186,7 +186,7 @@ def test_torchrun_starts_ranks_again_after_a_kill(attempt: int, ground: Ground) 
     whole, run = ground.folder / "calm", ground.run(f"restarted-{attempt}")
     if not whole.exists():
         ground.finish("calm", *settings, size=2)
-    rng = random.Random(attempt)
+    rng = Random(attempt)
     start = Torchrun(
         ground.folder / f"torchrun-{attempt}",
         ground.argv(run.path.name, *settings),

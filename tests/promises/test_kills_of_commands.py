@@ -19,6 +19,7 @@ from support.faults import Faults
 from support.forks import Start
 from support.ground import Ground
 from support.rings import amount
+from support.text_lines import read_text_lines
 
 # Files of results, and what differs in them between any two starts.
 TIMES = re.compile(
@@ -92,7 +93,7 @@ class Scene:
         start = Start(folder, argv.split(), faults=faults, command=self.case.command)
         codes = start.wait()
         assert codes == [-signal.SIGKILL if die_at else 0] or codes == [0], start.told()
-        self.changes = (start.folders[0] / "changes").read_text().splitlines()
+        self.changes = read_text_lines(start.folders[0] / "changes")
         return start
 
     def list_results(self) -> dict[str, str]:

@@ -5,7 +5,6 @@ sums over ranks are taken in another order, which is all that may differ. A rank
 micro-batch left in an update gets a blank one, and nothing of it counts.
 """
 
-import json
 import math
 import re
 
@@ -13,6 +12,7 @@ from pytest import approx
 from support.finished_run import read_lines, read_tensors
 from support.ground import Ground
 from support.rings import amount
+from support.text_lines import read_json_lines
 
 from nmt.checkpoint.checkpoint import TrainState
 from nmt.checkpoint.run_checkpoints import find_newest
@@ -79,9 +79,7 @@ def trained(
         )
         assert start.wait() == [0] * size, start.told()
         for folder in start.folders:
-            lines = [
-                json.loads(line) for line in (folder / "updates.jsonl").read_text().splitlines()
-            ]
+            lines = read_json_lines(folder / "updates.jsonl")
             assert [line["step"] for line in lines] == list(range(first, steps + 1))
             for line in lines:
                 update = seen.setdefault(line["step"], line | {"micros": {}, "blanks": 0})

@@ -149,7 +149,6 @@ def test_a_full_disk(
     case: str,
     bench: Bench,
     small_disk: SmallDisk,
-    tmp_path: Path,
     capsys: Capture,
     monkeypatch: MonkeyPatch,
 ) -> None:

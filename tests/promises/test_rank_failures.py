@@ -8,7 +8,7 @@ destroy_process_group; gloo does not, so here that function is exchanged for one
 from pathlib import Path
 
 from pytest import MonkeyPatch, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.forks import run_on_ranks
 from support.rings import amount
 
@@ -102,4 +102,4 @@ def test_one_process_alone_returns_and_one_of_many_leaves(
     assert left == [2, 1, 1, 2]
     # All ranks agreed on this end: it is an ordinary one
     assert run_command(lambda: 75, "nmt") == 75
-    assert capsys.readouterr().err.count("ValueError: a bug") == 1
+    assert read_stderr(capsys).count("ValueError: a bug") == 1

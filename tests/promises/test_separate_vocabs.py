@@ -2,7 +2,6 @@
 place can take one vocabulary for the other unnoticed.
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 from support.capture import Capture, read_errors
 from support.in_process import succeed
 from support.once import make_once
-from support.text_lines import join_lines
+from support.text_lines import join_lines, read_json_lines, read_text_lines
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
 import nmt.api
@@ -63,7 +62,7 @@ def train(folder: Path, *settings: str) -> int:
 
 
 def read_lines(ground: Path, name: str) -> list[str]:
-    return (ground / "corpus" / name).read_text().splitlines()
+    return read_text_lines(ground / "corpus" / name)
 
 
 def last_error(capsys: Capture) -> str:
@@ -158,7 +157,7 @@ def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys
     aligned = ["--json", "--alignments", "-i", files[0], "-o", str(out)]
     succeed(nmt_translate, average, *aligned)
     src, tgt = (sentencepiece.SentencePieceProcessor(f"{average}/{name}") for name in FILES)
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = read_json_lines(out)
     for line, row in zip(lines, rows, strict=True):
         (best,) = row["candidates"]
         assert best["text"] == tgt.decode_pieces(best["pieces"])
@@ -170,7 +169,7 @@ def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys
     prefixes.write_text(join_lines(starts))
     arguments = ["--prefix", str(prefixes), "-i", files[0], "-o", str(tmp_path / "forced")]
     succeed(nmt_translate, average, *arguments)
-    forced = (tmp_path / "forced").read_text().splitlines()
+    forced = read_text_lines(tmp_path / "forced")
     assert all(text.startswith(start) for text, start in zip(forced, starts, strict=True))
 
     # a score is that of the search; an ensemble of a model with itself is the model

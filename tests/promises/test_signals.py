@@ -8,13 +8,12 @@ checkpoint. Nobody is left behind.
 
 import itertools
 import os
-import random
 import signal
 import time
 from pathlib import Path
+from random import Random
 
-import pytest
-from pytest import fixture, mark
+from pytest import FixtureRequest, fixture, mark
 from support.forks import Start
 from support.ground import Ground, check_done, check_readable, check_same, steps_logged
 from support.rings import amount
@@ -37,7 +36,7 @@ EACH = [(number, size, victim) for number in CODES for size, victim in SPELLED]
 
 
 @fixture(params=range(amount(1, 10)))
-def attempt(request: pytest.FixtureRequest) -> int:
+def attempt(request: FixtureRequest) -> int:
     number: int = request.param
     return number
 
@@ -89,7 +88,7 @@ def check_end(ground: Ground, start: Start, run: RunFolder, code: int, *settings
 def test_a_signal_to_one_rank(
     number: signal.Signals, size: int, victim: int, attempt: int, ground: Ground, run: RunFolder
 ) -> None:
-    rng = random.Random(f"{number} {size} {victim} {attempt}")
+    rng = Random(f"{number} {size} {victim} {attempt}")
     moment, name = rng.randint(1, STEPS - 6), run.path.name
     start = ground.start(name, *SETTINGS, *QUIET, size=size, slow={"update": 0.1})
     start.until(lambda: steps_logged(run) >= moment)

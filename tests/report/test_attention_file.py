@@ -1,11 +1,11 @@
 """What nmt-translate --attention writes: as many lines as fit, complete or not at all."""
 
-import json
 from pathlib import Path
 
 from pytest import MonkeyPatch, fixture, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.processor import CPU
+from support.text_lines import read_json_lines
 from support.untrained import DECODING, make_model
 
 from nmt.data.vocab import Vocab
@@ -34,7 +34,7 @@ def test_json_has_an_object_for_each_line(
 ) -> None:
     path = tmp_path / "a.json"
     write(path, translator, n_chunks=2)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_json_lines(path)
     assert [row.pop("line") for row in rows] == list(range(1, 9))
     best = translator.translate(LINES)
     for number, row in enumerate(rows):
@@ -55,13 +55,13 @@ def test_a_page_has_as_many_lines_as_fit(
     path = tmp_path / "a.html"
     write(path, translator)
     assert path.read_text().count("application/json") == 3
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
 
     monkeypatch.setattr("nmt.extras.report.attention_file.MAX_PAGE_LINES", 4)
     write(path, translator, n_chunks=3)
     message = "the first 6 of 12 lines"  # one of four is empty
     assert path.read_text().count("application/json") == 4
-    assert message in path.read_text() and message in capsys.readouterr().err
+    assert message in path.read_text() and message in read_stderr(capsys)
 
     monkeypatch.setattr("nmt.extras.report.attention_file.MAX_PAGE_WEIGHTS", 10)
     write(path, translator)

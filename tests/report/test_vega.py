@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from pytest import MonkeyPatch, fixture
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 
 from nmt.extras.report import vega
 from nmt.extras.report.facts import RunFacts
@@ -47,8 +47,8 @@ def test_a_bundle_that_fails_leaves_tables(
     for program in ("import os; os.abort()", "import time; time.sleep(9)"):
         monkeypatch.setattr(vega, "BUNDLE_PROGRAM", program)
         write_page([RunFacts("one", {})], page)
-        assert "has tables instead of charts" in capsys.readouterr().err
+        assert "has tables instead of charts" in read_stderr(capsys)
     (cache / "vega-1.2.js").symlink_to("/dev/zero")
     write_page([RunFacts("one", {})], page)
-    assert "has tables instead of charts" in capsys.readouterr().err
+    assert "has tables instead of charts" in read_stderr(capsys)
     assert "<h1>one</h1>" in page.read_text()

@@ -6,10 +6,10 @@ guards against a number that would look like a score and be none.
 
 import logging
 import os
-import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 import sacrebleu
@@ -47,7 +47,7 @@ HYPOTHESES = [
 
 def damaged(lines: Sequence[str], seed: int) -> list[str]:
     """Lines with words dropped and doubled: hypotheses shorter and longer than their references."""
-    rng = random.Random(seed)
+    rng = Random(seed)
     return [
         " ".join(w for word in line.split() for w in [word] * rng.choice([0, 1, 1, 1, 1, 2]))
         for line in lines

@@ -10,12 +10,12 @@ import itertools
 import json
 import math
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import numpy as np
@@ -45,7 +45,7 @@ WMT17 = os.environ.get("NMT_WMT17", "")
 
 def damaged(rate: float, seed: int) -> list[str]:
     """The references with words dropped."""
-    rng = random.Random(seed)
+    rng = Random(seed)
     return [
         " ".join(word for word in line.split() if rng.random() > rate) or line
         for line in REFERENCES

@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 import torch
 from pytest import MonkeyPatch, fixture, mark
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.checkout import ROOT
+from support.text_lines import read_text_lines
 from support.waiting import is_alive, until
 from torch.distributed.run import parse_args
 
@@ -131,7 +132,7 @@ class Machine:
 
     def arguments(self, name: str) -> list[str]:
         path = self.notes / f"{name}.arguments"
-        return path.read_text().splitlines() if path.exists() else []
+        return read_text_lines(path) if path.exists() else []
 
     def heard(self, name: str) -> list[str]:
         return (self.notes / f"{name}.heard").read_text().split()
@@ -339,7 +340,7 @@ def test_one_process_stays_where_it_is(
 
     code = run_command(start, "nmt-train")
     assert code == (2 if "error" in told else 0)
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert told in said and said.count("\n") == (told != "")
 
 
@@ -510,7 +511,7 @@ def test_the_image_is_made_of_what_is_there() -> None:
     copied = [rest.split()[:-1] for name, rest in steps if name == "COPY"]
     sources = sum(copied, [])
     assert sources and all((ROOT / source).exists() for source in sources)
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    ignored = read_text_lines(ROOT / ".dockerignore")
     allowed = [line[1:] for line in ignored if line.startswith("!")]
     assert sorted(allowed) == sorted(sources) and "*" in ignored  # all else stays out
     # A list: no shell stands before it, deaf to SIGTERM

@@ -168,9 +168,9 @@ def expect_rows(page: Any, *rows: str) -> None:
     until_page(page, lambda: read_rows(page) == list(rows), lambda: read_rows(page))
 
 
-def expect_text(page: Any, selector: str, pattern: str) -> None:
+def expect_problem(page: Any, pattern: str) -> None:
     def read() -> str:
-        text: str = page.locator(selector).inner_text()
+        text: str = page.locator("#problem").inner_text()
         return text
 
     until_page(page, lambda: re.search(pattern, read()) is not None, read)
@@ -310,7 +310,7 @@ def test_a_busy_server_is_asked_again_when_it_said(page: Any, stand_in: StandIn)
 
     stand_in.respond = respond
     type_text(page, "a dog")
-    expect_text(page, "#problem", "The server is busy.")
+    expect_problem(page, "The server is busy.")
     expect_rows(page, "ein Hund")
     assert page.locator("#problem").is_hidden()
 
@@ -320,7 +320,7 @@ def test_a_server_that_is_gone_is_said_and_the_text_stays(page: Any) -> None:
     expect_rows(page, "ein Hund")
     page.context.set_offline(True)
     type_text(page, "a man")
-    expect_text(page, "#problem", "The server does not answer.")
+    expect_problem(page, "The server does not answer.")
     assert read_rows(page) == ["ein Hund"]
     assert page.locator(".line.stale").count() == 1
     page.context.set_offline(False)
@@ -345,7 +345,7 @@ def test_a_refused_line_does_not_cost_its_neighbours_their_translation(
 def test_a_failure_is_said_and_not_repeated_by_itself(page: Any, stand_in: StandIn) -> None:
     stand_in.respond = lambda _: (500, {"error": "a bug"}, {})
     type_text(page, "a dog")
-    expect_text(page, "#problem", "The server failed: a bug")
+    expect_problem(page, "The server failed: a bug")
     stand_in.respond = translate_words
     page.click("#tryAgain")
     expect_rows(page, "ein Hund")
@@ -361,7 +361,7 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(page: Any, stand_in: StandIn
     type_text(page, "a dog")
     page.fill("#key", "wrong")
     page.keyboard.press("Enter")
-    expect_text(page, "#problem", "Invalid API key")
+    expect_problem(page, "Invalid API key")
     page.fill("#key", "open sesame")
     page.keyboard.press("Enter")
     expect_rows(page, "ein Hund")
@@ -396,7 +396,7 @@ def test_hostile_errors_are_shown_as_text(page: Any, stand_in: StandIn) -> None:
     message = "<img src=x onerror=alert(1)>"
     stand_in.respond = lambda _: (500, {"error": message}, {})
     type_text(page, "a dog")
-    expect_text(page, "#problem", re.escape(message))
+    expect_problem(page, re.escape(message))
     stand_in.respond = lambda _: (400, {"error": message}, {})
     page.click("#tryAgain")
     expect_rows(page, message)

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from pytest import mark
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.rings import amount
 from support.running_server import LINES, RunningServer, share_models, share_server  # noqa: F401
 
@@ -64,7 +64,7 @@ def test_no_question_breaks_the_server(server: RunningServer, capfd: Capture) ->
             assert list(answer.json) == ["error"]
             assert "\n" not in answer.json["error"]
     assert statuses >= {200, 400}
-    assert "Traceback" not in capfd.readouterr().err
+    assert "Traceback" not in read_stderr(capfd)
 
 
 @mark.parametrize("kind", ["x-www-form-urlencoded", "multipart/form-data; boundary=b", "json"])

@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-from pytest import fixture, mark
+from pytest import FixtureRequest, fixture, mark
 from support.capture import Capture
 from support.checkout import ROOT
 from support.forks import find_free_port
 from support.ground import check_same
 from support.in_process import succeed
-from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.toy_corpus import write_toy
 from support.waiting import until
 
 from nmt.commands.eval import main as nmt_eval
@@ -102,7 +101,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
         }
         self.daemons: list[subprocess.Popen[bytes]] = []
-        self.toy = write_toy_config(write_toy_corpus(folder), folder)
+        self.toy = write_toy(folder)
 
     def start(self) -> None:
         for name in ("state", *NODES):
@@ -222,7 +221,7 @@ def test_a_job_that_is_taken_away_comes_back_and_ends_in_the_same_bits(
     whole: RunFolder,
     take_away: Callable[[Cluster, str], None],
     partition: str,
-    request: pytest.FixtureRequest,
+    request: FixtureRequest,
 ) -> None:
     name = request.node.callspec.id.replace(" ", "-")
     job = cluster.train(name, options=(f"--partition={partition}", "--time=60"))

@@ -7,9 +7,9 @@ lines that are used beside them lie outside the project and are only read.
 """
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 from nmt.system.strict_json import Fields
 
@@ -30,7 +30,7 @@ def real_lines(data: Path, language: str, n: int) -> list[str]:
 
 def awkward_lines(language: str, n: int, seed: int) -> list[str]:
     """Meaningless lines without line feeds: each is a few pieces, most of them a trap, some glued together."""
-    rng = random.Random(seed)
+    rng = Random(seed)
 
     def pick(items: Sequence[str]) -> str:
         return items[int(rng.random() * len(items))]
@@ -99,7 +99,7 @@ def damaged_pair(lines: Sequence[str], seed: int) -> tuple[list[str], list[str]]
 
     Seeds run from one line to hundreds and from too short to too long; each seventh has no four right words in a row.
     """
-    rng = random.Random(seed)
+    rng = Random(seed)
     n = 1 + int(rng.random() ** 2 * 400)
     start = int(rng.random() * (len(lines) - n))
     loss, gain, wrong = rng.random() * 0.3, rng.random() * 0.3, rng.random() * 0.2

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pytest import MonkeyPatch, fixture, mark
+from pytest import MonkeyPatch, fixture, importorskip, mark
 from torch import Tensor
 
 from support.checkout import ROOT
@@ -35,7 +35,7 @@ needs_interpreter = mark.skipif(
 @fixture(name="device")
 def kernel_device(monkeypatch: MonkeyPatch) -> torch.device:
     """Where the kernels run."""
-    pytest.importorskip("triton", reason="triton is not installed")
+    importorskip("triton", reason="triton is not installed")
     if IS_INTERPRETED:
         mend_bf16(monkeypatch)
         return torch.device("cpu")

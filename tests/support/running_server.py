@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-from pytest import TempPathFactory, fixture
+from pytest import TempPathFactory, fixture, importorskip
 
 from nmt.api import open_model
 from support.toy_corpus import sentences
@@ -18,7 +17,7 @@ from support.untrained import DATA, make_checkpoint, make_vocab
 from support.waiting import until
 
 for package in ("fastapi", "uvicorn", "python_multipart"):
-    pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
+    importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
 
 from nmt.extras.serve.app import ServeLimits  # noqa: E402
 from nmt.extras.serve.models import ServedModel  # noqa: E402

@@ -7,9 +7,9 @@ The rules that they share are told by `support/plain_search.py`.
 import functools
 import importlib
 import itertools
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -39,14 +39,14 @@ WAYS = {
 }
 
 
-def make_sources(rng: random.Random, n: int, longest: int, size: int) -> list[Ids]:
+def make_sources(rng: Random, n: int, longest: int, size: int) -> list[Ids]:
     """Sentences of different content, eos at their ends."""
     return [
         (*(rng.randrange(4, size) for _ in range(rng.randint(1, longest))), EOS) for _ in range(n)
     ]
 
 
-def make_prefixes(rng: random.Random, n: int, size: int) -> list[Ids]:
+def make_prefixes(rng: Random, n: int, size: int) -> list[Ids]:
     """Empty ones for most."""
     lengths = [rng.choice((0, 0, 0, 1, 4, 9)) for _ in range(n)]
     return [tuple(rng.randrange(4, size) for _ in range(length)) for length in lengths]
@@ -120,7 +120,7 @@ def make_task(seed: int) -> Task:
         replace(SMALL, d_k=3, d_v=5, n_layers=2),
     ]
     size = 12
-    rng = random.Random(seed)
+    rng = Random(seed)
     model = make_random_model(shapes[seed % len(shapes)], size, seed)
     sources = make_sources(rng, 5, 6, size)
     prefixes: list[Ids] = [rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 9)) for _ in sources]
@@ -142,7 +142,7 @@ class RuleCase:
 @functools.cache
 def make_rule_case(finishing: Any, stopping: Any, beam: int, number: int) -> RuleCase:
     """Make a case whose answers do not depend on rounding."""
-    rng = random.Random(f"{finishing} {stopping} {beam} {number}")
+    rng = Random(f"{finishing} {stopping} {beam} {number}")
     task = make_task(rng.randrange(N_RULE_MODELS))
     config = DecodingConfig(
         beam=beam,

@@ -22,7 +22,7 @@ from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from support.canary import digest_tensors, record
 from support.in_process import Main
-from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.toy_corpus import write_toy
 from support.untrained import make_checkpoint, make_vocab
 
 MAINS: dict[str, Main] = {
@@ -157,7 +157,7 @@ def results(folder: Path) -> dict[str, str]:
 
 
 def make_bench(folder: Path) -> Bench:
-    config = write_toy_config(write_toy_corpus(folder), folder)
+    config = write_toy(folder)
     text = config.read_text().replace("  steps: 20", "  steps: 6\n  checkpoint_every: 3")
     config.write_text(text, encoding="utf-8")
     make_checkpoint(folder / "sharp", make_vocab(folder))

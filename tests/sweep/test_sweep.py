@@ -2,7 +2,6 @@
 
 import csv
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -11,11 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 from pytest import MonkeyPatch, approx, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.in_process import refuse, succeed
-from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.text_lines import read_text_lines
+from support.toy_corpus import write_toy
 from support.waiting import is_alive, until
 
 import nmt.api
@@ -44,7 +45,7 @@ runs:
 def make_place(module_path: Path) -> Path:
     """A grid beside a toy config and its corpus."""
     folder = module_path
-    write_toy_config(write_toy_corpus(folder), folder)
+    write_toy(folder)
     (folder / "grid.yaml").write_text(GRID)
     return folder
 
@@ -85,7 +86,7 @@ def test_scores_are_those_of_other_commands(whole: Sweep, place: Path, capsys: C
         assert dev.checkpoint == "average"
 
         # the NLL, by another way: the log-probabilities of the dev set's pairs
-        texts = [(place / f"corpus/valid.{side}").read_text().splitlines() for side in ("en", "de")]
+        texts = [read_text_lines(place / f"corpus/valid.{side}") for side in ("en", "de")]
         scores = nmt.api.score_pairs(zip(*texts, strict=True), run.folder.average)
         n_pieces = sum(len(score.log_probs) for score in scores)
         nll = -sum(score.log_prob for score in scores) / n_pieces
@@ -137,7 +138,7 @@ def test_the_command_line_is_checked(place: Path, capsys: Capture) -> None:
     (place / "new").mkdir()
     with lock(place / "new", "nmt-sweep"):
         assert nmt_sweep(argv(place, "new")) == 2
-    assert "is in use by nmt-sweep" in capsys.readouterr().err
+    assert "is in use by nmt-sweep" in read_stderr(capsys)
 
 
 # ---- processes that stand for runs --------------------------------------------------------------------
@@ -231,7 +232,7 @@ def test_kills_at_random_moments(place: Path) -> None:
     assert start_sweep(place, "calm").wait() == 0
     run_s = (time.monotonic() - began_at) / 4
     for seed in range(5):
-        rng = random.Random(seed)
+        rng = Random(seed)
         while True:
             process = start_sweep(place, f"storm{seed}")
             try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 
 from nmt.system import caches
 from nmt.system.caches import COMPILER_CACHES, provide_caches
@@ -153,7 +153,7 @@ def test_own_folders_stay_caches(home: Path, tmp_path: Path, capsys: Capture) ->
     finally:
         os.umask(usual)
     assert stat.S_IMODE((disk / "mine" / "nmt").stat().st_mode) == 0o700
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
 
 
 def test_where_no_code_is_kept_downloads_are_in_a_folder_like_any(open_home: Path) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.in_process import succeed
 from support.processor import CPU
+from support.text_lines import read_text_lines
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
@@ -61,7 +62,7 @@ def test_without_a_gpu_it_is_the_cpu(machine: Machine) -> None:
     assert choose_device().type == choose_device("cpu").type == "cpu"
 
 
-def test_every_command_multiplies_fp32_alike(machine: Machine, monkeypatch: MonkeyPatch) -> None:
+def test_every_command_multiplies_fp32_alike(machine: Machine) -> None:
     for given in ("highest", "high"):  # the second: a user's own choice
         torch.set_float32_matmul_precision(given)
         choose_device("cpu")  # as translation and scoring do
@@ -182,12 +183,12 @@ def test_commands_refuse_and_device_cpu_is_asked_anew_each_time(
     ]
     for main, arguments in commands:
         assert main(arguments) == 2
-        message = capsys.readouterr().err
+        message = read_stderr(capsys)
         assert message.count("\n") == 1 and "550.54.15" in message and "device=cpu" in message
-        assert main([*arguments, "device=cpu"]) == 0, capsys.readouterr().err
+        assert main([*arguments, "device=cpu"]) == 0, read_stderr(capsys)
         capsys.readouterr()
     assert load_config(str(run / "config.yaml")).device == "cpu"
-    assert len(translation.read_text().splitlines()) == 20
+    assert len(read_text_lines(translation)) == 20
     assert len(read_json(run / "averaging.json")["points"]) == 2
     succeed(nmt_train, *training, "training.steps=6", "device=cpu")
     machine.driver.unlink()
@@ -203,7 +204,7 @@ def test_only_the_command_line_asks(capsys: Capture, toy: Path, tmp_path: Path) 
     (tmp_path / "one").mkdir()
     with raises(SystemExit, match="2"):
         nmt_average([str(tmp_path / "one"), "-o", str(tmp_path / "out"), "device=cpu"])
-    assert "only --curve computes on another device" in capsys.readouterr().err
+    assert "only --curve computes on another device" in read_stderr(capsys)
     with raises(SystemExit):
         nmt_average(["device=cpu"])
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from pytest import mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.checkout import ROOT, TESTS
 from support.pool_tasks import (
     CountingWorker,
@@ -106,7 +106,7 @@ def test_killed_workers_lose_no_task_and_double_none(tmp_path: Path, capsys: Cap
     frail = partial(FrailWorker, tmp_path)
     results = list(map_with_workers(frail, range(N_TASKS), use_processes(2)))
     assert results == [n * n for n in range(N_TASKS)]
-    n_lost = capsys.readouterr().err.count("a worker was lost")
+    n_lost = read_stderr(capsys).count("a worker was lost")
     assert n_lost >= N_TASKS // 3 - 2 > 0
     done = list(map(int, (tmp_path / "done").read_text().split()))
     assert set(done) == set(range(N_TASKS))

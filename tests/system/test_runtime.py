@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from pytest import MonkeyPatch, mark
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.checkout import ROOT
 
 from nmt.system import runtime
@@ -93,7 +93,7 @@ def test_a_number_of_threads_that_is_none_is_told_once(
     tune_process()
     is_number = threads[:1] in ("3", "4")
     told = f"warning: OMP_NUM_THREADS is {threads!r}, not a number of threads, and is ignored\n"
-    assert capsys.readouterr().err == ("" if is_number else told)
+    assert read_stderr(capsys) == ("" if is_number else told)
     assert os.environ.get("OMP_NUM_THREADS") == (threads if is_number else None)
 
 

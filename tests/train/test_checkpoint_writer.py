@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from pytest import MonkeyPatch, fixture, mark, raises
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.finished_run import list_differing, read_losses, read_tensors
 from support.ground import Ground
 from support.in_process import succeed
@@ -182,7 +182,7 @@ def test_a_checkpoint_waits_for_the_copy_of_the_one_before(
     writer.save(taken, TrainState(step=2))
     writer.close()  # the run's lock is released next
     assert seen == [[1], [1, 2], [1, 2]]
-    assert capsys.readouterr().err.count("copied to training.mirror; raise") == 1
+    assert read_stderr(capsys).count("copied to training.mirror; raise") == 1
 
 
 def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_links_that_cannot_be_made_are_no_failed_checkpoint(
         context.setattr("nmt.checkpoint.run_checkpoints.point_link", lambda *_: _full(0))
         writer.save(taken, TrainState(step=1))
     assert (writer.failures, writer.saved_step) == (0, 1)
-    assert "could not update the links" in capsys.readouterr().err
+    assert "could not update the links" in read_stderr(capsys)
     writer.link_and_prune(TrainState(step=1))
     assert (writer.run.checkpoints / "last").resolve() == writer.run.checkpoint(1)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 from pytest import MonkeyPatch, approx, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.finished_run import read_lines, read_losses, read_tensors, train_toy
+from support.text_lines import read_text_lines
 
 import nmt.api
 from nmt.average.select import list_candidates
@@ -42,11 +43,11 @@ def test_patience_ends_training_after_validations_without_a_best(
     state = read_state(config)
     assert state["step"] == state["best_step"] + 6 < 40
     assert read_status(config) == "done"
-    assert "ended by training.patience" in capsys.readouterr().err
+    assert "ended by training.patience" in read_stderr(capsys)
 
     # the same command has nothing to do, and with more patience it goes on
     train_toy(toy, *QUICK, *hopeless, "training.patience=3")
-    assert "nothing to do" in (said := capsys.readouterr().err)
+    assert "nothing to do" in (said := read_stderr(capsys))
     assert "raise training.patience to continue" in said
     later = state["step"] + 4
     train_toy(toy, *QUICK, *hopeless, "training.patience=100", f"training.steps={later}")
@@ -69,7 +70,7 @@ def test_a_log_has_the_loss_of_each_window_and_knows_the_end(
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0.0)
     settings = ["training.max_epochs=2", "training.log_every=4", "training.validate_every=1000"]
     config = train_toy(toy, *QUICK, *settings)
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     lines = re.findall(r"training: (\d+)/(\d+) updates(?:, .* left)?  loss ([\d.]+),", said)
     losses = {int(step): float(loss) for step, _, loss in lines}
     assert losses == approx(read_losses(config.folder), abs=1e-3)
@@ -103,7 +104,7 @@ def test_time_left_counts_validations_as_what_they_take(
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0.0)
     monkeypatch.setattr(loop, "validate", lambda *_: to_come.pop())
     train_toy(toy, *QUICK, "training.steps=7", "training.log_every=1")
-    left = re.findall(r"training: (\d)/7 .*, ([\d:]+) left", capsys.readouterr().err)
+    left = re.findall(r"training: (\d)/7 .*, ([\d:]+) left", read_stderr(capsys))
     assert left[-2:] == [("6", "2:00"), ("7", "1:00")]
 
 
@@ -113,10 +114,10 @@ def test_hours_end_training_and_count_over_all_starts(
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0.0)
     config = train_toy(toy, *QUICK, "training.max_hours=1e-6")
     assert read_state(config)["step"] == 1
-    (line,) = re.findall(r"training: 1/40 updates, .*", capsys.readouterr().err)
+    (line,) = re.findall(r"training: 1/40 updates, .*", read_stderr(capsys))
     assert " 0:00 left" in line
     train_toy(toy, *QUICK, "training.max_hours=1e-6")
-    assert "raise training.max_hours to continue" in capsys.readouterr().err
+    assert "raise training.max_hours to continue" in read_stderr(capsys)
     assert read_status(config) == "done"
     train_toy(toy, *QUICK, "training.steps=3")
     assert read_state(config)["step"] == 3
@@ -134,8 +135,8 @@ def test_the_best_is_by_the_score_asked_for(score: str, toy: Path) -> None:
         assert best["best_step"] == min(nll, key=lambda step: nll[step])
         assert best["best"] == approx(-min(nll.values()), abs=1e-5)
     else:
-        sources = (toy.parent / "corpus" / "valid.en").read_text().splitlines()
-        references = (toy.parent / "corpus" / "valid.de").read_text().splitlines()
+        sources = read_text_lines(toy.parent / "corpus" / "valid.en")
+        references = read_text_lines(toy.parent / "corpus" / "valid.de")
         translations = nmt.api.load(config.folder / "checkpoints" / "best").translate(sources)
         pairs = [
             (translation.text, reference)
@@ -165,10 +166,10 @@ def test_the_best_is_forgotten_when_dev_scores_measure_something_else(
 ) -> None:
     start = [*QUICK, "evaluation.bleu=true"]
     train_toy(toy, *start, "training.steps=4")
-    assert "is forgotten" not in capsys.readouterr().err
+    assert "is forgotten" not in read_stderr(capsys)
     changes = ["decoding.beam=3", "decoding.compile=off", "evaluation.sentences=2"]
     config = train_toy(toy, *start, *changes, "training.steps=6")
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(read_stderr(capsys).split())
     assert "(decoding.beam: 4 -> 3; evaluation.sentences: None -> 2)" in said
     assert "of update 4, is forgotten" in said
     assert read_state(config)["best_step"] == 6

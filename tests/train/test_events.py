@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from pytest import mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.small_disk import SmallDisk
+from support.text_lines import read_text_lines
 
 from nmt.train.events import SkippedEvent, parse_event, read_events
 from nmt.train.run_log import MetricsLog
@@ -71,7 +72,7 @@ def make_event(step: int, text: str = "") -> SkippedEvent:
 
 
 def list_steps(path: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    return [json.loads(line)["step"] for line in read_text_lines(path)]
 
 
 def test_lines_that_cannot_be_written_wait(small_disk: SmallDisk, capsys: Capture) -> None:
@@ -81,7 +82,7 @@ def test_lines_that_cannot_be_written_wait(small_disk: SmallDisk, capsys: Captur
     ballast = small_disk.fill(0)
     for n in (1, 2):
         log.write(make_event(n, "x" * 5_000))
-    assert capsys.readouterr().err.count("warning") == 1
+    assert read_stderr(capsys).count("warning") == 1
     with raises(OSError, match="No space left"):
         log.sync()
     ballast.unlink()
@@ -95,8 +96,8 @@ def test_the_log_continues_where_its_checkpoint_ended(tmp_path: Path, capsys: Ca
     path.write_bytes(b'{"step": 0}\n{"step": 1}\n{"step"')
     MetricsLog(path, 12).write(make_event(5))
     assert list_steps(path) == [0, 5]
-    assert not capsys.readouterr().err
+    assert not read_stderr(capsys)
     n_bytes = path.stat().st_size
     MetricsLog(path, 1_000).write(make_event(6))  # someone has shortened the file
     assert list_steps(path) == [0, 5, 6]
-    assert f"{n_bytes} of 1000 bytes" in capsys.readouterr().err
+    assert f"{n_bytes} of 1000 bytes" in read_stderr(capsys)

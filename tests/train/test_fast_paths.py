@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pytest import MonkeyPatch, fixture, mark
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.interpreted import IS_INTERPRETED
 from torch import Tensor
 
@@ -239,6 +239,6 @@ def test_a_gpu_runs_compiled_code_where_its_kernels_can(
     assert recorded_replica.has_fixed_shape(model, training, gpu) == is_able
     exact = gpu.device, torch.float32
     assert tried == [(*exact, 24, POST.value_size), exact]
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
     assert not recorded_replica.has_fixed_shape(replace(POST, d_k=129), training, gpu)
-    assert "at most 128" in capsys.readouterr().err and len(tried) == 2
+    assert "at most 128" in read_stderr(capsys) and len(tried) == 2

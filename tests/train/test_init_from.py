@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from pytest import fixture, mark
 from safetensors.torch import load_file
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.finished_run import list_differing, read_tensors
 from support.in_process import succeed
-from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.text_lines import read_text_lines
+from support.toy_corpus import write_toy
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
@@ -23,7 +24,7 @@ from nmt.system.run_folder import RunFolder
 def ground(module_path: Path) -> Path:
     """A folder with a toy config and its run of 20 updates."""
     folder = module_path
-    config = write_toy_config(write_toy_corpus(folder), folder)
+    config = write_toy(folder)
     succeed(nmt_train, "--config", config, "training.checkpoint_every=10")
     succeed(nmt_average, folder / "run", "--last", "2")
     return folder
@@ -37,7 +38,7 @@ def start(ground: Path, out: Path, *settings: str) -> int:
 def other_text(ground: Path, folder: Path) -> str:
     """Overrides that take other training text: the first pairs, of which a BPE would differ."""
     for language in ("en", "de"):
-        lines = (ground / "corpus" / f"train.{language}").read_text().splitlines()[:50]
+        lines = read_text_lines(ground / "corpus" / f"train.{language}")[:50]
         (folder / f"part.{language}").write_text("\n".join(lines) + "\n")
     return f"data.train=[{{src: {folder}/part.en, tgt: {folder}/part.de}}]"
 
@@ -56,7 +57,7 @@ def test_the_first_update_begins_with_the_given_weights(
         folder = RunFolder(folder).checkpoint(20)
     given = load_file(folder / "model.safetensors")
     assert list_differing(read_tensors(out, 1, "model"), given) == []
-    assert f"starting from the weights of {folder}" in capsys.readouterr().err
+    assert f"starting from the weights of {folder}" in read_stderr(capsys)
     vocab = (ground / "run" / "vocab.model").read_bytes()
     assert (out / "vocab.model").read_bytes() == vocab
 
@@ -132,7 +133,7 @@ def test_further_pieces_begin_as_the_mean_of_the_others(
     settings += ["data.train=[{src: train.en, tgt: train.de, tag: <bt>}]"]
     settings += ["vocab.user_symbols=[<url>]", "optimizer.scale=1e-30", "training.steps=1"]
     assert start(ground, tmp_path / "new", *settings) == 0
-    assert "has grown from 80 to 82 pieces" in capsys.readouterr().err
+    assert "has grown from 80 to 82 pieces" in read_stderr(capsys)
     assert Vocab.load(tmp_path / "new" / "vocab.model").pieces([80, 81]) == ["<url>", "<bt>"]
 
     given = read_tensors(tmp_path / "old", 2, "model")
@@ -148,7 +149,7 @@ def test_further_pieces_begin_as_the_mean_of_the_others(
 
     frozen = [*settings, "training.freeze=[embeddings]"]
     assert start(ground, tmp_path / "frozen", *frozen) == 2
-    assert "leave embeddings out" in capsys.readouterr().err
+    assert "leave embeddings out" in read_stderr(capsys)
 
 
 def test_a_run_continues_another_with_the_same_store(ground: Path, tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_store_of_another_vocabulary_is_refused(
     model = f"vocab.model={other}/vocab.model"
     out = tmp_path / "out"
     assert start(ground, out, init, model, "training.steps=1") == 2
-    assert "its BPE model is" in capsys.readouterr().err
+    assert "its BPE model is" in read_stderr(capsys)
     # nmt-launch reads the exit code there; nothing else is left, and the next command may differ
     assert read_json(out / "status.json")["exit_code"] == 2
     assert not (out / "config.yaml").exists()

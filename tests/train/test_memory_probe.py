@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from pytest import MonkeyPatch, approx, fixture, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.in_process import refuse, succeed
 from support.pretend_device import GPU, pretend_device
 from support.processor import ALONE, CPU
@@ -134,7 +134,7 @@ def test_a_run_goes_on_with_its_size_unless_ranks_would_idle(
     monkeypatch.setattr(training, "measure_memory", lambda device: CARD)
     recorded, world = with_size(PAPER, began_with), Unconnected(0, n_ranks, GPU)
     assert resolve_micro_tokens(AUTO, recorded, world) == goes_on_with
-    told = capsys.readouterr().err
+    told = read_stderr(capsys)
     assert (f"micro-batches of {began_with} tokens" in told) == (began_with != goes_on_with)
 
 

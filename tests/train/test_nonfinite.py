@@ -14,6 +14,7 @@ from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.forks import run_on_ranks
 from support.in_process import succeed
+from support.text_lines import read_text_lines
 
 import nmt.train.update
 from nmt.commands.train import main
@@ -148,7 +149,7 @@ def test_a_poisoned_update_stops_the_run_and_is_named(
     assert ("texts" in first) == isinstance(first["loss"], str) == (poison is poison_loss)
     if poison is poison_loss:
         corpus = tmp_path / "corpus"
-        lines = [(corpus / f"train.{side}").read_text().splitlines() for side in ("en", "de")]
+        lines = [read_text_lines(corpus / f"train.{side}") for side in ("en", "de")]
         pairs = set(zip(*lines, strict=True))
         assert len(first["texts"]) == len(first["pairs"])
         assert {tuple(texts) for texts in first["texts"]} <= pairs
@@ -195,7 +196,6 @@ def test_a_skipped_update_changes_no_bit(
 
 def test_the_fourth_in_a_row_stops(
     toy: Path,
-    tmp_path: Path,
     inject: Inject,
     capsys: Capture,
 ) -> None:

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 from pytest import MonkeyPatch, approx, fixture, mark
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.ground import Ground
 from support.rings import amount
 
@@ -145,7 +145,7 @@ def test_a_healthy_run_is_not_warned(
     name: str, ground: Ground, early: None, capsys: Capture
 ) -> None:
     assert main(ground.argv(name, *SETTINGS, *HEALTHY[name])) == 0
-    assert "warning" not in capsys.readouterr().err
+    assert "warning" not in read_stderr(capsys)
     assert read_warnings(ground.run(name)) == []
 
 
@@ -156,9 +156,9 @@ def test_a_stalled_run_draws_a_warning_at_each_start_and_is_recorded_once(
     run = ground.run("stalled")
     [warning] = read_warnings(run)
     assert warning.problem == "stalled" and warning.step == MIN_UPDATES + 20
-    written = capsys.readouterr().err
+    written = read_stderr(capsys)
     assert written.count(f"warning: {warning.message}\n") == written.count("warning") == 1
     assert "optimizer.scale (now 20)" in warning.message
     assert main(ground.argv("stalled", *SETTINGS, STALL, f"training.steps={STEPS + 20}")) == 0
-    assert "optimizer.scale (now 20)" in capsys.readouterr().err
+    assert "optimizer.scale (now 20)" in read_stderr(capsys)
     assert read_warnings(run) == [warning]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from pytest import approx, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.in_process import refuse, succeed
 from torch.optim import lr_scheduler
 
@@ -85,7 +85,7 @@ def test_only_a_cosine_fixes_the_number_of_updates(toy: Path, capsys: Capture) -
     arguments += ["optimizer.warmup_steps=2", "evaluation.bleu=false"]
     succeed(main, *arguments, "training.steps=4")
     succeed(main, *arguments, "training.steps=4")
-    assert "begin another run with training.init_from" in capsys.readouterr().err
+    assert "begin another run with training.init_from" in read_stderr(capsys)
     assert "training.steps: 4 -> 8" in refuse(capsys, main, *arguments, "training.steps=8")
 
 

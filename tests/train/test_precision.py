@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 from pytest import MonkeyPatch, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.finished_run import read_losses
 from support.in_process import refuse, succeed
 from support.processor import CPU
@@ -103,7 +103,7 @@ def test_a_run_keeps_the_precision_in_which_it_began(
     monkeypatch.setattr(device, "read_cpu_info", lambda: cpu_info)
     line = ["--config", str(toy), "training.precision=auto", "training.steps=2"]
     assert nmt_train(line) == 0
-    told = capsys.readouterr().err
+    told = read_stderr(capsys)
     assert f"training.precision: auto has chosen {chosen}, because this processor has " in told
     assert load_recorded_config(tmp_path / "run" / "config.yaml").training.precision == chosen
 
@@ -112,7 +112,7 @@ def test_a_run_keeps_the_precision_in_which_it_began(
         device, "read_cpu_info", lambda: "flags : avx2" if chosen == "bf16" else "flags : amx_bf16"
     )
     succeed(nmt_train, *line, "training.steps=4")
-    assert "auto has chosen" not in capsys.readouterr().err
+    assert "auto has chosen" not in read_stderr(capsys)
     assert load_recorded_config(tmp_path / "run" / "config.yaml").training.precision == chosen
     assert list(read_losses(tmp_path / "run")) == [1, 2, 3, 4]
 

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 from pytest import MonkeyPatch, approx, fixture, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
 from support.in_process import refuse
 from support.made_sinks import install_sinks
 from support.needs import needs_package
+from support.text_lines import read_json_lines
 from support.waiting import HANG_S
 
 from nmt.commands.train import main as nmt_train
@@ -57,7 +58,7 @@ def test_no_sink_changes_a_run(toy: Path, capsys: Capture) -> None:
     plain = train(toy, "plain")
     capsys.readouterr()
     tracked = train(toy, "tracked", f"training.track=[{names}]")
-    error = capsys.readouterr().err
+    error = read_stderr(capsys)
     run = RunFolder(tracked.folder)
 
     # the same bits, the same figures
@@ -76,7 +77,7 @@ def test_no_sink_changes_a_run(toy: Path, capsys: Capture) -> None:
     assert "the run is not affected, and its next start sends all its figures" in error
 
     # the one that behaves has it all
-    *kept, closed = map(json.loads, (run.path / "kept.jsonl").read_text().splitlines())
+    *kept, closed = read_json_lines(run.path / "kept.jsonl")
     assert kept == read_lines(run.path)
     assert closed == {"closed": True}
 
@@ -99,7 +100,7 @@ def test_a_sink_that_is_too_far_behind_gets_no_more(
     for step in range(20):
         trackers.send(SkippedEvent(step=step, loss="nan", grad_norm="nan"))
     trackers.finish()  # at once
-    assert capsys.readouterr().err.count("hangs: is 5 lines behind; the run is not affected") == 1
+    assert read_stderr(capsys).count("hangs: is 5 lines behind; the run is not affected") == 1
 
 
 def test_what_cannot_be_tracked_is_refused(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pytest import MonkeyPatch, approx, fixture, raises
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.forks import run_on_ranks
 from support.ground import Ground, check_same
@@ -160,7 +160,7 @@ def test_the_folder_of_another_program_is_refused(ground: Ground, capsys: Captur
         path.write_text(text)
     assert main(ground.argv("foreign")) == 2
     refused = "config.yaml:1: learning_rate: unknown key; damaged, or of another version of nmt"
-    assert refused in capsys.readouterr().err
+    assert refused in read_stderr(capsys)
     assert {path: path.read_text() for path in texts} == texts
 
 
@@ -181,7 +181,7 @@ def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     damaged.write_bytes(data)
     capsys.readouterr()
     train(ground, "damaged", *settings)
-    written = capsys.readouterr().err
+    written = read_stderr(capsys)
     assert str(damaged) in written and "continuing after update 4" in written
     assert list_differing(read_tensors(run.path, 8), expected) == []
     shutil.rmtree(run.checkpoint(4))
@@ -207,7 +207,7 @@ def test_checkpoints_that_follow_soon_have_weights_alone_and_no_bit_is_lost(
     shutil.rmtree(run.checkpoint(20))
     capsys.readouterr()
     train(ground, "light", *settings)
-    assert "continuing after update 4" in capsys.readouterr().err
+    assert "continuing after update 4" in read_stderr(capsys)
     assert list_differing(read_tensors(whole.path, 20), read_tensors(run.path, 20)) == []
     again = {step: read_bytes(run.checkpoint(step) / MODEL_FILE) for step in list_steps(run)}
     assert again == weights
@@ -227,7 +227,7 @@ def test_weights_alone_do_not_hide_that_moments_cannot_be_written(
     monkeypatch.setattr(checkpoint, "save_checkpoint", save_if_small)
     settings = (*LOGGED, "training.checkpoint_every=2", "training.checkpoint_minutes=10")
     assert main(ground.argv("full", *settings)) == 1
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert (
         "failure 3 in a row" in said and "the checkpoint of update 6 could not be written" in said
     )
@@ -277,11 +277,11 @@ def test_the_page_of_a_run_is_written_when_it_is_done(
     whole.report.unlink()
     whole.report.mkdir()  # it cannot be replaced: training is not lost for that
     assert main(ground.argv("whole", *LOGGED)) == 0
-    assert "warning: no report" in capsys.readouterr().err
+    assert "warning: no report" in read_stderr(capsys)
     whole.report.rmdir()
     assert main(ground.argv("whole", *LOGGED)) == 0
     next_line = f"its curves and samples: {whole.report}\nnext: nmt-average {whole.path}\n"
-    assert capsys.readouterr().err.endswith(next_line)
+    assert read_stderr(capsys).endswith(next_line)
 
 
 def test_what_only_a_compiled_model_needs_is_not_imported(ground: Ground) -> None:
@@ -299,11 +299,11 @@ def test_what_only_a_compiled_model_needs_is_not_imported(ground: Ground) -> Non
 def test_settings_that_cannot_be_meant_are_named(ground: Ground, capsys: Capture) -> None:
     odd = ("training.steps=2", "optimizer.warmup_steps=3", "training.freeze=[encoder]")
     train(ground, "odd", *odd)
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert "optimizer.warmup_steps is 3, but training.steps is 2" in said
     assert "training.freeze keeps random weights (encoder)" in said
     train(ground, "sane", "training.steps=2", "optimizer.warmup_steps=2")
-    assert "warning" not in capsys.readouterr().err
+    assert "warning" not in read_stderr(capsys)
 
 
 def test_a_run_that_was_moved_is_not_trained_in_its_old_place(
@@ -319,7 +319,7 @@ def test_a_run_that_was_moved_is_not_trained_in_its_old_place(
         assert copy.is_dir() and not copy.is_symlink()
 
     succeed(main, "--config", moved / "config.yaml", "training.steps=3", f"out={moved}")
-    assert "could not update the links" not in capsys.readouterr().err
+    assert "could not update the links" not in read_stderr(capsys)
     assert (moved / "checkpoints" / "last").readlink() == Path("step-0000003")
     assert (moved / "checkpoints" / "best").is_symlink()
     succeed(main, "--config", moved / "config.yaml", f"out={moved}", "training.steps=3")
@@ -332,5 +332,5 @@ def test_a_folder_in_the_place_of_a_link_is_named_and_kept(ground: Ground, capsy
     last.mkdir()
     (last / "mine.txt").write_text("mine")
     train(ground, "taken", "training.steps=2", "training.validate_every=100")
-    assert f"{last}: is a folder of its own" in capsys.readouterr().err
+    assert f"{last}: is a folder of its own" in read_stderr(capsys)
     assert list_steps(run)[-1] == 2 and (last / "mine.txt").exists()

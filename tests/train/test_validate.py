@@ -7,11 +7,12 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx, mark, raises
-from support.capture import Capture
+from support.capture import Capture, read_stderr
 from support.finished_run import read_lines, train_toy
 from support.forks import run_on_ranks
 from support.in_process import refuse, succeed
 from support.prepared_toy import prepare_toy
+from support.text_lines import read_text_lines
 
 import nmt.api
 from nmt.commands.average import main as nmt_average
@@ -40,8 +41,8 @@ def test_the_nll_is_that_of_each_piece_of_the_dev_set(toy: Path, corpus: Path) -
     config = train_toy(toy, *settings)
     (valid,) = read_lines(config.folder, "valid")
     assert not read_lines(config.folder, "sample")
-    sources = (corpus / "valid.en").read_text().splitlines()
-    targets = (corpus / "valid.de").read_text().splitlines()
+    sources = read_text_lines(corpus / "valid.en")
+    targets = read_text_lines(corpus / "valid.de")
     pairs = nmt.api.score_pairs(zip(sources, targets, strict=True), config.folder)
     log_probs = [log_prob for pair in pairs for log_prob in pair.log_probs]
     assert valid["nll"] == approx(-sum(log_probs) / len(log_probs), abs=2e-5)
@@ -62,8 +63,8 @@ def test_a_part_of_the_dev_set_is_scored_and_named(
     record = read_lines(config.folder)[-1]
     assert record["kind"] == "valid" and record["signature"].endswith("|lines:10/20")
 
-    sources = (corpus / "valid.en").read_text().splitlines()
-    references = (corpus / "valid.de").read_text().splitlines()
+    sources = read_text_lines(corpus / "valid.en")
+    references = read_text_lines(corpus / "valid.de")
     translations = nmt.api.load(config.folder).translate(sources)
     texts = [translation.text for translation in translations]
     part = slice(1, 20, 2)
@@ -73,7 +74,7 @@ def test_a_part_of_the_dev_set_is_scored_and_named(
 
     capsys.readouterr()
     succeed(nmt_average, config.folder, "--curve")
-    assert "10 of the 20 dev lines" in capsys.readouterr().err
+    assert "10 of the 20 dev lines" in read_stderr(capsys)
     curve = read_json(config.folder / "averaging.json")
     assert curve["dev_set"]["lines"] == 10 and curve["signature"].endswith("|lines:10/20")
 
@@ -135,7 +136,7 @@ def test_dev_text_that_a_stranger_sealed_is_named(text: bytes, fault: str, tmp_p
 def test_a_dev_set_without_a_tag_is_named(toy: Path, capsys: Capture) -> None:
     corpora = "data.train=[{src: train.en, tgt: train.de, tag: <a>}]"
     train_toy(toy, corpora, "training.steps=1", "vocab.size=90", "model.tied=false")
-    assert "data.valid.tag is not set; set it to one of <a>" in capsys.readouterr().err
+    assert "data.valid.tag is not set; set it to one of <a>" in read_stderr(capsys)
 
 
 def test_the_dev_and_the_test_set_are_translated_with_their_tags(
@@ -150,7 +151,7 @@ def test_the_dev_and_the_test_set_are_translated_with_their_tags(
     record = read_lines(config.folder)[-1]
     for name, tag in (("valid", "<a>"), ("test", "<b>")):
         sources, references = (
-            (corpus / f"{name}.{language}").read_text().splitlines() for language in ("en", "de")
+            read_text_lines(corpus / f"{name}.{language}") for language in ("en", "de")
         )
         translator = nmt.api.load(config.folder, settings=[f"decoding.tag={tag}"])
         texts = [one.text for one in translator.translate(sources)]
@@ -172,8 +173,8 @@ def test_the_dev_and_the_test_set_are_translated_with_their_tags(
     command = [str(config.folder), "-i", str(corpus / "one.en"), "-o", str(corpus / "out")]
     capsys.readouterr()
     assert nmt_translate(command) == 0
-    assert "decoding.tag is not set; set it to one of <a> <b>" in capsys.readouterr().err
+    assert "decoding.tag is not set; set it to one of <a> <b>" in read_stderr(capsys)
     succeed(nmt_translate, *command, "--tag", "<b>")
-    assert "decoding.tag" not in capsys.readouterr().err
+    assert "decoding.tag" not in read_stderr(capsys)
     line = refuse(capsys, nmt_translate, *command, "--tag", "<c>")
     assert "decoding.tag: '<c>' is not a symbol" in line

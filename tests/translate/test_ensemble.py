@@ -2,9 +2,9 @@
 forward pass.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ def model(seed: int, shape: ModelConfig = SHAPE) -> Transformer:
 
 
 def sources(n: int) -> list[Ids]:
-    return make_sources(random.Random(n), n, 8, V)
+    return make_sources(Random(n), n, 8, V)
 
 
 class Mean:

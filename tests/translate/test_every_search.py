@@ -4,12 +4,11 @@ refused.
 
 import copy
 import functools
-import random
 from dataclasses import replace
+from random import Random
 from typing import Any
 
-import pytest
-from pytest import fixture, mark, raises
+from pytest import FixtureRequest, fixture, mark, raises
 from support.plain_search import EOS, Full, Ids, Ranked, assert_same, recursion
 from support.rings import amount
 from support.searches import (
@@ -40,7 +39,7 @@ with_each_search = mark.parametrize("make_search", SEARCHES, indirect=True)
 
 
 @fixture
-def make_search(request: pytest.FixtureRequest) -> MakeSearch:
+def make_search(request: FixtureRequest) -> MakeSearch:
     return SEARCHES[request.param]
 
 
@@ -65,7 +64,7 @@ def test_each_rule_is_the_recursion_it_names(
 def make_kind(name: str, seed: int) -> tuple[Transformer, list[Ids], list[Ranked]]:
     """A model of a kind, what to translate, and what a beam of 3 finds."""
     model = make_random_model(SHAPES[name], N_PIECES, seed)
-    given = make_sources(random.Random(seed), 3, 8, N_PIECES)
+    given = make_sources(Random(seed), 3, 8, N_PIECES)
     return model, given, [recursion(Full(model), src, WIDE, 2) for src in given]
 
 
@@ -95,7 +94,7 @@ def test_numbers_that_are_none_are_told(make_search: MakeSearch, value: float) -
     model = make_random_model(replace(SMALL, n_layers=2), N_PIECES, 5)
     model.decoder[1].feed_forward.inner.weight[3, 4] = value
     search = make_search(model)
-    for given in ([(4, EOS)], make_sources(random.Random(5), 9, 5, N_PIECES)):
+    for given in ([(4, EOS)], make_sources(Random(5), 9, 5, N_PIECES)):
         with raises(Failure, match="NaN or infinite"):
             search(pack(given), make_rules(DecodingConfig(max_extra=4)))
 

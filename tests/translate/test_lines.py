@@ -5,10 +5,10 @@ import gzip
 import itertools
 import lzma
 import os
-import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 from pytest import mark, raises
 from support.capture import Capture, read_errors
@@ -58,7 +58,7 @@ def test_lines_end_with_a_line_feed_and_nothing_else(data: bytes, lines: list[st
 
 
 def test_chunks_grow_keep_order_and_end() -> None:
-    rng = random.Random(3)
+    rng = Random(3)
     texts = [f"{n} {'x' * rng.randrange(80)}" for n in range(9_000)]
     data = "\n".join(texts).encode()
     sizes = (rng.choice((7, 4_000, 90_000)) for _ in itertools.count())

@@ -5,9 +5,9 @@ Lengths, prefixes and repetitions of samples are in test_search.py.
 """
 
 import math
-import random
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
 from pytest import approx, mark
 from support.plain_search import BOS, EOS, PAD, Toy, score_of
@@ -98,7 +98,7 @@ def test_scores_are_the_log_probabilities_of_the_model() -> None:
 
 
 def test_draws_follow_from_seed_and_sentence_alone() -> None:
-    toy, given = Toy(8, n=V), make_sources(random.Random(8), 40, 9, V)
+    toy, given = Toy(8, n=V), make_sources(Random(8), 40, 9, V)
     config = replace(CONFIG, max_ratio=1.0, max_extra=4, seed=5)
     together = search(toy, pack(given), make_rules(config, 3))
     assert together[::-1] == search(toy, pack(given[::-1]), make_rules(config, 3))

@@ -7,9 +7,9 @@ and real models). Then the engines whose rules they are: Hugging Face and CTrans
 
 import itertools
 import logging
-import random
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def short(config: DecodingConfig, most: int) -> DecodingConfig:
 def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) -> None:
     """Ten models a chunk; the rule that stops early, that which never does, and the preset's own."""
     for seed in range(chunk * 10, chunk * 10 + 10):
-        rng = random.Random(f"{preset} {seed}")
+        rng = Random(f"{preset} {seed}")
         is_wide = seed % 10 == 0  # three pieces can be written: 1,093 sequences; else two, 127
         toy = Toy(seed, n=6 if is_wide else 5, ending=rng.choice((-2.0, 0.0, 2.0)))
         config = replace(
@@ -105,7 +105,7 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
     for preset, n_best in itertools.product(PRESETS, (1, 3)):
         if n_best > beam:
             continue
-        rng = random.Random(f"{finishing} {stopping} {beam} {preset} {n_best}")
+        rng = Random(f"{finishing} {stopping} {beam} {preset} {n_best}")
         toy = Toy(rng.randrange(1 << 30), n=9, ending=rng.choice((-1.0, 0.5, 2.0)))
         config = replace(
             short(PRESETS[preset], 14),
@@ -133,7 +133,7 @@ def test_a_vocabulary_of_many_groups(beam: int, max_small: int, monkeypatch: Mon
     monkeypatch.setattr("nmt.translate.search.MAX_SMALL_LOGITS", max_small)
     toy = Toy(3, n=64 * 40 + 17, ending=5.0, n_rows=211)
     toy.table[:, -9:] += 2.0
-    given = make_sources(random.Random(4), 4, 5, 2_000)
+    given = make_sources(Random(4), 4, 5, 2_000)
     config = DecodingConfig(beam=beam, max_extra=3)
     found = search(toy, pack(given), make_rules(config, beam))
     for src, some in zip(given, found, strict=True):
@@ -143,7 +143,7 @@ def test_a_vocabulary_of_many_groups(beam: int, max_small: int, monkeypatch: Mon
 
 
 def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: MonkeyPatch) -> None:
-    toy, given = Toy(5, n=7, ending=1.0), make_sources(random.Random(6), 100, 8, 7)
+    toy, given = Toy(5, n=7, ending=1.0), make_sources(Random(6), 100, 8, 7)
     config = DecodingConfig(beam=4, max_extra=4)
     sampling = make_rules(replace(config, sample=True), 2)
     drawn = search(toy, pack(given), sampling)
@@ -157,7 +157,7 @@ def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: MonkeyPatch) -
 
 @mark.parametrize("sample", [False, True])
 def test_logits_may_be_large(sample: bool) -> None:
-    toy, given = Toy(5, n=9, ending=1.0), make_sources(random.Random(6), 9, 8, 9)
+    toy, given = Toy(5, n=9, ending=1.0), make_sources(Random(6), 9, 8, 9)
     rules = make_rules(DecodingConfig(beam=3, max_extra=4, sample=sample), 2)
     usual = search(toy, pack(given), rules)
     toy.table += 100  # which changes no probability, but overflows as an exponent
@@ -169,7 +169,7 @@ def test_logits_may_be_large(sample: bool) -> None:
 def test_stopping_early_changes_nothing_and_saves_steps() -> None:
     saved, n_models = 0, amount(40, 200)
     for seed in range(n_models):
-        rng = random.Random(seed)
+        rng = Random(seed)
         toy = Toy(seed, n=8, ending=rng.choice((-1.0, 1.0, 3.0)))
         config = DecodingConfig(
             beam=rng.randint(1, 5),
@@ -245,7 +245,7 @@ def test_no_ngram_is_said_twice(sample: bool) -> None:
 @mark.parametrize("sample", [False, True])
 def test_translations_begin_with_their_prefixes(sample: bool) -> None:
     config = DecodingConfig(beam=4, max_ratio=0.0, max_extra=4, min_length=2, sample=sample)
-    rng = random.Random(2)
+    rng = Random(2)
     toy, given = Toy(2, n=8), make_sources(rng, 9, 5, 8)
     prefixes: list[Ids] = [tuple(rng.randrange(4, 8) for _ in range(n)) for n in range(9)]
     for src, prefix, some in zip(
@@ -286,7 +286,7 @@ def exported(seed: int, vocab: Vocab) -> tuple[Transformer, RunConfig, list[Ids]
     """A model that ends by itself more often than not, and what to translate. Pad and bos are so
     unlikely that it does not matter whether an engine rules them out before or after the softmax.
     """
-    rng = random.Random(seed)
+    rng = Random(seed)
     shape = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1, tied=False, max_positions=64)
     ours = model(seed, vocab.size, shape)
     # Whose outputs then add up to 4, whatever goes in

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest import MonkeyPatch, approx, fixture, raises
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.processor import CPU
 from support.toy_corpus import sentences
 from support.untrained import DECODING, SHAPE, make_model, make_vocab
@@ -80,7 +80,7 @@ def test_the_shortest_table_of_several_models_bounds_a_line(vocab: Vocab, capsys
         [make_model(vocab, learned, seed=3)],
     )
     assert ours.translate(["red " * 20, "blue dog"])[0].score < 0
-    assert "and is cut to 15" in capsys.readouterr().err
+    assert "and is cut to 15" in read_stderr(capsys)
 
 
 def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:

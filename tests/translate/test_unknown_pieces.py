@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from pytest import mark
-from support.capture import Capture, read_errors
+from support.capture import Capture, read_errors, read_stderr
 from support.processor import CPU
 from support.untrained import DECODING, SHAPE, make_model, make_vocab
 
@@ -43,7 +43,7 @@ def test_text_whose_letters_the_vocabulary_lacks_is_warned_of_once(
     vocab = make_vocab(tmp_path, 340 if has_bytes else 80, byte_fallback=has_bytes)
     ours = Translator(make_model(vocab), vocab, DECODING, CPU)
     ours.translate(["a dog \N{SNOWMAN}"])  # of its bytes one counts
-    assert not capsys.readouterr().err
+    assert not read_stderr(capsys)
     ours.translate(["\u4eca\u65e5\u306f\u826f\u3044\u5929\u6c17"] * 3)
     ours.translate(["\u4eca\u65e5"])
     (warning,) = read_errors(capsys)
