@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pytest import TempPathFactory, fixture
+
 # Before torch is loaded, and for all processes that tests start: toy sizes, for which a second thread only costs. On
 # a busy machine it costs much, because OpenMP's threads spin while they wait for one another; where a test asks
 # for several, they sleep.
@@ -135,7 +137,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         config.cache.set(SECONDS, config.cache.get(SECONDS, {}) | of_files)
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def _sets_back_what_all_tests_share() -> Iterator[None]:
     """Commands run in the process of the tests, and change it as they change their own."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
@@ -152,33 +154,39 @@ def _sets_back_what_all_tests_share() -> Iterator[None]:
         torch.set_num_threads(n_threads)
 
 
-@pytest.fixture
+@fixture
 def corpus(tmp_path: Path) -> Path:
     return write_toy_corpus(tmp_path)
 
 
-@pytest.fixture
+@fixture
 def toy(corpus: Path, tmp_path: Path) -> Path:
     return write_toy_config(corpus, tmp_path)
 
 
-@pytest.fixture
+@fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A file system of 1 MB."""
     with mount_small_disk(tmp_path / "disk") as disk:
         yield disk
 
 
-@pytest.fixture(scope="session")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
+@fixture(scope="module")
+def module_path(tmp_path_factory: TempPathFactory) -> Path:
+    """A folder for what the tests of one file share."""
+    return tmp_path_factory.mktemp("module")
+
+
+@fixture(scope="session")
+def vocab(tmp_path_factory: TempPathFactory) -> Vocab:
     return make_vocab(tmp_path_factory.mktemp("words"))
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+@fixture(scope="module")
+def prepared(tmp_path_factory: TempPathFactory) -> RunConfig:
     return prepare_toy(tmp_path_factory.mktemp("toy"))
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+@fixture(scope="module")
+def ground(tmp_path_factory: TempPathFactory) -> Ground:
     return make_ground(tmp_path_factory.mktemp("ground"))

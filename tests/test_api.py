@@ -8,8 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from pytest import approx, fixture, mark, raises
+from support.capture import Capture, read_stderr
+from support.in_process import succeed
+from support.text_lines import read_text_lines
 from support.untrained import make_checkpoint
 
 import nmt.api
@@ -23,7 +26,7 @@ from nmt.translate.translator import TextToText
 TORCH = "decoding.compile=off"
 
 
-@pytest.fixture
+@fixture
 def run(toy: Path) -> Path:
     config = nmt.api.load_config(
         str(toy), ["training.steps=4", "training.checkpoint_every=4", "evaluation.bleu=false"]
@@ -39,44 +42,44 @@ def test_a_run_from_python_gives_what_the_commands_give(
     run: Path, corpus: Path, tmp_path: Path
 ) -> None:
     source = corpus / "test.en"
-    lines = source.read_text().splitlines()
+    lines = read_text_lines(source)
 
     translations = nmt.api.load(run, settings=["decoding.beam=2"]).translate(lines)
 
     out = tmp_path / "out"
-    assert nmt_translate([str(run), "-i", str(source), "-o", str(out), "decoding.beam=2"]) == 0
-    assert [translation.text for translation in translations] == out.read_text().splitlines()
+    succeed(nmt_translate, run, "-i", source, "-o", out, "decoding.beam=2")
+    assert [translation.text for translation in translations] == read_text_lines(out)
 
     evaluation = nmt.api.evaluate(run, settings=["decoding.beam=2"])
     assert evaluation.systems[0].texts == [translation.text for translation in translations]
     assert not (run / "results.json").exists()  # only the command records
-    assert nmt_eval([str(run), "decoding.beam=2"]) == 0
+    succeed(nmt_eval, run, "decoding.beam=2")
     assert (run / "results.json").exists()
 
 
 def test_pairs_are_scored_with_signature_and_interval() -> None:
     reference = "Das ist ein kleines Haus mit einem roten Dach."
     bleu, chrf = nmt.api.score([(reference, reference)] * 3)
-    assert bleu.value == pytest.approx(100.0) and chrf.value == pytest.approx(100.0)
+    assert bleu.value == approx(100.0) and chrf.value == approx(100.0)
     assert "tok:13a" in bleu.signature and bleu.low is not None
 
 
 def test_what_cannot_be_scored_is_refused_like_on_the_command_line() -> None:
-    with pytest.raises(UserError, match="BPE"):
+    with raises(UserError, match="BPE"):
         nmt.api.score([("Das ist ein klei@@ nes Haus .", "Das ist ein kleines Haus.")] * 40)
 
 
 def test_a_missing_checkpoint_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not found; give RUN"):
+    with raises(UserError, match="not found; give RUN"):
         nmt.api.load(tmp_path / "nowhere")
 
 
-@pytest.fixture(scope="module")
-def model(vocab: Vocab, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "average", vocab)
+@fixture(scope="module")
+def model(vocab: Vocab, module_path: Path) -> Path:
+    return make_checkpoint(module_path / "average", vocab)
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def translator(model: Path) -> TextToText:
     return nmt.api.load(model, settings=TORCH)
 
@@ -91,25 +94,25 @@ def test_lines_are_any_iterable_of_text(translator: TextToText, tmp_path: Path) 
         assert translator.translate(opened) == expected
 
 
-@pytest.mark.parametrize("lines", ["red dog", b"red dog", None, 7])
+@mark.parametrize("lines", ["red dog", b"red dog", None, 7])
 def test_what_is_not_lines_is_refused(translator: TextToText, lines: Any) -> None:
-    with pytest.raises(UserError, match=r"give a list of lines, .*translate_text"):
+    with raises(UserError, match=r"give a list of lines, .*translate_text"):
         translator.translate(lines)
 
 
-@pytest.mark.parametrize("line", [b"red dog", None, 7])
+@mark.parametrize("line", [b"red dog", None, 7])
 def test_a_line_that_is_not_text_is_refused_by_number(translator: TextToText, line: Any) -> None:
-    with pytest.raises(UserError, match=f"line 2 is {line!r}, .*; give a str"):
+    with raises(UserError, match=f"line 2 is {line!r}, .*; give a str"):
         translator.translate(["red dog", line])
 
 
 def test_a_line_break_inside_a_line_is_refused_by_number(translator: TextToText) -> None:
-    with pytest.raises(UserError, match="line 2 is .*line break inside.*translate_text"):
+    with raises(UserError, match="line 2 is .*line break inside.*translate_text"):
         translator.translate(["red dog\n", "red dog\nthe house"])
 
 
-@pytest.mark.parametrize(
-    ("pairs", "fault"),
+@mark.parametrize(
+    "pairs, fault",
     [
         (
             [["un homme", "un chien"], ["un homme", "un chien"]],
@@ -126,7 +129,7 @@ def test_a_line_break_inside_a_line_is_refused_by_number(translator: TextToText)
 )
 def test_what_is_not_pairs_is_refused(model: Path, pairs: Any, fault: str) -> None:
     for call in (nmt.api.score, lambda pairs: nmt.api.score_pairs(pairs, model)):
-        with pytest.raises(UserError, match=f"^{fault}.*; give ") as error:
+        with raises(UserError, match=f"^{fault}.*; give ") as error:
             call(pairs)
         assert "\n" not in str(error.value)
 
@@ -137,44 +140,44 @@ def test_lines_of_two_files_are_pairs() -> None:
     assert nmt.api.score(zip([f"{line}\n"] * 3, [line] * 3, strict=True)) == whole
 
 
-def test_odd_texts_are_scored_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_odd_texts_are_scored_with_a_warning(capsys: Capture) -> None:
     lines = [f"Das Haus Nummer {i} hat {'sehr ' * (i % 9)}viel Platz." for i in range(120)]
     nmt.api.score(zip(map(str.lower, lines), lines, strict=True))
-    assert "warning: translations:1: hardly any upper-case letters" in capsys.readouterr().err
+    assert "warning: translations:1: hardly any upper-case letters" in read_stderr(capsys)
     nmt.api.score(zip([*lines[4:], *lines[:4]], lines, strict=True))
-    assert "translations and references do not look like" in capsys.readouterr().err
+    assert "translations and references do not look like" in read_stderr(capsys)
     nmt.api.score(zip(lines, lines, strict=True))
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
 
 
 def test_arguments_in_the_wrong_place_are_refused(model: Path) -> None:
     misplaced: Any = ["red dog"]
     for call in (nmt.api.score, nmt.api.score_pairs):
-        with pytest.raises(UserError, match=r"^pair 1 is .*; give pairs: list\(zip\("):
+        with raises(UserError, match=r"^pair 1 is .*; give pairs: list\(zip\("):
             call(misplaced, misplaced)
-    with pytest.raises(UserError, match=r"^pairs: got .*; give pairs: list\(zip\("):
+    with raises(UserError, match=r"^pairs: got .*; give pairs: list\(zip\("):
         nmt.api.score_pairs(model, [("a", "b")])  # type: ignore[arg-type]
     for paths in ([[model]], [model, ["decoding.beam=1"]], [[model, model]], [7]):
         for use in (nmt.api.load, nmt.api.evaluate):
-            with pytest.raises(UserError, match=r"^a path is .*, not a str or Path; .*settings="):
+            with raises(UserError, match=r"^a path is .*, not a str or Path; .*settings="):
                 use(*paths)
     for start in (nmt.api.train, nmt.api.prepare):
-        with pytest.raises(UserError, match=r"^config is 'demo.yaml', .*; give load_config"):
+        with raises(UserError, match=r"^config is 'demo.yaml', .*; give load_config"):
             start("demo.yaml")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^name is \['demo.yaml'\], .*; give load_config"):
+    with raises(UserError, match=r"^name is \['demo.yaml'\], .*; give load_config"):
         nmt.api.load_config(["demo.yaml"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", [["red dog"], b"red dog", None])
+@mark.parametrize("text", [["red dog"], b"red dog", None])
 def test_running_text_is_one_text(translator: TextToText, text: Any) -> None:
-    with pytest.raises(UserError, match="translate_text: .* is .*; give a str"):
+    with raises(UserError, match="translate_text: .* is .*; give a str"):
         translator.translate_text(text)
 
 
 def test_beam_and_n_best_are_those_of_a_call(model: Path, translator: TextToText) -> None:
     lines = ["red dog likes the house", "", "blue"]
     for odd in ({"beam": 2.5}, {"beam": "4"}, {"beam": True}, {"n_best": 0}):
-        with pytest.raises(UserError, match="^(beam|n_best) is .*; give an integer, at least 1"):
+        with raises(UserError, match="^(beam|n_best) is .*; give an integer, at least 1"):
             translator.translate(lines, **odd)
     narrow = nmt.api.load(model, settings={"decoding.beam": 1, "decoding.compile": "off"})
     wide = translator.translate(lines)
@@ -189,8 +192,8 @@ def test_beam_and_n_best_are_those_of_a_call(model: Path, translator: TextToText
     assert "".join(pieces).replace("\u2581", " ").strip() == several[0].text
 
 
-@pytest.mark.parametrize(
-    ("words", "fault"),
+@mark.parametrize(
+    "words, fault",
     [
         ({"beam": 0}, "beam is 0; give an integer"),
         ({"n_best": 9}, "a beam of 2 is too small"),
@@ -199,7 +202,7 @@ def test_beam_and_n_best_are_those_of_a_call(model: Path, translator: TextToText
 def test_a_beam_that_cannot_be_is_refused(
     translator: TextToText, words: dict[str, int], fault: str
 ) -> None:
-    with pytest.raises(UserError, match=fault):
+    with raises(UserError, match=fault):
         translator.translate(["red dog"], **words)
 
 
@@ -242,12 +245,12 @@ def test_own_files_are_scored_and_runs_are_judged_by_their_mean(
     seal(other)
     verdict = evaluate(model, other, verdict=True).findings.verdict
     assert verdict and [run.seed for run in verdict.runs] == [1, 2]
-    assert verdict.score.value == pytest.approx(sum(run.value for run in verdict.runs) / 2)
-    with pytest.raises(UserError, match="all_metrics and verdict together accept only one run"):
+    assert verdict.score.value == approx(sum(run.value for run in verdict.runs) / 2)
+    with raises(UserError, match="all_metrics and verdict together accept only one run"):
         evaluate(model, other, verdict=True, all_metrics=True)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "words",
     [
         {"src": "text.en"},
@@ -257,13 +260,13 @@ def test_own_files_are_scored_and_runs_are_judged_by_their_mean(
     ],
 )
 def test_half_a_test_set_is_refused(model: Path, words: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="give both src and ref, or test_set, or neither"):
+    with raises(UserError, match="give both src and ref, or test_set, or neither"):
         nmt.api.evaluate(model, **words)  # type: ignore[arg-type]
 
 
 def test_a_path_must_be_given() -> None:
     for call in (nmt.api.load, nmt.api.evaluate, lambda: nmt.api.score_pairs([("a", "b")])):
-        with pytest.raises(UserError, match="give a run, an average or a checkpoint"):
+        with raises(UserError, match="give a run, an average or a checkpoint"):
             call()
 
 

@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
+from pytest import mark
+from support.checkout import ROOT
 
 import nmt
-
-ROOT = Path(__file__).parent.parent
 
 # By folder, or by file at the top of nmt/. Rooms of one level do not know each other.
 # Engines know the core that they make faster. The core opens one door to them, inside a function, so that
@@ -251,7 +250,7 @@ def test_commands_import_nothing_slow_at_the_top() -> None:
     assert [(name, module) for name, module in tops if module.split(".")[0] in SLOW] == []
 
 
-@pytest.mark.parametrize("script", commands())
+@mark.parametrize("script", commands())
 def test_help_answers_at_once_and_without_torch(script: str) -> None:
     program = f"""
 import json, sys, time
@@ -273,7 +272,7 @@ print(json.dumps([code, time.process_time(), [m for m in {SLOW} if m in sys.modu
     assert seconds < 1.0  # of the processor, whatever else it does; really under 0.3
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text, fault",
     [
         ("x = 1", "no docstring"),

@@ -7,9 +7,9 @@ import math
 import os
 from pathlib import Path
 
-import pytest
 import sentencepiece
 import torch
+from pytest import MonkeyPatch, mark, raises
 from safetensors.torch import load_file, save_file
 
 import nmt.api
@@ -98,14 +98,14 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
             assert torch.equal(value, other_optimizer.state[b][key]) and value.abs().max() > 0
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_weight_that_is_no_number_is_refused_by_name(value: float, tmp_path: Path) -> None:
     """A search may never meet it, or only in what it then drops as improbable."""
     model, optimizer = make_trained(1)
     model.tgt_embedding.weight.data[4, 3] = value
     snapshot = take_snapshot(model, optimizer)
     save_checkpoint(tmp_path / "c", snapshot, STATE, CONFIG, VOCAB)
-    with pytest.raises(
+    with raises(
         UserError, match=r"model.safetensors: tensor tgt_embedding.weight has a weight that is NaN"
     ):
         nmt.api.load(tmp_path / "c")
@@ -116,7 +116,7 @@ class Killed(BaseException):
 
 
 def test_a_kill_while_a_checkpoint_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """Before each change beside it, and after all: the old one or the new is complete."""
     path = tmp_path / "step-7"
@@ -145,10 +145,10 @@ def test_a_kill_while_a_checkpoint_is_written_again(
     assert len(os.listdir(tmp_path)) == 3
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name", [MODEL_FILE, "optimizer.safetensors", "state.json", "config.yaml", "vocab.model"]
 )
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+@mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     path = run.checkpoint(STATE.step)
@@ -162,15 +162,15 @@ def test_damage_is_named(name: str, damage: str, tmp_path: Path) -> None:
         file.write_bytes(data if damage == "flip" else data[:-1])
     if damage == "flip" and name == "optimizer.safetensors":
         open_checkpoint(path)  # the moments are read by trainings alone
-        with pytest.raises(Failure, match=name):
+        with raises(Failure, match=name):
             find_newest(run, CONFIG)
         return
-    with pytest.raises(UserError, match=name):
+    with raises(UserError, match=name):
         open_checkpoint(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
+@mark.parametrize(
+    "change, complaint",
     [
         (
             lambda w: w.pop("decoder.0.feed_forward.inner.bias"),
@@ -198,7 +198,7 @@ def test_weights_that_do_not_belong_to_the_config_are_refused(
     change(weights)
     save_file(weights, tmp_path / "c" / MODEL_FILE)
     seal(tmp_path / "c")
-    with pytest.raises(UserError, match=complaint):
+    with raises(UserError, match=complaint):
         open_checkpoint(tmp_path / "c")
 
 
@@ -234,12 +234,12 @@ STATES: dict[str, tuple[dict[str, object], Average | str]] = {
 }
 
 
-@pytest.mark.parametrize("case", STATES)
+@mark.parametrize("case", STATES)
 def test_the_state_of_an_average(case: str, tmp_path: Path) -> None:
     state, expected = STATES[case]
     (tmp_path / STATE_FILE).write_text(json.dumps(state))
     if isinstance(expected, Average):
         assert read_origin(tmp_path) == expected
     else:
-        with pytest.raises(UserError, match=expected):
+        with raises(UserError, match=expected):
             read_origin(tmp_path)

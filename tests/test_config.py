@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 
 from nmt.config import (
     CHANGEABLE_KEYS,
@@ -42,8 +42,8 @@ SHIPPED = [name for name in list_config_names() if "/" not in name and name not 
 Loader = Callable[..., RunConfig]
 
 
-@pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loader:
+@fixture
+def load(tmp_path: Path, monkeypatch: MonkeyPatch) -> Loader:
     """Load the text as c.yaml of an empty working folder, with overrides."""
     monkeypatch.chdir(tmp_path)
 
@@ -61,7 +61,7 @@ def test_an_empty_file_is_the_defaults(load: Loader) -> None:
     assert load("") == load("# nothing\n") == RunConfig()
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text, value",
     [
         ("1e-9", 1e-9),
@@ -79,7 +79,7 @@ def test_numbers(load: Loader, text: str, value: float) -> None:
     assert type(config.optimizer.scale) is float
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text, value",
     [
         ("no", "no"),
@@ -251,15 +251,15 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("text, complaint", BAD, ids=lambda value: repr(value[:40]))
+@mark.parametrize("text, complaint", BAD, ids=lambda value: repr(value[:40]))
 def test_bad_text_is_refused_in_one_line(load: Loader, text: str | bytes, complaint: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         load(text)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "override, complaint",
     [
         ("training.steps", "'training.steps' is not of the form section.key=value"),
@@ -284,13 +284,13 @@ def test_bad_text_is_refused_in_one_line(load: Loader, text: str | bytes, compla
     ],
 )
 def test_bad_overrides_are_refused_in_one_line(load: Loader, override: str, complaint: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         load("", override)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name, complaint",
     [
         (
@@ -302,7 +302,7 @@ def test_bad_overrides_are_refused_in_one_line(load: Loader, override: str, comp
     ],
 )
 def test_a_config_that_is_not_there(name: str, complaint: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         load_config(name)
     assert complaint in str(caught.value)
     assert all(shipped in str(caught.value) for shipped in SHIPPED)
@@ -332,7 +332,7 @@ def test_overrides_win_over_the_file_and_later_over_earlier(load: Loader) -> Non
     assert config.data.train == (CorpusConfig(demo="train"),)
 
 
-@pytest.mark.parametrize("order", [1, -1])
+@mark.parametrize("order", [1, -1])
 def test_a_preset_replaces_no_setting_that_is_given_beside_it(order: int) -> None:
     given = ["decoding.beam=9", "decoding.preset=fairseq"][::order]
     decoding = load_config("base.yaml", given).decoding
@@ -354,7 +354,7 @@ def test_extends_a_relative_file_then_a_shipped_one(load: Loader, tmp_path: Path
 
 def test_extends_names_the_file_of_the_mistake(load: Loader, tmp_path: Path) -> None:
     (tmp_path / "parent.yaml").write_text("\n\ntraining: {stesp: 3}\n")
-    with pytest.raises(UserError, match=r"parent\.yaml:3: training\.stesp"):
+    with raises(UserError, match=r"parent\.yaml:3: training\.stesp"):
         load("extends: parent.yaml\nname: x")
 
 
@@ -365,7 +365,7 @@ def test_extends_in_a_chain(load: Loader, tmp_path: Path) -> None:
     assert load("extends: 1.yaml").name == "x"
     (tmp_path / "100.yaml").write_text("extends: 101.yaml")
     complaint = r"100\.yaml:1: extends: more than 100 files extend one another"
-    with pytest.raises(UserError, match=complaint):
+    with raises(UserError, match=complaint):
         load("extends: 1.yaml")
 
 
@@ -395,14 +395,14 @@ def test_a_path_is_taken_before_a_shipped_name(load: Loader, tmp_path: Path) -> 
     assert load_config("base.yaml").name == "mine"
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@mark.parametrize("name", SHIPPED)
 def test_shipped_configs_load_and_dump(load: Loader, name: str) -> None:
     config = load_config(name)
     assert config.name == Path(name).stem
     assert load(format_config(config)) == config
 
 
-@pytest.mark.parametrize("name", RETELLINGS)
+@mark.parametrize("name", RETELLINGS)
 def test_retellings_load_by_their_bare_names_and_dump(load: Loader, name: str) -> None:
     assert find_config(name) == find_shipped_configs() / "retellings" / name
     assert load(format_config(load_config(name))) == load_config(name)
@@ -465,7 +465,7 @@ CONFIGS = st.builds(
 @settings(max_examples=25, derandomize=True, database=None)
 @given(config=CONFIGS)
 def test_a_dump_reads_back_to_an_equal_config(
-    tmp_path_factory: pytest.TempPathFactory, config: RunConfig
+    tmp_path_factory: TempPathFactory, config: RunConfig
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "dumped.yaml"
     path.write_text(format_config(config), encoding="utf-8", newline="")
@@ -478,7 +478,7 @@ def test_a_recorded_setting_of_another_version_is_refused(tmp_path: Path) -> Non
     text = format_config(RunConfig()).replace("\ntraining:\n", "\ntraining:\n  engine: keep\n")
     path.write_text(text)
     line = text.splitlines().index("  engine: keep") + 1
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         load_recorded_config(path)
     expected = f"{path}:{line}: training.engine: unknown key; {OF_ANOTHER_VERSION}"
     assert str(caught.value) == expected
@@ -491,19 +491,19 @@ def test_changed_applies_overrides_to_a_config() -> None:
         decoding=DecodingConfig(beam=1),
         data=DataConfig(test=CorpusConfig(file="x.en.tsv")),
     )
-    with pytest.raises(UserError, match="beam is 0"):
+    with raises(UserError, match="beam is 0"):
         override_config(config, ["decoding.beam=0"])
 
 
-@pytest.mark.parametrize("setting", ["temperature=5", "top_k=5", "top_p=0.5"])
+@mark.parametrize("setting", ["temperature=5", "top_k=5", "top_p=0.5"])
 def test_a_setting_of_sampling_is_refused_where_nothing_is_sampled(
     setting: str, tmp_path: Path
 ) -> None:
     fault = f"decoding.{setting.replace('=', ' is ')}, but it has no effect without decoding.sample"
     given = f"decoding.{setting}"
-    with pytest.raises(UserError, match=fault):
+    with raises(UserError, match=fault):
         override_config(RunConfig(), [given])
-    with pytest.raises(UserError, match=fault):
+    with raises(UserError, match=fault):
         load_config("demo.yaml", [given])
     config = override_config(RunConfig(), [given, "decoding.sample=true"])
     assert config != override_config(RunConfig(), ["decoding.sample=true"])
@@ -579,8 +579,8 @@ def test_tags_are_those_of_the_training_corpora(load: Loader) -> None:
     assert load(TAGGED, "data.valid.tag=<it>", "vocab.model=has-it.model")
 
 
-@pytest.mark.parametrize(
-    ("override", "complaint"),
+@mark.parametrize(
+    "override, complaint",
     [
         (
             "data.valid.tag=<it>",
@@ -600,10 +600,10 @@ def test_tags_are_those_of_the_training_corpora(load: Loader) -> None:
 def test_what_cannot_be_a_tag_or_a_weight_is_refused(
     load: Loader, override: str, complaint: str
 ) -> None:
-    with pytest.raises(UserError, match=re.escape(complaint)):
+    with raises(UserError, match=re.escape(complaint)):
         load(TAGGED, override)
 
 
 def test_a_temperature_does_not_go_with_weights(load: Loader) -> None:
-    with pytest.raises(UserError, match="temperature is given, but a corpus has a weight"):
+    with raises(UserError, match="temperature is given, but a corpus has a weight"):
         load(TAGGED, "data.temperature=2", "data.train=[{src: a, tgt: b, weight: 2}]")

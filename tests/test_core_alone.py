@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from pytest import approx, fixture, mark
+from support.checkout import ROOT
 from support.forks import run_on_ranks
+from support.text_lines import read_text_lines
 
-ROOT = Path(__file__).parent.parent
 N_UPDATES = 40
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "engines", "extras")
 # An editable installation would find in the checkout what the copy lacks.
@@ -94,9 +95,9 @@ for words in json.loads(asked):
 """
 
 
-@pytest.fixture(scope="module", name="tree")
-def copy_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tree = tmp_path_factory.mktemp("copy")
+@fixture(scope="module", name="tree")
+def copy_core(module_path: Path) -> Path:
+    tree = module_path
     shutil.copytree(ROOT / "nmt", tree / "nmt", ignore=LEFT_OUT)
     shutil.copytree(ROOT / "configs", tree / "configs")
     return tree
@@ -122,7 +123,7 @@ def run_commands(tree: Path | str, toy: Path, place: Path) -> str:
 
 
 def read_scored(path: Path) -> tuple[list[str], list[float]]:
-    lines = [line.split("\t") for line in path.read_text().splitlines()]
+    lines = [line.split("\t") for line in read_text_lines(path)]
     return [text for _, text in lines], [float(score) for score, _ in lines]
 
 
@@ -143,7 +144,7 @@ def test_the_core_alone_gives_the_same_results(tree: Path, toy: Path, tmp_path: 
         expected_texts, expected_scores = read_scored(tmp_path / "with" / name)
         assert texts == expected_texts and all(texts)
         # Trainings have the same bits in fp32; packed matrices round otherwise.
-        assert scores == pytest.approx(expected_scores, abs=1e-4)
+        assert scores == approx(expected_scores, abs=1e-4)
     for file in ("model.safetensors", "optimizer.safetensors"):
         ours, theirs = (
             (tmp_path / name / "run" / "checkpoints" / f"step-{N_UPDATES:07}" / file).read_bytes()
@@ -187,8 +188,8 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.soak  # takes minutes
-@pytest.mark.timeout(1800)
+@mark.soak  # takes minutes
+@mark.timeout(1800)
 def test_the_tests_of_the_core_pass_without_engines(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     for name in ("nmt", "configs", "docs", "scripts", "examples", "tests"):

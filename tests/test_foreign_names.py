@@ -3,7 +3,8 @@
 import importlib
 import re
 
-import pytest
+from pytest import mark, raises
+from support.capture import Capture, read_stderr
 
 from nmt.config_files import list_setting_keys, load_config
 from nmt.foreign_names import TOOLKITS, explain_foreign_name, read_counterparts
@@ -38,12 +39,12 @@ def test_every_counterpart_exists() -> None:
         assert set(named) <= set(settings)
 
 
-@pytest.mark.parametrize("name", REMEMBERED)
+@mark.parametrize("name", REMEMBERED)
 def test_what_people_remember_is_known(name: str) -> None:
     assert explain_foreign_name(name)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "setting, complaint",
     [
         (
@@ -58,12 +59,12 @@ def test_what_people_remember_is_known(name: str) -> None:
     ],
 )
 def test_a_setting_of_another_toolkit_is_explained(setting: str, complaint: str) -> None:
-    with pytest.raises(UserError) as raised:
+    with raises(UserError) as raised:
         load_config("demo.yaml", [setting])
     assert complaint in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "command, words, complaint",
     [
         (
@@ -123,10 +124,10 @@ def test_a_setting_of_another_toolkit_is_explained(setting: str, complaint: str)
     ],
 )
 def test_an_option_of_another_toolkit_is_explained(
-    command: str, words: str, complaint: str, capsys: pytest.CaptureFixture[str]
+    command: str, words: str, complaint: str, capsys: Capture
 ) -> None:
     module = importlib.import_module(f"nmt.commands.{command}")
-    with pytest.raises(SystemExit):
+    with raises(SystemExit):
         module.parse_arguments(words.split())
-    error = capsys.readouterr().err
+    error = read_stderr(capsys)
     assert complaint in error and error.count("\n") == 1

@@ -13,6 +13,10 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from pytest import MonkeyPatch, mark, raises
+from support.capture import Capture
+from support.checkout import ROOT
+from support.in_process import refuse
 from support.waiting import until
 
 import nmt
@@ -21,7 +25,6 @@ from nmt.system import extras
 from nmt.system.errors import UserError
 from nmt.system.extras import EXTRAS, import_extra, name_remedy
 
-ROOT = Path(__file__).parents[1]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text())
 OLDEST = "3.11.2"  # Debian's
 # As modules are called -> as packages are
@@ -61,24 +64,24 @@ def test_extras_hold_what_messages_promise() -> None:
     assert set(re.findall(r"`(\w+)`", (ROOT / "docs/install.md").read_text())) >= for_users
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: MonkeyPatch) -> None:
     for package in EXTRAS:
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails
         extra = re.escape(f"[{EXTRAS[package]}]")
         remedy = rf"pip install -e '\.{extra}'"
-        with pytest.raises(UserError, match=rf"^{package} cannot be imported \(.*\); {remedy}$"):
+        with raises(UserError, match=rf"^{package} cannot be imported \(.*\); {remedy}$"):
             import_extra(package)
 
 
-@pytest.mark.parametrize(
-    ("record", "told"),
+@mark.parametrize(
+    "record, told",
     [
         ('{"url": "file:///n.whl", "archive_info": {}}', " @ file:///n.whl"),
         (None, ""),  # from an index
     ],
 )
 def test_an_extra_comes_from_where_this_copy_came(
-    record: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: str | None, told: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     records = tmp_path / "nmtkit-1.dist-info"
     records.mkdir()
@@ -104,7 +107,7 @@ def test_nothing_says_to_install_what_an_index_calls_nmtkit() -> None:
 
 
 def test_a_hub_corpus_needs_the_hub_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     for package in ("datasets", "pyarrow", "huggingface_hub", "pandas"):
         monkeypatch.setitem(sys.modules, package, None)
@@ -113,12 +116,12 @@ def test_a_hub_corpus_needs_the_hub_extra(
         f"data.root={tmp_path}",
         f"data.store={tmp_path / 'store'}",
     ]
-    assert nmt_train(["--config", "base.yaml", *settings]) == 2
-    assert "; pip install -e '.[hub]'" in capsys.readouterr().err.splitlines()[-1]
+    line = refuse(capsys, nmt_train, "--config", "base.yaml", *settings)
+    assert "; pip install -e '.[hub]'" in line
 
 
-@pytest.mark.soak  # asks the package index
-@pytest.mark.parametrize("version", [OLDEST, *PYTHONS])
+@mark.soak  # asks the package index
+@mark.parametrize("version", [OLDEST, *PYTHONS])
 def test_pins_suit_each_python(version: str) -> None:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if uv is None:
@@ -170,7 +173,7 @@ class Installation:
         return done.stdout
 
 
-@pytest.mark.soak  # builds a wheel and trains
+@mark.soak  # builds a wheel and trains
 def test_the_wheel_makes_the_journey(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
     names = set(ZipFile(installation.wheel).namelist())

@@ -13,9 +13,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import approx, mark, raises
+from support.capture import Capture, read_stderr
+from support.checkout import ROOT
 from support.golden import check_golden
+from support.in_process import succeed
 from support.recipes import FLIPS, list_recipes
 from torch import nn
 
@@ -39,7 +42,6 @@ from nmt.paper import PaperRow, check_conformance, explain, find_dev_reference
 from nmt.system.strict_yaml import parse_yaml
 from nmt.train.optimizer import learning_rate, make_optimizer
 
-ROOT = Path(__file__).parents[1]
 CONFIGS_OF_DOCS = re.findall(
     r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "data.md").read_text(), re.MULTILINE | re.DOTALL
 )
@@ -74,8 +76,8 @@ def keys_of(rows: list[PaperRow]) -> list[str | None]:
 # ---- the shipped configs ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "pair", "bleu", "n_averaged"),
+@mark.parametrize(
+    "name, model, pair, bleu, n_averaged",
     [
         ("base", "base", "en-de", 27.3, 5),
         ("big", "big", "en-de", 28.4, 20),
@@ -102,7 +104,7 @@ def test_one_store_serves_both_released_configs() -> None:
     assert (big.data, big.vocab) == (base.data, base.vocab)
 
 
-@pytest.mark.parametrize(("block", "parent"), [(0, "base"), (1, "base-enfr")])
+@mark.parametrize("block, parent", [(0, "base"), (1, "base-enfr")])
 def test_wmts_own_archives_are_the_papers_corpora(block: int, parent: str, tmp_path: Path) -> None:
     file = tmp_path / "archives.yaml"
     file.write_text(CONFIGS_OF_DOCS[block])
@@ -187,7 +189,7 @@ ended hypotheses count; early termination; longest input; score
 """
 
 
-@pytest.mark.parametrize("name", ["base", "big", "base-enfr", "big-enfr"])
+@mark.parametrize("name", ["base", "big", "base-enfr", "big-enfr"])
 def test_every_rule_has_a_row_and_every_row_says_what_each_code_does(name: str) -> None:
     rows = check_conformance(load_config(f"{name}.yaml")).rows
     names = {row.name for row in rows}
@@ -218,23 +220,21 @@ def test_golden_explanations() -> None:
     check_golden("explain.txt", shown)
 
 
-def test_explain_tells_of_a_corpus_that_is_not_here(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_tells_of_a_corpus_that_is_not_here(tmp_path: Path, capsys: Capture) -> None:
     """The language goes into the names of the corpora, so a wrong one means files that are missing."""
     for split in ("train", "valid", "test"):
         for language in ("en", "de"):
             (tmp_path / f"{split}.{language}").write_text("x\n")
     store = f"data.store={tmp_path / 'store'}"
     explain_pair = ["--config", "multi30k.yaml", "--explain", f"data.root={tmp_path}", store]
-    assert main([*explain_pair, "data.tgt=fi"]) == 0
+    succeed(main, *explain_pair, "data.tgt=fi")
     missing = tmp_path / "train.fi"
-    assert f"note: training could not start here: {missing}: not found" in capsys.readouterr().err
+    assert f"note: training could not start here: {missing}: not found" in read_stderr(capsys)
     assert main(explain_pair) == 0
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
     (tmp_path / "store").mkdir()
-    assert main([*explain_pair, "data.tgt=fi"]) == 0
-    assert capsys.readouterr().err == ""  # what is prepared needs no other file
+    succeed(main, *explain_pair, "data.tgt=fi")
+    assert read_stderr(capsys) == ""  # what is prepared needs no other file
 
 
 def test_what_matters_for_other_text_is_told_and_where_the_rest_is() -> None:
@@ -373,7 +373,7 @@ def test_adam_and_the_rate_are_as_written() -> None:
     )
     assert (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-9)
     for n in (1, 4000, 100_000):
-        assert learning_rate(n, 512, 100_000, OptimizerConfig()) == pytest.approx(
+        assert learning_rate(n, 512, 100_000, OptimizerConfig()) == approx(
             min(n**-0.5, n * 4000**-1.5) * 512**-0.5
         )
     assert not [
@@ -405,7 +405,7 @@ def test_initial_weights_are_those_of_june_2017_and_norms_have_torchs_epsilon() 
     assert [name for name, _ in model.projection.named_parameters()] == ["weight"]
     embedding = model.tgt_embedding.weight
     assert embedding.shape[0] == 1_000  # a row for each piece
-    assert float(embedding.std()) == pytest.approx(64**-0.5, rel=0.02)
+    assert float(embedding.std()) == approx(64**-0.5, rel=0.02)
     products = [
         layer
         for layer in model.modules()
@@ -448,7 +448,7 @@ big.yaml, training.label_smoothing=0 -> none
 """
 
 
-@pytest.mark.parametrize("line", DEV_FIGURES.strip().splitlines())
+@mark.parametrize("line", DEV_FIGURES.strip().splitlines())
 def test_the_papers_dev_figures_are_given_to_the_papers_models_alone(line: str) -> None:
     given, figures = line.split(" -> ")
     name, *overrides = given.split(", ")
@@ -496,8 +496,8 @@ def test_each_row_of_table_3_has_its_config_and_its_figures() -> None:
         assert (found.perplexity, found.bleu) == (float(perplexity), float(bleu)), name
 
 
-@pytest.mark.parametrize("key", ["en_fr: {why: x}", "en-fr: {whyy: x}", "codes_2017: x"])
+@mark.parametrize("key", ["en_fr: {why: x}", "en-fr: {whyy: x}", "codes_2017: x"])
 def test_a_misspelt_key_of_the_table_is_refused(key: str) -> None:
     row = parse_yaml(f"name: search\n{key}", "paper.yaml").values
-    with pytest.raises(TypeError, match="unexpected keyword argument"):
+    with raises(TypeError, match="unexpected keyword argument"):
         paper.choose_text(row, "base", "en-fr")

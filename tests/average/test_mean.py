@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
+from pytest import MonkeyPatch, mark, raises
 from safetensors.torch import load_file, save_file
+from support.capture import Capture, read_errors, read_stderr
+from support.in_process import refuse
 from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
 from support.untrained import change_config
 from test_checkpoint import CONFIG, make_letters, write
-from torch import Tensor
 
 from nmt.average import mean as averaging
 from nmt.average.mean import average_checkpoints, open_all
@@ -24,11 +25,12 @@ from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import digest_file, remove_folder, seal
 from nmt.system.run_folder import MANIFEST_FILE, MODEL_FILE, VOCAB_FILE, RunFolder
+from nmt.system.tensor_files import Tensors
 
 MEAN = "mean"
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+def rewrite(folder: Path, change: Callable[[Tensors], Tensors]) -> None:
     """Other tensors in the same checkpoint, sealed."""
     weights = {name: value.clone() for name, value in load_file(folder / MODEL_FILE).items()}
     save_file(change(weights), folder / MODEL_FILE)
@@ -39,7 +41,7 @@ def test_the_mean_is_exact(tmp_path: Path) -> None:
     folders = [tmp_path / str(seed) for seed in range(5)]
     rng = torch.Generator().manual_seed(1)
 
-    def widen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def widen(tensors: Tensors) -> Tensors:
         """Magnitudes from 1e-4 to 1e4, of both signs."""
         wide = {}
         for name, value in tensors.items():
@@ -62,7 +64,7 @@ def test_the_mean_is_exact(tmp_path: Path) -> None:
 def test_of_one_it_is_the_identity_byte_for_byte(tmp_path: Path) -> None:
     write(tmp_path / "a")
 
-    def make_negative_zeros(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def make_negative_zeros(weights: Tensors) -> Tensors:
         minus_one = torch.tensor(-1.0)
         return {name: value.copysign(minus_one) * 0 for name, value in weights.items()}
 
@@ -107,13 +109,13 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize("case", MISFITS)
+@mark.parametrize("case", MISFITS)
 def test_what_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None:
     changes, complaint = MISFITS[case]
     for name in "ab":
         write(tmp_path / name)
     rewrite(tmp_path / "b", lambda weights: weights | changes)
-    with pytest.raises(UserError, match=complaint) as caught:
+    with raises(UserError, match=complaint) as caught:
         average_checkpoints([tmp_path / "a", tmp_path / "b"], tmp_path / MEAN)
     assert str(tmp_path / "b") in str(caught.value) and "\n" not in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
@@ -122,21 +124,19 @@ def test_what_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None
 def test_other_pieces_and_the_same_checkpoint_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "c")
     write(tmp_path / "d", vocab=make_letters("ghijkl"))
-    with pytest.raises(UserError, match="its BPE model is .* average only"):
+    with raises(UserError, match="its BPE model is .* average only"):
         average_checkpoints([tmp_path / "c", tmp_path / "d"], tmp_path / MEAN)
-    with pytest.raises(UserError, match="given twice"):
+    with raises(UserError, match="given twice"):
         average_checkpoints([tmp_path / "c", tmp_path / "d" / ".." / "c"], tmp_path / MEAN)
 
 
-def test_two_runs_do_not_average(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_do_not_average(run: RunFolder, tmp_path: Path, capsys: Capture) -> None:
     """Not even of equal shapes and pieces. What may change between two sittings makes no other run."""
     ours, other = run.checkpoint(40), tmp_path / "other"
     shutil.copytree(run.checkpoint(50), other)
     change_config(other, seed=2, evaluation=EvaluationConfig(bleu=False))
     assert nmt_average([str(ours), str(other), "-o", str(tmp_path / MEAN)]) == 2
-    told = capsys.readouterr().err.splitlines()
+    told = read_errors(capsys)
     assert (
         len(told) == 1
         and f"{other}: belongs to another run than {ours} (seed: 1 -> 2; evaluation.bleu: "
@@ -144,7 +144,7 @@ def test_two_runs_do_not_average(
     )
     assert not (tmp_path / MEAN).exists()
     change_config(other, data=DataConfig(src="e\nn" + "x" * 1000))
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         average_checkpoints([ours, other], tmp_path / MEAN)
     assert (
         "e<U+000A>nxxx" in str(caught.value)
@@ -162,7 +162,7 @@ def test_two_runs_do_not_average(
 
 
 def test_the_oldest_first_and_by_its_own_folder(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunFolder, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """Not by best or last, which move."""
     best_one = run.checkpoints / "best"
@@ -180,19 +180,19 @@ def test_the_oldest_first_and_by_its_own_folder(
     monkeypatch.chdir(run.checkpoint(20))
     average_checkpoints([Path(".")], tmp_path / "here")
     assert read_state(tmp_path / "here")["averaged"] == ["step-0000020"]
-    with pytest.raises(UserError, match="given twice"):
+    with raises(UserError, match="given twice"):
         average_checkpoints([run.path, run.checkpoint(50)], tmp_path / MEAN)
 
 
-@pytest.mark.parametrize("place", ["step-0009999", "step-0000050/mean", "."])
+@mark.parametrize("place", ["step-0009999", "step-0000050/mean", "."])
 def test_nothing_of_ours_comes_among_the_checkpoints_of_a_run(
-    place: str, run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: str, run: RunFolder, tmp_path: Path, capsys: Capture
 ) -> None:
     before = sorted(run.path.rglob("*"))
     (tmp_path / "link").symlink_to(run.checkpoints)
     for out in (run.checkpoints / place, tmp_path / "link" / place):
         assert nmt_average([str(run.path), "-o", str(out)]) == 2
-        told = capsys.readouterr().err
+        told = read_stderr(capsys)
         assert (
             "is reserved for training checkpoints" in told.splitlines()[-1]
             and "verifying" not in told
@@ -210,15 +210,15 @@ def test_it_replaces_an_average_and_no_checkpoint(tmp_path: Path) -> None:
         average_checkpoints([tmp_path / "a"], tmp_path / MEAN)
     names = {path.name for path in (tmp_path / MEAN).iterdir()}
     assert names == {MANIFEST_FILE, *COMMON_FILES, VOCAB_FILE}
-    with pytest.raises(UserError, match="contains something other than an average.*-o DIR; no"):
+    with raises(UserError, match="contains something other than an average.*-o DIR; no"):
         average_checkpoints([tmp_path / "a"], tmp_path / "b")
-    with pytest.raises(UserError, match="contains the input"):
+    with raises(UserError, match="contains the input"):
         average_checkpoints([tmp_path / "a"], tmp_path / "a", is_forced=True)
     assert open_checkpoint(tmp_path / "a").step and open_checkpoint(tmp_path / "b").step
 
 
 def test_a_checkpoint_that_is_pruned_meanwhile(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     average_checkpoints([run.checkpoint(10)], run.average)
     earlier = digest_file(run.average / MODEL_FILE)
@@ -228,6 +228,6 @@ def test_a_checkpoint_that_is_pruned_meanwhile(
         return open_all(paths)
 
     monkeypatch.setattr(averaging, "open_all", prune)
-    assert nmt_average([str(run.path), "--last", "2"]) == 2
-    assert "meanwhile, as training does with its oldest; run" in capsys.readouterr().err
+    line = refuse(capsys, nmt_average, run.path, "--last", "2")
+    assert "meanwhile, as training does with its oldest; run" in line
     assert digest_file(run.average / MODEL_FILE) == earlier

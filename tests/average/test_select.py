@@ -4,7 +4,7 @@ import errno
 import json
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch, mark, raises
 from support.saved_run import copy_template, make_template  # noqa: F401
 
 from nmt.average import select
@@ -15,8 +15,8 @@ from nmt.system.errors import UserError
 from nmt.system.run_folder import RunFolder
 
 
-@pytest.mark.parametrize(
-    ("asked", "steps"),
+@mark.parametrize(
+    "asked, steps",
     [
         ((None, None, None), [10, 20, 30, 40, 50]),
         ((2, None, None), [40, 50]),
@@ -34,7 +34,7 @@ def test_which_checkpoints_are_taken(
     run: RunFolder,
 ) -> None:
     if not steps:
-        with pytest.raises(
+        with raises(
             UserError, match="has 2 checkpoints that are 12 minutes of training apart, but 3 were"
         ):
             choose_checkpoints(run, *asked)
@@ -48,8 +48,8 @@ def set_training(run: RunFolder, **settings: int) -> None:
     run.config.write_text(format_config(RunConfig(name="toy", training=training)))
 
 
-@pytest.mark.parametrize(
-    ("every", "steps", "counted"),
+@mark.parametrize(
+    "every, steps, counted",
     [
         (20, 100, [20, 40]),
         (20, 50, [20, 40, 50]),  # the last update ends the run
@@ -63,9 +63,7 @@ def test_of_a_run_with_planned_checkpoints_no_others_are_averaged(
     set_training(run, checkpoint_every=every, steps=steps)
     chosen = choose_checkpoints(run, len(counted), None, None)
     assert [candidate.step for candidate in chosen] == counted
-    with pytest.raises(
-        UserError, match=f"has {len(counted)} checkpoints that averaging counts, but"
-    ):
+    with raises(UserError, match=f"has {len(counted)} checkpoints that averaging counts, but"):
         choose_checkpoints(run, len(counted) + 1, None, None)
     # those some minutes apart are chosen among all
     apart = choose_checkpoints(run, 3, None, 6.5)
@@ -76,7 +74,7 @@ def test_the_best_by_likelihood_where_bleu_is_off(run: RunFolder) -> None:
     run.metrics.write_text(run.metrics.read_text().replace('"bleu": 22.0', '"bleu": null'))
     assert [candidate.step for candidate in take_best(run, 2)] == [40, 50]
     assert [candidate.step for candidate in take_best(run, 1)] == [40]
-    with pytest.raises(UserError, match="has 5 checkpoints, of which 4 were validated"):
+    with raises(UserError, match="has 5 checkpoints, of which 4 were validated"):
         take_best(run, 5)
 
 
@@ -87,7 +85,7 @@ def test_the_best_are_by_the_score_that_training_went_by(run: RunFolder) -> None
     assert [candidate.step for candidate in take_best(run, 1)] == [40]
 
 
-@pytest.mark.parametrize(("state", "counted"), [("done", [20, 40, 50]), ("preempted", [20, 40])])
+@mark.parametrize("state, counted", [("done", [20, 40, 50]), ("preempted", [20, 40])])
 def test_the_last_checkpoint_counts_if_the_run_has_ended(
     state: str, counted: list[int], run: RunFolder
 ) -> None:
@@ -113,9 +111,9 @@ def test_members_of_different_quality_raise_doubts(run: RunFolder) -> None:
     assert len(list_doubts(run, list_candidates(run, None))) == 1
 
 
-@pytest.mark.parametrize("is_missing", [True, False])
+@mark.parametrize("is_missing", [True, False])
 def test_the_best_need_scores_that_can_be_read(
-    is_missing: bool, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    is_missing: bool, run: RunFolder, monkeypatch: MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -124,5 +122,5 @@ def test_the_best_need_scores_that_can_be_read(
         run.metrics.unlink()
     else:
         monkeypatch.setattr(select, "read_events", refuse)
-    with pytest.raises(UserError, match="metrics.jsonl: cannot be read .*; --best needs its dev"):
+    with raises(UserError, match="metrics.jsonl: cannot be read .*; --best needs its dev"):
         take_best(run, 1)

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from huggingface_hub import ModelCard
+from pytest import MonkeyPatch, fixture, importorskip
 from support.golden import check_golden
 from support.hostile_text import OBEYED, PAYLOADS, check_together
 from support.recipes import list_recipes
@@ -31,7 +31,7 @@ from nmt.system.output_folder import is_unedited_card
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, VOCAB_FILE
 
 
-@pytest.fixture
+@fixture
 def folder(tmp_path: Path, vocab: Vocab) -> Path:
     return make_checkpoint(tmp_path / "average", vocab)
 
@@ -117,7 +117,7 @@ def fill_with(folder: Path, texts: Sequence[str]) -> str:
 
 def parse_markdown(text: str) -> tuple[list[str], str]:
     """The elements of a text but for text itself, and what its first heading shows."""
-    markdown_it = pytest.importorskip("markdown_it")
+    markdown_it = importorskip("markdown_it")
     elements = []
     shown = []
     for block in markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").parse(text):
@@ -153,7 +153,7 @@ def test_no_name_acts_in_a_card(folder: Path) -> None:
     check_together(PAYLOADS, partial(check_card, folder))
 
 
-def test_golden_cards(folder: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_cards(folder: Path, vocab: Vocab, monkeypatch: MonkeyPatch) -> None:
     """Of averages, and of exports."""
     digests = read_manifest(folder)
     weights = digests[MODEL_FILE]["sha256"]

@@ -1,8 +1,10 @@
 """nmt-average as a user meets it."""
 
 import numpy as np
-import pytest
+from pytest import MonkeyPatch, mark
 from safetensors.torch import load_file
+from support.capture import Capture, read_errors, read_stderr
+from support.in_process import refuse, succeed
 from support.saved_run import compute_mean, copy_template, make_template, read_state  # noqa: F401
 from test_checkpoint import CONFIG
 
@@ -35,7 +37,7 @@ REFUSED: dict[str, str] = {  # the arguments after RUN, and what is complained a
 
 
 def test_bad_arguments_take_one_line(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(run.path)
     before = sorted(run.path.iterdir())
@@ -50,36 +52,31 @@ def test_bad_arguments_take_one_line(
     assert sorted(run.path.iterdir()) == before
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-0000050", "average", ".."])
+@mark.parametrize("name", ["checkpoints", "checkpoints/step-0000050", "average", ".."])
 def test_the_run_is_named_where_something_else_is_given(
-    name: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+    name: str, run: RunFolder, capsys: Capture
 ) -> None:
     run.config.touch()
     run.average.mkdir()
     assert nmt_average([str(run.path / name), "--last", "2"]) == 2
     wanted = "it, not several" if name == ".." else str(run.path)
-    assert f"--last needs one run folder; give {wanted}" in capsys.readouterr().err
+    assert f"--last needs one run folder; give {wanted}" in read_stderr(capsys)
 
 
-def test_nothing_of_the_users_is_replaced(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_of_the_users_is_replaced(run: RunFolder, capsys: Capture) -> None:
     run.average.mkdir()
     notes = run.average / "notes.txt"
     notes.write_text("mine")
     for force in ([], ["--force"]):
-        assert nmt_average([str(run.path), *force]) == 2
-        last = capsys.readouterr().err.splitlines()[-1]
+        last = refuse(capsys, nmt_average, run.path, *force)
         assert "an average (notes.txt); choose another -o DIR; nothing was changed" in last
         assert notes.read_text() == "mine"
     notes.rename(run.average / "README.md")
     assert nmt_average([str(run.path), "--force"]) == 2
 
 
-def test_scores_and_minutes_are_said_and_kept(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert nmt_average([str(run.path), "--last", "2"]) == 0
+def test_scores_and_minutes_are_said_and_kept(run: RunFolder, capsys: Capture) -> None:
+    succeed(nmt_average, run.path, "--last", "2")
     said = capsys.readouterr()
     assert said.out == "" and "update 40, minute 24.0, dev NLL 2.0000, BLEU 21.00" in said.err
     assert "update 50, minute 30.0, dev NLL 2.2000, BLEU 22.00" in said.err
@@ -92,17 +89,17 @@ def test_scores_and_minutes_are_said_and_kept(
     found = load_file(run.average / MODEL_FILE)
     for name, value in compute_mean([run.checkpoint(40), run.checkpoint(50)]).items():
         assert np.abs(found[name].numpy() - value).max() < 1e-7
-    assert nmt_average([str(run.path), "--every", "6.5", "--last", "2"]) == 0  # over its own card
+    succeed(nmt_average, run.path, "--every", "6.5", "--last", "2")  # over its own card
     assert read_state(run.average)["elapsed_s"] == [840.0, 1800.0] and is_unedited_card(
         run.average / "README.md"
     )
-    assert nmt_average([str(run.path), "--last", "1"]) == 0
-    assert "the mean of 1 checkpoint (step-0000050)" in capsys.readouterr().err
+    succeed(nmt_average, run.path, "--last", "1")
+    assert "the mean of 1 checkpoint (step-0000050)" in read_stderr(capsys)
 
 
-@pytest.mark.parametrize("fault", ["cut off", "of another version", "a folder"])
+@mark.parametrize("fault", ["cut off", "of another version", "a folder"])
 def test_results_that_cannot_be_read_cost_no_average(
-    fault: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+    fault: str, run: RunFolder, capsys: Capture
 ) -> None:
     run.config.write_text(format_config(CONFIG))
     results = run.path / "results.json"
@@ -110,7 +107,7 @@ def test_results_that_cannot_be_read_cost_no_average(
         results.mkdir()
     else:
         results.write_text('[{"when": "20' if fault == "cut off" else '[{"when": "2026-11-21"}]')
-    assert nmt_average([str(run.path), "--last", "2"]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if "results.json" in line]
+    succeed(nmt_average, run.path, "--last", "2")
+    told = [line for line in read_errors(capsys) if "results.json" in line]
     assert len(told) == 1 and str(results) in told[0] and "without scores" in told[0]
     assert is_unedited_card(run.average / "README.md") and results.exists()

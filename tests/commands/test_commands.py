@@ -3,16 +3,18 @@ each mistake.
 """
 
 import io
-import json
 import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import pytest
 import sacrebleu
-from support.toy_corpus import write_toy_config, write_toy_corpus
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_stderr
+from support.in_process import Main, succeed
+from support.text_lines import join_lines
+from support.toy_corpus import write_toy
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
@@ -20,27 +22,28 @@ from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from nmt.config_files import load_config
 from nmt.extras.profile.profile import profile_training
+from nmt.system.files import read_json
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def trained(module_path: Path) -> Path:
     """A folder with a corpus, the config of a run, and its run folder with checkpoints at 10 and
     20.
     """
-    folder = tmp_path_factory.mktemp("trained")
-    config = write_toy_config(write_toy_corpus(folder), folder)
-    assert nmt_train(["--config", str(config), "training.checkpoint_every=10"]) == 0
+    folder = module_path
+    config = write_toy(folder)
+    succeed(nmt_train, "--config", config, "training.checkpoint_every=10")
     return folder
 
 
-@pytest.fixture
+@fixture
 def run(trained: Path, tmp_path: Path) -> Path:
     """A copy of the run folder."""
     shutil.copytree(trained / "run", tmp_path / "run", symlinks=True)
     return tmp_path / "run"
 
 
-def read_refusal(capsys: pytest.CaptureFixture[str], code: int) -> str:
+def read_refusal(capsys: Capture, code: int) -> str:
     """The one line of a refusal."""
     captured = capsys.readouterr()
     lines = captured.err.strip().splitlines()
@@ -48,10 +51,8 @@ def read_refusal(capsys: pytest.CaptureFixture[str], code: int) -> str:
     return lines[0]
 
 
-def test_print_config_is_a_config(
-    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert nmt_train(["--config", str(toy), "--print-config", "model.n_layers=3"]) == 0
+def test_print_config_is_a_config(toy: Path, tmp_path: Path, capsys: Capture) -> None:
+    succeed(nmt_train, "--config", toy, "--print-config", "model.n_layers=3")
     copy = tmp_path / "copy.yaml"
     copy.write_text(capsys.readouterr().out)
     assert load_config(str(copy)) == load_config(str(toy), ["model.n_layers=3"])
@@ -82,7 +83,7 @@ MISTAKES: list[tuple[Callable[[Path], object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "setting", "expected"), MISTAKES)
+@mark.parametrize("change, setting, expected", MISTAKES)
 def test_mistakes_are_reported_in_one_line(
     change: Callable[[Path], object],
     setting: str,
@@ -90,7 +91,7 @@ def test_mistakes_are_reported_in_one_line(
     toy: Path,
     corpus: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     change(corpus)
     message = read_refusal(capsys, nmt_train(["--config", str(toy), *setting.split()]))
@@ -100,28 +101,26 @@ def test_mistakes_are_reported_in_one_line(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_vocabulary_larger_than_the_text_allows(
-    toy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_vocabulary_larger_than_the_text_allows(toy: Path, capsys: Capture) -> None:
     assert nmt_train(["--config", str(toy), "vocab.size=9000"]) == 2
     # After a line that says learning has begun
-    message = capsys.readouterr().err.strip().splitlines()[-1]
+    message = read_stderr(capsys).strip().splitlines()[-1]
     assert "vocab.size" in message and "9000" in message and "at most" in message
 
 
-def test_a_folder_that_cannot_be_written(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written(toy: Path, capsys: Capture) -> None:
     message = read_refusal(capsys, nmt_train(["--config", str(toy), f"out={toy}/run"]))
     assert str(toy) in message and "cannot be written" in message
 
 
-def test_a_bug_of_ours_ends_in_a_traceback(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_ours_ends_in_a_traceback(toy: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.api.load_config", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):  # a traceback and exit code 1 from the interpreter
+    with raises(ZeroDivisionError):  # a traceback and exit code 1 from the interpreter
         nmt_train(["--config", str(toy)])
 
 
 def test_translate_prompts_at_a_terminal(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     class Terminal(io.TextIOWrapper):
         def isatty(self) -> bool:
@@ -129,13 +128,13 @@ def test_translate_prompts_at_a_terminal(
 
     capsys.readouterr()
     monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(b"red dog\n")))
-    assert nmt_translate([str(run)]) == 0
+    succeed(nmt_translate, run)
     captured = capsys.readouterr()
     assert "en -> de" in captured.err and captured.out.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
+@mark.parametrize(
+    "flags, words",
     [
         ("--profile --plan", "--profile does not support --plan"),
         ("--profile --price 3", "--price needs --plan"),
@@ -145,50 +144,50 @@ def test_translate_prompts_at_a_terminal(
     ],
 )
 def test_flags_that_do_not_go_together(
-    flags: str, words: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: str, words: str, toy: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    with pytest.raises(SystemExit) as left:
+    with raises(SystemExit) as left:
         nmt_train(["--config", str(toy), *flags.split()])
     message = read_refusal(capsys, int(str(left.value)))
     assert message.startswith("nmt-train: error:") and words in message
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("flag", ["--profile", "--plan"])
+@mark.parametrize("flag", ["--profile", "--plan"])
 def test_a_rehearsal_leaves_no_run(
     flag: str,
     toy: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("nmt.extras.profile.estimate.TIMED_S", 0.2)
     monkeypatch.setattr(
         "nmt.extras.profile.profile.profile_training", partial(profile_training, seconds=0.2)
     )
-    assert nmt_train(["--config", str(toy), flag, "training.micro_tokens=auto"]) == 0
+    succeed(nmt_train, "--config", toy, flag, "training.micro_tokens=auto")
     assert "tokens" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} - {"corpus", "toy.yaml"} == {"store"}
 
 
 def test_micro_tokens_auto_is_resolved_once(
-    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    toy: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     options = ["--config", str(toy), "training.micro_tokens=auto"]
-    assert nmt_train([*options, "training.steps=2"]) == 0
+    succeed(nmt_train, *options, "training.steps=2")
     # An update has no more
-    assert "training.micro_tokens: auto has chosen 300" in capsys.readouterr().err
+    assert "training.micro_tokens: auto has chosen 300" in read_stderr(capsys)
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
     # As another machine would have it
     monkeypatch.setattr("nmt.train.engine.CPU_MICRO_TOKENS", 50)
-    assert nmt_train([*options, "training.steps=3"]) == 0
-    assert "auto has chosen" not in capsys.readouterr().err
+    succeed(nmt_train, *options, "training.steps=3")
+    assert "auto has chosen" not in read_stderr(capsys)
     assert load_config(str(tmp_path / "run" / "config.yaml")).training.micro_tokens == 300
     assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-0000003"
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "option"),
+@mark.parametrize(
+    "command, words, option",
     [
         (nmt_eval, "--hypotheses a --src b --src c", "--src"),
         (nmt_average, "runs/a --last 5 --last 6", "--last"),
@@ -196,30 +195,30 @@ def test_micro_tokens_auto_is_resolved_once(
     ],
 )
 def test_an_option_given_twice_is_refused(
-    command: Callable[[list[str]], int],
+    command: Main,
     words: str,
     option: str,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
+    with raises(SystemExit) as stop:
         command(words.split())
     assert f"argument {option}: given twice" in read_refusal(capsys, int(str(stop.value)))
 
 
-def test_of_two_values_of_a_setting_the_last_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_values_of_a_setting_the_last_counts(capsys: Capture) -> None:
     steps = ["training.steps=5", "training.steps=7"]
-    assert nmt_train(["-c", "demo.yaml", "--print-config", "seed=2", *steps]) == 0
+    succeed(nmt_train, "-c", "demo.yaml", "--print-config", "seed=2", *steps)
     shown, said = capsys.readouterr()
     assert "steps: 7" in shown
     assert said == "note: training.steps is given 2 times; the last value counts\n"
 
 
-@pytest.mark.parametrize("name", ["average", "checkpoints/step-0000010", "../store"])
+@mark.parametrize("name", ["average", "checkpoints/step-0000010", "../store"])
 def test_a_folder_that_is_something_else_is_no_run(
-    name: str, run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, run: Path, trained: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     if name == "average":
-        assert nmt_average([str(run), "--last", "2"]) == 0
+        succeed(nmt_average, run, "--last", "2")
     if name == "../store":
         shutil.copytree(trained / "store", tmp_path / "store")
     folder = run / name
@@ -230,14 +229,14 @@ def test_a_folder_that_is_something_else_is_no_run(
     assert {path: path.read_bytes() for path in folder.iterdir()} == kept
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "report.html", "vocab.model", "metrics.jsonl"])
+@mark.parametrize("name", ["config.yaml", "report.html", "vocab.model", "metrics.jsonl"])
 def test_files_of_the_user_in_the_run_folder(
-    name: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, toy: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """For example a config, with comments, in the folder that its run will have."""
     (tmp_path / "mine").mkdir()
     file = tmp_path / "mine" / name
-    assert nmt_train(["--config", str(toy), "--print-config"]) == 0
+    succeed(nmt_train, "--config", toy, "--print-config")
     file.write_text("# why these settings\n" + capsys.readouterr().out)
     kept = file.read_bytes()
     code = nmt_train(["--config", str(toy), f"out={tmp_path}/mine"])
@@ -247,7 +246,7 @@ def test_files_of_the_user_in_the_run_folder(
 
 
 def test_settings_of_another_run_leave_no_store_behind(
-    run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, trained: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     config = ["--config", str(trained / "toy.yaml"), f"out={run}"]
     code = nmt_train([*config, f"data.store={tmp_path}/other", "vocab.size=90"])
@@ -255,9 +254,7 @@ def test_settings_of_another_run_leave_no_store_behind(
     assert not (tmp_path / "other").exists()
 
 
-def test_several_references(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_references(tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture) -> None:
     texts = {
         "hyp": ["the red house is big", "a small dog runs away"],
         "one": ["the red house is large", "a small dog runs away"],
@@ -265,10 +262,10 @@ def test_several_references(
     }
     monkeypatch.chdir(tmp_path)
     for name, lines in texts.items():
-        Path(name).write_text("".join(line + "\n" for line in lines))
+        Path(name).write_text(join_lines(lines))
     words = ["--hypotheses", "hyp", "--ref", "one", "--ref", "two"]
-    assert nmt_eval([*words, "--json", "scores"]) == 0
-    bleu, _ = json.loads(Path("scores").read_text())["scores"]
+    succeed(nmt_eval, *words, "--json", "scores")
+    bleu, _ = read_json(Path("scores"))["scores"]
     expected = sacrebleu.corpus_bleu(texts["hyp"], [texts["one"], texts["two"]])
     assert bleu["value"] == expected.score and bleu["signature"].startswith("nrefs:2|")
     assert "test:one#" in bleu["signature"] and "+two#" in bleu["signature"]

@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
-import pytest
+from pytest import fixture, mark, raises
+from support.capture import Capture, read_stderr
+from support.in_process import refuse, succeed
+from support.text_lines import join_lines
 
 from nmt.commands.report import main
 from nmt.config import RunConfig
@@ -12,43 +15,39 @@ from nmt.system.files import seal
 from nmt.system.run_folder import RunFolder
 
 
-@pytest.fixture
+@fixture
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.checkpoints.mkdir(parents=True)
     folder.config.write_text(format_config(RunConfig(name="one")))
     lines = [{"kind": "train", "step": step, "nll": 5.0 - step} for step in (1, 2)]
-    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder.metrics.write_text(join_lines(map(json.dumps, lines)))
     return folder
 
 
 def test_one_run_has_its_report_and_several_need_a_place(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, tmp_path: Path, capsys: Capture
 ) -> None:
     assert main([str(run.path)]) == main([str(run.path)]) == 0
     assert "<h1>one</h1>" in run.report.read_text()
-    with pytest.raises(SystemExit, match="2"):
+    with raises(SystemExit, match="2"):
         main([str(run.path), str(run.path)])
-    assert "-o FILE" in capsys.readouterr().err
+    assert "-o FILE" in read_stderr(capsys)
     both = tmp_path / "both.html"
     for _ in range(2):  # a report may be replaced by a report
-        assert main([str(run.path), str(run.path), "-o", str(both)]) == 0
+        succeed(main, run.path, run.path, "-o", both)
     assert "one and one" in both.read_text()
 
 
-def test_a_run_that_is_not_there_is_named(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_not_there_is_named(run: RunFolder, tmp_path: Path, capsys: Capture) -> None:
     missing = tmp_path / "nosuch"
     assert main([str(missing)]) == main([str(run.path), str(missing), "-o", "both.html"]) == 2
     message = f"nmt-report: error: {missing}: not found; give a run folder\n"
-    assert capsys.readouterr().err == 2 * message
+    assert read_stderr(capsys) == 2 * message
 
 
-@pytest.mark.parametrize("name", ["average", "checkpoints/step-0000300"])
-def test_a_checkpoint_is_not_a_run(
-    run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@mark.parametrize("name", ["average", "checkpoints/step-0000300"])
+def test_a_checkpoint_is_not_a_run(run: RunFolder, name: str, capsys: Capture) -> None:
     checkpoint = run.path / name
     checkpoint.mkdir()
     (checkpoint / "config.yaml").write_bytes(run.config.read_bytes())
@@ -57,18 +56,14 @@ def test_a_checkpoint_is_not_a_run(
     page = run.path.parent / "page.html"
     assert main([str(checkpoint)]) == main([str(run.path), str(checkpoint), "-o", str(page)]) == 2
     refusal = f"{checkpoint}: is a checkpoint, a store or an export; give the run folder\n"
-    assert capsys.readouterr().err == 2 * f"nmt-report: error: {refusal}"
+    assert read_stderr(capsys) == 2 * f"nmt-report: error: {refusal}"
     assert sorted(run.path.rglob("*")) == files and not page.exists()
 
 
-def test_nothing_but_a_report_is_replaced(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_but_a_report_is_replaced(run: RunFolder, tmp_path: Path, capsys: Capture) -> None:
     other = tmp_path / "page.html"
     other.write_text("<p>mine</p>")
     for path in (other, run.metrics, run.path, tmp_path / "none" / "page.html"):
-        assert main([str(run.path), "-o", str(path)]) == 2
-        assert str(path) in capsys.readouterr().err
+        assert str(path) in refuse(capsys, main, run.path, "-o", path)
     assert other.read_text() == "<p>mine</p>"
-    assert main([str(tmp_path)]) == 2
-    assert "give a run folder" in capsys.readouterr().err
+    assert "give a run folder" in refuse(capsys, main, tmp_path)

@@ -6,8 +6,11 @@ import math
 import re
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import MonkeyPatch, TempPathFactory, approx, fixture, mark, raises
+from support.capture import Capture, read_errors, read_stderr
+from support.in_process import refuse
+from support.text_lines import join_lines, read_text_lines
 from support.toy_corpus import sentences
 from support.untrained import make_checkpoint, make_vocab
 from support.warm_process import CONTEXT
@@ -18,14 +21,14 @@ from nmt.commands.score import main as nmt_score
 PAIRS = sentences(40, seed=7)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def place(tmp_path_factory: TempPathFactory) -> Path:
     vocab = make_vocab(tmp_path_factory.mktemp("words"))
     return make_checkpoint(tmp_path_factory.mktemp("model") / "average", vocab)
 
 
-@pytest.fixture(autouse=True)
-def write_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture(autouse=True)
+def write_texts(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """`src` and `tgt` in the current folder."""
     monkeypatch.chdir(tmp_path)
     for side, name in enumerate(("src", "tgt")):
@@ -35,36 +38,32 @@ def write_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def score(place: Path, *options: str, code: int = 0) -> list[str]:
     """The lines that the command writes."""
     assert nmt_score([str(place), *options, "-o", "out"]) == code
-    return Path("out").read_text().splitlines()
+    return read_text_lines(Path("out"))
 
 
-def test_each_pair_has_a_line_and_the_corpus_a_summary(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_pair_has_a_line_and_the_corpus_a_summary(place: Path, capsys: Capture) -> None:
     sums = [float(line) for line in score(place, "--src", "src", "--tgt", "tgt")]
-    summary = capsys.readouterr().err.splitlines()[-1]
+    summary = read_errors(capsys)[-1]
     expected = nmt.api.score_pairs(PAIRS, place)
-    assert sums == pytest.approx([one.log_prob for one in expected], abs=1e-5)
+    assert sums == approx([one.log_prob for one in expected], abs=1e-5)
     n_tokens = sum(len(one.log_probs) for one in expected)
     found = re.fullmatch(r"40 pairs, (\S+) tokens: NLL per token (\S+), perplexity (\S+)", summary)
     assert found and int(found[1]) == n_tokens
-    assert float(found[2]) == pytest.approx(-sum(sums) / n_tokens, abs=1e-4)
-    assert float(found[3]) == pytest.approx(math.exp(-sum(sums) / n_tokens), abs=1e-2)
+    assert float(found[2]) == approx(-sum(sums) / n_tokens, abs=1e-4)
+    assert float(found[3]) == approx(math.exp(-sum(sums) / n_tokens), abs=1e-2)
 
     means = score(place, "--src", "src", "--tgt", "tgt", "--score", "mean")
     for mean, one in zip(means, expected, strict=True):
-        assert float(mean) == pytest.approx(one.log_prob / len(one.log_probs), abs=1e-5)
+        assert float(mean) == approx(one.log_prob / len(one.log_probs), abs=1e-5)
 
 
-def test_sides_of_different_texts_are_named(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sides_of_different_texts_are_named(place: Path, capsys: Capture) -> None:
     lines = [" ".join(["wort"] * (1 + i * 7 % 9)) for i in range(108)]
-    Path("src").write_text("".join(line + "\n" for line in lines))
+    Path("src").write_text(join_lines(lines))
     for others, is_warned in ((lines, False), (lines[1:] + lines[:1], True)):
-        Path("tgt").write_text("".join(line + "\n" for line in others))
+        Path("tgt").write_text(join_lines(others))
         score(place, "--src", "src", "--tgt", "tgt")
-        said = "src and tgt do not look like translations of each other" in capsys.readouterr().err
+        said = "src and tgt do not look like translations of each other" in read_stderr(capsys)
         assert said == is_warned
 
 
@@ -73,7 +72,7 @@ def test_pieces_and_their_log_probabilities(place: Path) -> None:
     assert [row["line"] for row in rows] == list(range(1, 41))
     for row, (_, target) in zip(rows, PAIRS, strict=True):
         assert "".join(row["pieces"][:-1]).replace("\u2581", " ").strip() == target
-        assert sum(row["log_probs"]) == pytest.approx(row["score"], abs=1e-4)
+        assert sum(row["log_probs"]) == approx(row["score"], abs=1e-4)
 
 
 def test_packed_files_and_an_ensemble(place: Path) -> None:
@@ -82,28 +81,26 @@ def test_packed_files_and_an_ensemble(place: Path) -> None:
         Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
     assert score(place, "--src", "src.gz", "--tgt", "tgt.gz") == alone
     both = score(place, str(place), "--src", "src", "--tgt", "tgt")
-    assert [float(x) for x in both] == pytest.approx([float(x) for x in alone], abs=1e-5)
+    assert [float(x) for x in both] == approx([float(x) for x in alone], abs=1e-5)
 
 
 def test_workers_write_the_same_scores(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("nmt.extras.pair_scores.score_stream.PAIRS_AT_ONCE", 7)
     monkeypatch.setattr("nmt.system.pool.get_context", lambda _: CONTEXT)
     Path("src").write_text(Path("src").read_text().replace("\n", "\n\n", 5))
     Path("tgt").write_text(Path("tgt").read_text().replace("\n", "\nx\n", 5))
     whole = score(place, "--src", "src", "--tgt", "tgt")
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     torch.set_num_threads(8)
     shared = score(place, "--src", "src", "--tgt", "tgt", "--workers", "2")
     assert shared == whole and len(whole) == 45
     assert torch.get_num_threads() == 4
-    assert capsys.readouterr().err == said and said.count("is impossible") == 3
+    assert read_stderr(capsys) == said and said.count("is impossible") == 3
 
 
-def test_resume_goes_on_after_the_last_whole_chunk(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_goes_on_after_the_last_whole_chunk(place: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.extras.pair_scores.score_stream.PAIRS_AT_ONCE", 7)
     whole = score(place, "--src", "src", "--tgt", "tgt")
     Path("out").write_text("\n".join([*whole[:17], whole[17][:3]]))
@@ -113,16 +110,14 @@ def test_resume_goes_on_after_the_last_whole_chunk(
     score(place, "--src", "src", "--tgt", "tgt", "--resume", code=2)
 
 
-def test_impossible_pairs_keep_their_line_and_are_named(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_pairs_keep_their_line_and_are_named(place: Path, capsys: Capture) -> None:
     Path("src").write_text("red dog\n\n\n" + "dog " * 60 + "\n")
     Path("tgt").write_text("\n\nroter Hund\nHund\n")
     options = ["--src", "src", "--tgt", "tgt", "decoding.max_source=50"]
     end_alone, both_empty, *rest = score(place, *options)
     assert -math.inf < float(end_alone) < 0 and float(both_empty) == 0
     assert rest == ["-inf", "-inf"]
-    messages = capsys.readouterr().err.splitlines()
+    messages = read_errors(capsys)
     assert messages[0] == "warning: pair 3 is impossible: its source is empty"
     assert re.match(
         r"warning: pair 4 is impossible: its source has \d+ pieces, more than 50", messages[1]
@@ -132,7 +127,7 @@ def test_impossible_pairs_keep_their_line_and_are_named(
     assert row == {"line": 3, "score": None, "problem": "its source is empty"}
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "target, message",
     [
         ("short", "src has 40 lines but short has 39"),
@@ -141,22 +136,19 @@ def test_impossible_pairs_keep_their_line_and_are_named(
         ("src", "is the same file"),
     ],
 )
-def test_bad_files_are_named(
-    place: Path, target: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_files_are_named(place: Path, target: str, message: str, capsys: Capture) -> None:
     Path("short").write_text("".join(pair[1] + "\n" for pair in PAIRS[:-1]))
     Path("latin").write_bytes(b"M\xe4rz\n" * 40)
-    assert nmt_score([str(place), "--src", "src", "--tgt", target]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refuse(capsys, nmt_score, place, "--src", "src", "--tgt", target)
 
 
-def test_the_output_is_not_an_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert nmt_score([str(place), "--src", "src", "--tgt", "tgt", "-o", "tgt"]) == 2
-    assert "tgt: is also input or output" in capsys.readouterr().err
+def test_the_output_is_not_an_input(place: Path, capsys: Capture) -> None:
+    line = refuse(capsys, nmt_score, place, "--src", "src", "--tgt", "tgt", "-o", "tgt")
+    assert "tgt: is also input or output" in line
     assert Path("tgt").read_text().count("\n") == 40
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "options, message",
     [
         ("decoding.precision=bf16 --src a --tgt b", "no checkpoint is given"),
@@ -165,9 +157,7 @@ def test_the_output_is_not_an_input(place: Path, capsys: pytest.CaptureFixture[s
         ("m --src a --tgt b --resume", "--resume needs -o"),
     ],
 )
-def test_options_that_do_not_fit(
-    options: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
+def test_options_that_do_not_fit(options: str, message: str, capsys: Capture) -> None:
+    with raises(SystemExit, match="2"):
         nmt_score(options.split())
-    assert message in capsys.readouterr().err
+    assert message in read_stderr(capsys)

@@ -7,7 +7,9 @@ import shutil
 import signal
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch, fixture, importorskip, mark, raises
+from support.capture import Capture, read_stderr
+from support.in_process import refuse
 from support.rings import amount
 from support.serve_process import start_server
 from support.untrained import make_checkpoint, make_vocab
@@ -18,20 +20,20 @@ from nmt.extras.serve.start import read_keys
 from nmt.system.errors import UserError
 
 for package in ("fastapi", "uvicorn", "python_multipart"):
-    pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
+    importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
 
 
 OFF = "decoding.compile=off"  # compiling would take longer than all else
 
 
-@pytest.fixture(scope="module", name="checkpoint")
-def make_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("serve")
+@fixture(scope="module", name="checkpoint")
+def make_one(module_path: Path) -> Path:
+    folder = module_path
     return make_checkpoint(folder / "average", make_vocab(folder))
 
 
 # uvicorn heeds SIGTERM, nmt.extras.serve the two others, both alike
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, *amount([], [signal.SIGUSR1])])
+@mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, *amount([], [signal.SIGUSR1])])
 def test_a_process_answers_until_a_signal_ends_it(
     number: signal.Signals, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -44,7 +46,7 @@ def test_a_process_answers_until_a_signal_ends_it(
     assert "Traceback" not in (tmp_path / "stderr").read_text()
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "options, words",
     [
         (["decoding.beam=2"], "no checkpoint is given"),
@@ -53,30 +55,28 @@ def test_a_process_answers_until_a_signal_ends_it(
         (["a", "--timeout", "0"], "0: give a number of at least 1"),
     ],
 )
-def test_bad_options(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit:
+def test_bad_options(options: list[str], words: str, capsys: Capture) -> None:
+    with raises(SystemExit) as exit:
         parse_arguments(options)
     assert exit.value.code == 2
-    assert words in capsys.readouterr().err
+    assert words in read_stderr(capsys)
 
 
-def test_two_models_of_one_direction(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_models_of_one_direction(checkpoint: Path, capsys: Capture) -> None:
     other = checkpoint.with_name("other")
     shutil.copytree(checkpoint, other)
-    assert main([str(checkpoint), str(other), OFF, "--port", "0"]) == 2
-    assert f"{checkpoint} and {other} both translate en to de; give one" in capsys.readouterr().err
+    line = refuse(capsys, main, checkpoint, other, OFF, "--port", "0")
+    assert f"{checkpoint} and {other} both translate en to de; give one" in line
 
 
-def test_a_model_has_no_name(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_has_no_name(checkpoint: Path, capsys: Capture) -> None:
     assert main([f"small={checkpoint}", OFF, "--port", "0"]) == 2
-    told = capsys.readouterr().err
+    told = read_stderr(capsys)
     assert f"small={checkpoint}: not found; give RUN, RUN/average or" in told
     assert "a setting is decoding.key=value" in told
 
 
-def test_keys_come_from_a_file_or_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("NMT_API_KEYS", "a, b")
     file = tmp_path / "keys"
     file.write_text("c\n\n d \n")
@@ -84,13 +84,13 @@ def test_keys_come_from_a_file_or_the_environment(
     assert read_keys(None) == {"a", "b"}
     for empty in ("", ",", " , "):
         monkeypatch.setenv("NMT_API_KEYS", empty)
-        with pytest.raises(UserError, match="NMT_API_KEYS: is set, but has no key"):
+        with raises(UserError, match="NMT_API_KEYS: is set, but has no key"):
             read_keys(None)
     monkeypatch.delenv("NMT_API_KEYS")
     file.write_text("\n")
-    with pytest.raises(UserError, match="has no key"):
+    with raises(UserError, match="has no key"):
         read_keys(str(file))
-    with pytest.raises(UserError, match="cannot be read"):
+    with raises(UserError, match="cannot be read"):
         read_keys(str(tmp_path / "missing"))
     assert read_keys(None) == frozenset()
     assert "NMT_API_KEYS" not in os.environ

@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from pytest import TempPathFactory, fixture, mark
 from support.finished_run import train_toy
 from support.once import make_once
 from support.rings import amount
-from support.toy_corpus import write_splits, write_toy_config, write_toy_corpus
+from support.toy_corpus import write_splits, write_toy
 from support.waiting import HANG_S
 from support.warm_process import start_command
 
@@ -135,7 +135,7 @@ def list_mistakes() -> Iterator[tuple[str, int]]:
         yield from ((command, width) for width in (WIDTHS if is_wide else WIDTHS[:1]))
 
 
-@pytest.mark.parametrize(("command", "width"), list_mistakes())
+@mark.parametrize("command, width", list_mistakes())
 def test_a_mistake_is_one_line(command: str, width: int, tmp_path: Path) -> None:
     code, written = run_at_terminal([command, "--no-such-option"], width, tmp_path)
     lines = check_screen(written, width)
@@ -143,7 +143,7 @@ def test_a_mistake_is_one_line(command: str, width: int, tmp_path: Path) -> None
     assert lines[0].startswith(f"nmt-{command}: error: ") and lines[1:] == [""]
 
 
-@pytest.mark.parametrize("width", WIDTHS if IS_SOAK else WIDTHS[:1])
+@mark.parametrize("width", WIDTHS if IS_SOAK else WIDTHS[:1])
 def test_a_run_is_trained_interrupted_continued_and_scored(
     width: int, toy: Path, tmp_path: Path
 ) -> None:
@@ -166,12 +166,12 @@ def test_a_run_is_trained_interrupted_continued_and_scored(
         assert code == 0, written
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def ground(tmp_path_factory: TempPathFactory) -> Path:
     """A toy, its run, and a grid of one run for a sweep. What `make test` runs needs no run."""
 
     def make(folder: Path) -> None:
-        toy = write_toy_config(write_toy_corpus(folder), folder)
+        toy = write_toy(folder)
         write_splits(folder, more=1500)  # nmt-init asks for a thousand
         if IS_SOAK:
             train_toy(toy, "training.checkpoint_every=10", "training.validate_every=10")
@@ -227,7 +227,7 @@ def list_ends() -> Iterator[tuple[str, str, int]]:
                 yield from ((command, end, width) for width in WIDTHS)
 
 
-@pytest.mark.parametrize(("command", "end", "width"), list_ends())
+@mark.parametrize("command, end, width", list_ends())
 def test_every_command_leaves_a_clean_screen(
     command: str, end: str, width: int, ground: Path, tmp_path: Path
 ) -> None:

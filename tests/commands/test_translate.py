@@ -14,16 +14,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
+from support.capture import Capture, read_errors, read_stderr
+from support.in_process import Main, refuse, succeed
 from support.needs import needs_package
+from support.processor import CPU
 from support.rings import amount
+from support.text_lines import join_lines, read_json_lines, read_text_lines
 from support.toy_corpus import sentences
 from support.untrained import DECODING, make_checkpoint, make_vocab
 from support.waiting import until
@@ -36,6 +39,7 @@ from nmt.config import DecodingConfig
 from nmt.data.batch import Packed, pack
 from nmt.data.vocab import EOS, Vocab
 from nmt.extras.maps.alignment import align
+from nmt.system.files import read_json
 from nmt.system.progress import say_once
 from nmt.translate.formats import Layout
 from nmt.translate.lines import FIRST_CHUNK
@@ -45,22 +49,22 @@ from nmt.translate.search_state import Hypothesis
 from nmt.translate.translator import Translation, Translator, make_translator
 
 LINES = [src for src, _ in sentences(40, seed=7)]  # more than the first chunk holds
-TEXT = "".join(line + "\n" for line in LINES)
+TEXT = join_lines(LINES)
 NEEDS_CT2 = needs_package("ctranslate2")
 BOUNDS = ("decoding.max_source=40", "--long-lines")
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, vocab: Vocab) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "average", vocab)
+@fixture(scope="module")
+def place(module_path: Path, vocab: Vocab) -> Path:
+    return make_checkpoint(module_path / "average", vocab)
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def translator(place: Path) -> Translator:
-    return make_translator(open_checkpoint(place), torch.device("cpu"), DECODING)
+    return make_translator(open_checkpoint(place), CPU, DECODING)
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def texts(translator: Translator) -> list[str]:
     """What each of LINES becomes when it is searched alone."""
     return [translate_alone(translator, line) for line in LINES]
@@ -95,10 +99,10 @@ def evaluate(folder: Path, lines: list[str], place: Path, *options: str) -> Any:
     """What nmt-eval writes for lines that are their own reference."""
     text, reference, scores = (folder / name for name in ("text", "reference", "scores.json"))
     for file in (text, reference):
-        file.write_text("".join(line + "\n" for line in lines))
+        file.write_text(join_lines(lines))
     words = [str(place), "--src", str(text), "--ref", str(reference), "--json", str(scores)]
-    assert nmt_eval([*words, *options]) == 0
-    return json.loads(scores.read_text())
+    succeed(nmt_eval, *words, *options)
+    return read_json(scores)
 
 
 def start_translate(
@@ -128,7 +132,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("unit", ["sentence", "paragraph"])
+@mark.parametrize("unit", ["sentence", "paragraph"])
 def test_a_line_out_for_each_line_in(
     unit: str, place: Path, translator: Translator, tmp_path: Path
 ) -> None:
@@ -152,28 +156,28 @@ def test_a_line_end_in_a_translation_becomes_a_space() -> None:
 
 
 def test_long_lines_are_cut_with_a_warning(
-    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, translator: Translator, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = ["red", ". ".join(LINES[:12])]
-    text = "".join(line + "\n" for line in lines)
+    text = join_lines(lines)
     ids = translator.vocab.src.encode(lines)[1]
     cut = run_translate(tmp_path, text, place, *BOUNDS, "cut").decode().splitlines()[1]
     best = search(translator.model, pack([[*ids[:40], EOS]]), make_rules(DECODING))[0][0]
     assert cut == translator.vocab.tgt.decode([best.ids])[0]
-    assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in capsys.readouterr().err
+    assert f"warning: line 2 has {len(ids)} pieces and is cut to 40" in read_stderr(capsys)
 
 
 def test_paragraphs_have_their_numbers_in_later_chunks(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """Each has two sentences; those of the last chunk are in letters that the vocabulary lacks."""
     paragraphs = ["A red dog. Two cats!"] * FIRST_CHUNK + ["\u017b\u0179. \u017b\u0179."] * 3
-    run_translate(tmp_path, "".join(one + "\n" for one in paragraphs), place, "--text")
+    run_translate(tmp_path, join_lines(paragraphs), place, "--text")
     first, last = FIRST_CHUNK + 1, FIRST_CHUNK + 3
-    assert f"warning: lines {first} to {last} are mostly <unk>" in capsys.readouterr().err
+    assert f"warning: lines {first} to {last} are mostly <unk>" in read_stderr(capsys)
 
 
-@pytest.mark.parametrize(("workers", "n_threads"), [(1, 8), (3, 2), (9, 1)])
+@mark.parametrize("workers, n_threads", [(1, 8), (3, 2), (9, 1)])
 def test_workers_share_the_threads(
     workers: int, n_threads: int, place: Path, tmp_path: Path
 ) -> None:
@@ -181,20 +185,20 @@ def test_workers_share_the_threads(
     files = ("-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"))
     (tmp_path / "in").write_text("red dog\n")
     torch.set_num_threads(8)
-    assert nmt_translate([str(place), *files, "--workers", str(workers)]) == 0
+    succeed(nmt_translate, place, *files, "--workers", workers)
     assert torch.get_num_threads() == n_threads
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@mark.parametrize("workers", [1, 2])
 def test_translations_that_reach_the_length_limit_are_counted_at_the_end(
-    workers: int, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workers: int, place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     command = ("--json", "--workers", str(workers), "--n-best", "2")
     rows = run_translate(tmp_path, "\n\n" + TEXT, place, *command).splitlines()
     best = [json.loads(row)["candidates"][0] for row in rows]
     cut = [number for number, one in enumerate(best, 1) if one.get("is_cut")]
     assert 3 <= cut[0] and len(cut) < len(rows)
-    *_, told = capsys.readouterr().err.splitlines()
+    *_, told = read_errors(capsys)
     assert told.startswith(
         f"warning: {tmp_path}/in:{cut[0]}: its translation has as many pieces as decoding.max_ratio "
         f"and decoding.max_extra allow, so its end may be missing; so have {len(cut)} of {len(rows)}; "
@@ -203,27 +207,25 @@ def test_translations_that_reach_the_length_limit_are_counted_at_the_end(
 
 
 def test_the_length_limit_is_named_for_the_lines_that_resume(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "in").write_text(TEXT)
     (tmp_path / "out").write_text("hund\n" * 30)
     files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
-    assert nmt_translate([str(place), *files, "--resume"]) == 0
-    assert " of 10; 3 of them repeat the same words" in capsys.readouterr().err
+    succeed(nmt_translate, place, *files, "--resume")
+    assert " of 10; 3 of them repeat the same words" in read_stderr(capsys)
 
 
-def test_a_line_of_text_is_a_paragraph(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_of_text_is_a_paragraph(place: Path, tmp_path: Path, capsys: Capture) -> None:
     sentences = ["A red dog.", "Two cats!", "The house is old."]
     text = "{}  {}\n\n{}\n".format(*sentences)
     config = replace(DECODING, min_length=1)  # no sentence of running text comes out empty
-    ours = make_translator(open_checkpoint(place), torch.device("cpu"), config)
+    ours = make_translator(open_checkpoint(place), CPU, config)
     found = ours.find_candidates(sentences, 2)
     best = [candidates[0].text for candidates in found]
     paragraphs = "{}  {}\n\n{}\n".format(*best)
     assert run_translate(tmp_path, text, place, "--text").decode() == paragraphs
-    (cut,) = capsys.readouterr().err.splitlines()
+    (cut,) = read_errors(capsys)
     assert "in:1: its translation has as many pieces" in cut
 
     rows = run_translate(tmp_path, text, place, "--text", "--json", "--n-best", "2").splitlines()
@@ -240,32 +242,32 @@ def test_a_line_of_text_is_a_paragraph(
 
 
 def test_lines_of_several_sentences_are_named_once(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = ["A red dog.", "Two cats! The house is old.", "Mr. Smith has 3.5 dogs.", "A b. C d. E."]
-    run_translate(tmp_path, "".join(line + "\n" for line in lines * 50), place)
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "sentences" in line]
+    run_translate(tmp_path, join_lines(lines * 50), place)
+    warnings = [line for line in read_errors(capsys) if "sentences" in line]
     assert len(warnings) == 1
     assert ":2: has several sentences, and its translation has fewer; give --text" in warnings[0]
-    run_translate(tmp_path, "".join(line + "\n" for line in lines[::2] * 50), place)
-    assert "sentences" not in capsys.readouterr().err
+    run_translate(tmp_path, join_lines(lines[::2] * 50), place)
+    assert "sentences" not in read_stderr(capsys)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@mark.parametrize("workers", ["1", "2"])
 def test_a_refused_line_is_reported_after_the_lines_before_it(
     workers: str,
     place: Path,
     texts: list[str],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """Several processes take lines from the second chunk on, and write what one process writes."""
     monkeypatch.setattr("nmt.system.pool.get_context", lambda _: CONTEXT)
     text = TEXT * 3 + "red dog " * 2_500 + "\nblue\n"
     options = (*BOUNDS, "refuse", "--workers", workers)
     assert run_translate(tmp_path, text, place, *options, code=2).decode().splitlines() == texts * 3
-    errors = capsys.readouterr().err.splitlines()
+    errors = read_errors(capsys)
     assert len(errors) == 1
     expected = r"nmt-translate: error: line 121 has [\d,]+ pieces, more than 40; .*max_source"
     assert re.match(expected, errors[0])
@@ -277,7 +279,7 @@ def test_a_refused_line_is_reported_after_the_lines_before_it(
 def test_figures_beside_the_text(place: Path, translator: Translator, tmp_path: Path) -> None:
     """--json has all of them, and the other formats show some."""
     lines = [*LINES, "", 'w\u2028"x']
-    text = "".join(line + "\n" for line in lines)
+    text = join_lines(lines)
     options = ("--n-best", "2", "--json", "--alignments")
     rows = run_translate(tmp_path, text, place, *options).decode().split("\n")[:-1]
     objects = [json.loads(row) for row in rows]
@@ -289,7 +291,7 @@ def test_figures_beside_the_text(place: Path, translator: Translator, tmp_path: 
         for shown, one in zip(found["candidates"], search_alone(translator, line, 2), strict=True):
             assert shown["text"] == vocab.tgt.decode([one.ids])[0]
             assert shown["pieces"] == vocab.tgt.pieces(one.ids)
-            assert shown["score"] == pytest.approx(one.score, abs=1e-5)
+            assert shown["score"] == approx(one.score, abs=1e-5)
             (links,) = align(translator.model, [ids], [one.ids])
             assert shown["alignment"] == [[s, t] for t, s in enumerate(links)]
 
@@ -301,12 +303,12 @@ def test_figures_beside_the_text(place: Path, translator: Translator, tmp_path: 
     for shown, row in zip(out, objects, strict=True):
         best = row["candidates"][0]
         score, *words = shown.split("\t")
-        assert float(score) == pytest.approx(best["score"], abs=1e-5)
+        assert float(score) == approx(best["score"], abs=1e-5)
         assert words == [best["text"], " ".join(f"{s}-{t}" for s, t in best["alignment"])]
 
 
 def test_options_are_overrides_and_explicit_overrides_win(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     seen: list[SearchRules] = []
 
@@ -337,32 +339,30 @@ def test_options_are_overrides_and_explicit_overrides_win(
 
 
 def test_lines_in_capitals_are_read_in_small_letters_but_scored_as_they_are(
-    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, translator: Translator, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = ["red dog", "RED DOG LIKES THE HOUSE", "RED DOG"]
-    text = "".join(line + "\n" for line in lines)
+    text = join_lines(lines)
     small = [one.text for one in translator.translate(["red dog", "Red dog likes the house"])]
     as_it_is = [one.text for one in translator.translate(lines)]
     say_once.cache_clear()
 
     ours = run_translate(tmp_path, text, place).decode().splitlines()
     assert ours[:2] == [small[0], small[1].upper()] and ours[1] != as_it_is[1]
-    told = [line for line in capsys.readouterr().err.splitlines() if "small letters" in line]
+    told = [line for line in read_errors(capsys) if "small letters" in line]
     assert len(told) == 1 and "decoding.lower_capitals=false" in told[0]
 
     plain = run_translate(tmp_path, text, place, "decoding.lower_capitals=false").decode()
     out = tmp_path / "evaluated"
     evaluate(tmp_path, lines, place, "--output", str(out))
-    assert plain.splitlines() == as_it_is == out.read_text().splitlines()
-    assert "small letters" not in capsys.readouterr().err
+    assert plain.splitlines() == as_it_is == read_text_lines(out)
+    assert "small letters" not in read_stderr(capsys)
 
 
-def test_each_line_begins_with_its_prefix(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_line_begins_with_its_prefix(place: Path, tmp_path: Path, capsys: Capture) -> None:
     begins = ["" if i % 3 else f"hund {line}" for i, line in enumerate(LINES)]
     file = tmp_path / "begins"
-    file.write_text("".join(begin + "\n" for begin in begins))
+    file.write_text(join_lines(begins))
     rows = run_translate(tmp_path, TEXT, place, "--prefix", str(file)).decode().splitlines()
     for row, begin in zip(rows, begins, strict=True):
         assert row.startswith(begin)
@@ -372,16 +372,16 @@ def test_each_line_begins_with_its_prefix(
         (TEXT.partition("\n")[2], "has more lines than the input"),
     ):
         run_translate(tmp_path, text, place, "--prefix", str(file), code=2)
-        assert f"{file}: {problem}" in capsys.readouterr().err
+        assert f"{file}: {problem}" in read_stderr(capsys)
 
 
 def test_models_translate_together_if_they_share_a_vocabulary(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     once = run_translate(tmp_path, TEXT, place)
     capsys.readouterr()
     assert run_translate(tmp_path, TEXT, place, str(place)) == once
-    assert "some of these have the same weights" in capsys.readouterr().err
+    assert "some of these have the same weights" in read_stderr(capsys)
     (tmp_path / "other").mkdir()
     other = make_checkpoint(tmp_path / "other" / "average", make_vocab(tmp_path / "other", 79))
     capsys.readouterr()
@@ -394,24 +394,24 @@ def test_models_translate_together_if_they_share_a_vocabulary(
 # ---- files, stops, processes --------------------------------------------------------------------------------------
 
 
-def test_resuming_completes_the_output(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resuming_completes_the_output(place: Path, tmp_path: Path, capsys: Capture) -> None:
     whole = run_translate(tmp_path, TEXT, place)
     out = tmp_path / "out"
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(out)]
     for size in (0, 1, len(whole) // 3, len(whole) - 1, len(whole)):
         out.write_bytes(whole[:size])
-        assert nmt_translate([*command, "--resume"]) == 0
+        succeed(nmt_translate, *command, "--resume")
         assert out.read_bytes() == whole
     out.write_bytes(b"something else\n")
     assert nmt_translate(command) == 0 and out.read_bytes() == whole  # it begins again
-    assert nmt_translate([str(place), "-i", str(out), "-o", str(out)]) == 2
-    assert "is also input or output" in capsys.readouterr().err and out.read_bytes() == whole
+    assert (
+        "is also input or output" in refuse(capsys, nmt_translate, place, "-i", out, "-o", out)
+        and out.read_bytes() == whole
+    )
 
 
 def test_resuming_with_something_else_is_refused(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     command = [str(place), "-i", str(source), "-o", str(out), "--long-lines", "refuse"]
@@ -423,9 +423,7 @@ def test_resuming_with_something_else_is_refused(
     assert translate("red\nblue\n" + "dog " * 2_000) == 2
     for text, beam in (("red\nblue\ndog\n", "1"), ("blue\nblue\ndog\n", "4")):
         assert translate(text, "--resume", "--beam", beam) == 2
-        assert (
-            "from other lines, by another model or with other settings" in capsys.readouterr().err
-        )
+        assert "from other lines, by another model or with other settings" in read_stderr(capsys)
     # the line that was refused is mended
     assert translate("red\nblue\ndog\n", "--resume", "decoding.batch_tokens=99") == 0
     assert out.read_bytes() == run_translate(tmp_path, source.read_bytes(), place)
@@ -433,7 +431,7 @@ def test_resuming_with_something_else_is_refused(
 
 
 def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_text("red dog\n")
@@ -443,32 +441,34 @@ def test_a_mistake_in_the_prefixes_leaves_the_output_as_it_was(
         ("nowhere", "nowhere: cannot be read"),
         (str(out), "is also input or output"),
     ):
-        assert nmt_translate([*command, prefix]) == 2
-        assert message in capsys.readouterr().err and out.read_text() == "hund\n"
+        assert (
+            message in refuse(capsys, nmt_translate, *command, prefix)
+            and out.read_text() == "hund\n"
+        )
 
 
 def test_a_device_can_be_written_but_not_resumed(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "in").write_text("red dog\n")
     command = [str(place), "-i", str(tmp_path / "in"), "-o", "/dev/null"]
     with open("/dev/null", "ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)  # as another command that writes there
         assert nmt_translate(command) == 0
-    assert "/dev/null" not in capsys.readouterr().err
+    assert "/dev/null" not in read_stderr(capsys)
     assert nmt_translate([*command, "--resume"]) == 2
-    message = capsys.readouterr().err
+    message = read_stderr(capsys)
     assert "/dev/null: is not a regular file" in message and len(message.splitlines()) == 1
 
 
 def test_an_output_longer_than_the_input_cannot_be_resumed(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "in").write_text(TEXT)
     (tmp_path / "out").write_text("hund\n" * 41)
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--resume"]
-    assert nmt_translate(command) == 2
-    assert "in: has 40 lines, fewer than the 41 already done" in capsys.readouterr().err
+    line = refuse(capsys, nmt_translate, *command)
+    assert "in: has 40 lines, fewer than the 41 already done" in line
     (tmp_path / "out").write_text("hund\n" * 40)
     assert nmt_translate(command) == 0 and (tmp_path / "out").read_text() == "hund\n" * 40
 
@@ -479,28 +479,28 @@ def test_a_full_disk_is_a_failure_that_names_the_output(place: Path, tmp_path: P
     with open("/dev/full", "w") as full, open(tmp_path / "in") as source:
         process = start_translate(place, source.fileno(), full.fileno(), errors)
     assert finish(process) == 1
-    (told,) = errors.read_text().splitlines()
+    (told,) = read_text_lines(errors)
     assert "failed: <stdout>: cannot be written (No space left" in told
 
 
-@pytest.mark.parametrize(("closed", "options"), [("stdin", []), ("stdout", ["-i", __file__])])
+@mark.parametrize("closed, options", [("stdin", []), ("stdout", ["-i", __file__])])
 def test_a_closed_stream_is_an_error(
     closed: str,
     options: list[str],
     place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, closed, None)  # as Python finds it after `<&-` or `>&-`
         assert nmt_translate([str(place), *options]) == 2
-    assert "is closed; give -i FILE and -o FILE" in capsys.readouterr().err
+    assert "is closed; give -i FILE and -o FILE" in read_stderr(capsys)
 
 
 STOPS = [(signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGTERM, -15)]
 
 
-@pytest.mark.parametrize(("number", "code"), amount(STOPS[:2], STOPS))
+@mark.parametrize("number, code", amount(STOPS[:2], STOPS))
 def test_a_stop_leaves_whole_lines(
     number: signal.Signals, code: int, place: Path, texts: list[str], tmp_path: Path
 ) -> None:
@@ -521,7 +521,7 @@ def test_a_stop_leaves_whole_lines(
     (tmp_path / "in").write_text(TEXT * 12)
     command = [str(place), "-i", str(tmp_path / "in"), "-o", str(out), "--resume"]
     assert nmt_translate(command) == 0
-    assert out.read_text().splitlines() == texts * 12
+    assert read_text_lines(out) == texts * 12
 
 
 def test_output_comes_before_the_input_ends_and_a_reader_may_leave(
@@ -595,7 +595,7 @@ def test_a_conversation(place: Path, translator: Translator, tmp_path: Path) -> 
 
 
 def test_attention_beside_the_output(
-    place: Path, translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, translator: Translator, tmp_path: Path, capsys: Capture
 ) -> None:
     """The translations are the same, and the map is of the best one, by the first of several models."""
     text, output, attention = (tmp_path / name for name in ("text", "output", "a.json"))
@@ -603,10 +603,10 @@ def test_attention_beside_the_output(
     command = [str(place), str(place), "-i", str(text), "-o", str(output), "--n-best", "2"]
     assert nmt_translate(command) == 0
     alone = output.read_text()
-    assert nmt_translate([*command, "--attention", str(attention)]) == 0
-    assert "the attention of the first model" in capsys.readouterr().err
+    succeed(nmt_translate, *command, "--attention", attention)
+    assert "the attention of the first model" in read_stderr(capsys)
     assert output.read_text() == alone
-    rows = [json.loads(line) for line in attention.read_text().splitlines()]
+    rows = read_json_lines(attention)
     assert [row["line"] for row in rows] == list(range(1, len(LINES) + 1))
     for line, row, best in zip(LINES, rows, translator.translate(LINES), strict=True):
         vocab = translator.vocab
@@ -617,7 +617,7 @@ def test_attention_beside_the_output(
 # ---- other engines ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def exported(place: Path) -> Path:
     from nmt.extras.export.export import export
 
@@ -626,11 +626,9 @@ def exported(place: Path) -> Path:
 
 
 @NEEDS_CT2
-def test_an_export_without_its_engine_is_called_an_export(
-    exported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_without_its_engine_is_called_an_export(exported: Path, capsys: Capture) -> None:
     assert nmt_translate([str(exported)]) == 2
-    message = capsys.readouterr().err
+    message = read_stderr(capsys)
     assert f"{exported}: is an export, not a checkpoint; add --engine ctranslate2" in message
 
 
@@ -640,7 +638,7 @@ def test_ctranslate2_writes_the_same_lines_and_its_name(
     exported: Path,
     translator: Translator,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     import ctranslate2
 
@@ -654,7 +652,7 @@ def test_ctranslate2_writes_the_same_lines_and_its_name(
     assert run_translate(tmp_path, text, exported, *engine, "--beam", "1") == ours
     assert len(set(ours.split(b"\n"))) > 2
     label = f"ctranslate2 {ctranslate2.__version__}, float32"
-    assert label in capsys.readouterr().err
+    assert label in read_stderr(capsys)
     rows = run_translate(tmp_path, text, exported, *engine, "--json").splitlines()
     assert {json.loads(row)["engine"] for row in rows} == {label}
     expected = evaluate(tmp_path, lines, place, "decoding.beam=1")
@@ -664,12 +662,12 @@ def test_ctranslate2_writes_the_same_lines_and_its_name(
 
 
 @NEEDS_CT2
-@pytest.mark.parametrize("command", [nmt_translate, nmt_eval])
+@mark.parametrize("command", [nmt_translate, nmt_eval])
 def test_a_checkpoint_is_not_taken_for_an_export_nor_an_export_for_a_checkpoint(
-    command: Callable[[list[str]], int],
+    command: Main,
     place: Path,
     exported: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     for folder, some in ((place, ["--engine", "ctranslate2"]), (exported, [])):
         assert command([str(folder), *some]) == 2
@@ -679,24 +677,22 @@ def test_a_checkpoint_is_not_taken_for_an_export_nor_an_export_for_a_checkpoint(
 
 
 def test_a_source_in_pieces_is_translated_with_a_warning(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     source = tmp_path / "in"
     source.write_text("red do@@ g\nblue\n" * 3)
-    assert nmt_translate([str(place), "-i", str(source)]) == 0
-    assert (
-        f"warning: {source}:1: BPE was left in: 'red do@@ g', in 3 of 6" in capsys.readouterr().err
-    )
+    succeed(nmt_translate, place, "-i", source)
+    assert f"warning: {source}:1: BPE was left in: 'red do@@ g', in 3 of 6" in read_stderr(capsys)
     source.write_text(TEXT)
-    assert nmt_translate([str(place), "-i", str(source)]) == 0
-    assert "left in" not in capsys.readouterr().err
+    succeed(nmt_translate, place, "-i", source)
+    assert "left in" not in read_stderr(capsys)
 
 
 # ---- mistakes -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@mark.parametrize(
+    "options, message",
     [
         ("--resume", "--resume needs -o"),
         ("--resume -o x --n-best 2", "--json"),
@@ -721,9 +717,9 @@ def test_a_source_in_pieces_is_translated_with_a_warning(
     ],
 )
 def test_options_that_do_not_go_together(
-    options: str, message: str, place: Path, capsys: pytest.CaptureFixture[str]
+    options: str, message: str, place: Path, capsys: Capture
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
+    with raises(SystemExit, match="2"):
         nmt_translate([str(place), *options.split(" ")])
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
@@ -731,18 +727,17 @@ def test_options_that_do_not_go_together(
 
 
 def test_attention_does_not_replace_what_is_read(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     text = tmp_path / "text.html"
     text.write_text(TEXT)
     words = [str(place), "-i", str(text), "-o", str(tmp_path / "out"), "--attention", str(text)]
-    assert nmt_translate(words) == 2
-    assert "is also input or output" in capsys.readouterr().err
+    assert "is also input or output" in refuse(capsys, nmt_translate, *words)
     assert text.read_text() == TEXT
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@mark.parametrize(
+    "options, message",
     [
         ("--n-best 5", "decoding.beam is 2; give --beam 5"),
         ("-i nowhere", "nowhere: cannot be read"),
@@ -759,7 +754,7 @@ def test_attention_does_not_replace_what_is_read(
     ],
 )
 def test_mistakes_are_reported_in_one_line(
-    options: str, message: str, place: Path, capsys: pytest.CaptureFixture[str]
+    options: str, message: str, place: Path, capsys: Capture
 ) -> None:
     kept = {path.name: path.read_bytes() for path in place.iterdir()}
     words = options.format(place=place).split()
@@ -797,9 +792,7 @@ def test_pipes_that_are_set_not_to_wait(place: Path, texts: list[str], tmp_path:
     assert finish(process) == 0
 
 
-def test_standard_output_must_not_be_the_input(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_output_must_not_be_the_input(place: Path, tmp_path: Path, capfd: Capture) -> None:
     """`nmt-translate -i text >> text` would read what it writes."""
     text = tmp_path / "text"
     text.write_text(TEXT)
@@ -812,4 +805,4 @@ def test_standard_output_must_not_be_the_input(
         os.dup2(output, 1)
         os.close(output)
     assert code == 2 and text.read_text() == TEXT
-    assert "standard output: is also input or output" in capfd.readouterr().err
+    assert "standard output: is also input or output" in read_stderr(capfd)

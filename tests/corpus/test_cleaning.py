@@ -4,9 +4,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import raises
 
 from nmt.config import CleanConfig, RunConfig
 from nmt.config_files import load_config, override_config
@@ -102,7 +102,7 @@ def test_repeats_are_those_of_a_set(parts: list[list[int]]) -> None:
         assert find_duplicates(files).tolist() == [n in whole[:i] for i, n in enumerate(whole)]
 
 
-def test_a_preset_fills_in_what_is_not_given(tmp_path: Path) -> None:
+def test_a_preset_fills_in_what_is_not_given() -> None:
     rules = load_config("base-enfr.yaml").data.clean
     assert (rules.max_words, rules.max_ratio, rules.max_pieces) == (175, 1.5, 255)
     rules = load_config("base-enfr.yaml", ["data.clean.max_words=99"]).data.clean
@@ -110,9 +110,9 @@ def test_a_preset_fills_in_what_is_not_given(tmp_path: Path) -> None:
     assert load_config("base.yaml").data.clean == CleanConfig(
         "paper-ende", max_words=None, max_pieces=255
     )
-    with pytest.raises(
+    with raises(
         UserError, match="paper-en-de.* is not one of none, paper-ende, paper-enfr; did you mean"
     ):
         override_config(RunConfig(), ["data.clean.preset=paper-en-de"])
-    with pytest.raises(UserError, match=r"data\.clean\.preset"):
+    with raises(UserError, match=r"data\.clean\.preset"):
         override_config(RunConfig(), ["data.clean.preset=[]"])

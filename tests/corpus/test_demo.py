@@ -2,20 +2,19 @@
 
 import hashlib
 import runpy
-from pathlib import Path
 
-import pytest
+from pytest import fixture
+from support.checkout import ROOT
 
 from nmt.corpus.demo import RANGES, generate_pairs
 
-ROOT = Path(__file__).parents[2]
 # Of all pairs, as the text that the generator makes. Stores and scores of the demo depend on it.
 DIGEST = "553ca7890355fd9cb5c508dfc7f232f5f0e5e4cdb93c093a4e2b61f563c208e7"
 
 Pairs = list[tuple[str, str]]
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def splits() -> dict[str, Pairs]:
     return {split: list(generate_pairs(split)) for split in RANGES}
 

@@ -4,11 +4,10 @@ table in memory.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pytest
 from pyarrow import parquet
+from pytest import mark, raises
 
 from nmt.config import DataConfig
 from nmt.corpus.file_formats import (
@@ -20,6 +19,7 @@ from nmt.corpus.file_formats import (
     rebatch_tables,
 )
 from nmt.system.errors import UserError
+from nmt.system.strict_json import Fields
 
 DATA = DataConfig(src="en", tgt="de")
 
@@ -28,7 +28,7 @@ def jsonl(*lines: str) -> tuple[list[str], list[str], dict[int, str]]:
     return parse_jsonl([f"{line}\n".encode() for line in lines], 1, "x.jsonl", DATA)
 
 
-def table(columns: dict[str, Any]) -> tuple[list[str], list[str], dict[int, str]]:
+def table(columns: Fields) -> tuple[list[str], list[str], dict[int, str]]:
     blocks = list(rebatch_tables([pa.table(columns)], 100, DATA, "x.parquet"))
     assert len(blocks) == 1
     return parse_table(blocks[0], 1, "x.parquet")
@@ -37,7 +37,7 @@ def table(columns: dict[str, Any]) -> tuple[list[str], list[str], dict[int, str]
 # ---- columns ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "row",
     [
         {"de": "d", "id": 1, "en": "e"},
@@ -47,7 +47,7 @@ def table(columns: dict[str, Any]) -> tuple[list[str], list[str], dict[int, str]
         {"id": 3, "translation": {"en": "e", "de": "d"}},
     ],
 )
-def test_columns_bear_the_languages_or_the_sides(row: dict[str, Any]) -> None:
+def test_columns_bear_the_languages_or_the_sides(row: Fields) -> None:
     assert jsonl(json.dumps(row)) == (["e"], ["d"], {})
     assert table({name: [cell] for name, cell in row.items()}) == (["e"], ["d"], {})
 
@@ -59,7 +59,7 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
     )
     assert jsonl('{"en": "a", "fr": "b"}')[2] == {0: f"x.jsonl:1: {what}"}
     parquet.write_table(pa.table({"en": ["a"], "fr": ["b"]}), tmp_path / "x.parquet")
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         list(read_parquet_tables(tmp_path / "x.parquet", DATA))
     assert str(caught.value) == f"{tmp_path}/x.parquet: {what}"
 
@@ -67,8 +67,8 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
 # ---- cells ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("cell", "text"),
+@mark.parametrize(
+    "cell, text",
     [
         ("a\nb\r\n", "a b"),
         ("a\n", "a"),
@@ -86,8 +86,8 @@ def test_a_line_break_within_a_cell_becomes_a_space(cell: str, text: str) -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
+@mark.parametrize(
+    "line, complaint",
     [
         (
             '{"en": "a"',
@@ -164,7 +164,7 @@ def test_a_bad_row_of_a_table_is_named_and_keeps_its_place() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "kind",
     [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())],
 )
@@ -176,12 +176,12 @@ def test_every_kind_of_text_column_is_read(tmp_path: Path, kind: pa.DataType) ->
     assert [parse_table(block, 1, "x") for block in blocks] == [(["a", "é"], ["b", "c"], {})]
 
 
-@pytest.mark.parametrize("name", ["en", "de"])
+@mark.parametrize("name", ["en", "de"])
 def test_two_columns_of_one_name_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "x.parquet"
     columns = [pa.array(["a"]) for _ in range(4)]
     parquet.write_table(pa.table(columns, names=["en", "de", name, "id"]), path)
-    with pytest.raises(UserError, match=rf"x\.parquet: 2 columns have the name '{name}'; rename"):
+    with raises(UserError, match=rf"x\.parquet: 2 columns have the name '{name}'; rename"):
         list(read_parquet_tables(path, DATA))
     parquet.write_table(pa.table(columns, names=["en", "de", "id", "id"]), path)
     assert len(list(read_parquet_tables(path, DATA))) == 1
@@ -190,8 +190,8 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, name: str) -> None:
 # ---- parquet ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 10, 11])
-@pytest.mark.parametrize("group", [1, 4, 100])
+@mark.parametrize("size", [1, 3, 7, 10, 11])
+@mark.parametrize("group", [1, 4, 100])
 def test_tables_are_cut_into_equal_blocks(tmp_path: Path, size: int, group: int) -> None:
     rows = [{"id": i, "translation": {"de": f"d{i}", "en": f"e{i}"}} for i in range(10)]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet", row_group_size=group)
@@ -223,9 +223,7 @@ def test_rows_are_counted_by_metadata(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("a\tb\n")
     (tmp_path / "y.parquet").write_bytes(b"PAR1 no PAR1")
     assert count_rows(tmp_path / "x.parquet") == 123 and count_rows(tmp_path / "x.tsv") is None
-    with pytest.raises(
-        UserError, match="y.parquet: is not a readable parquet file .*; download it again"
-    ):
+    with raises(UserError, match="y.parquet: is not a readable parquet file .*; download it again"):
         count_rows(tmp_path / "y.parquet")
 
 
@@ -241,5 +239,5 @@ def test_a_flipped_byte_under_a_checksum_is_found(tmp_path: Path) -> None:
     content = bytearray((tmp_path / "x.parquet").read_bytes())
     content[content.index(b"Haus\n\0\0\0Hallo") + 11] ^= 1
     (tmp_path / "x.parquet").write_bytes(content)
-    with pytest.raises(UserError, match="x.parquet: is not a readable parquet file"):
+    with raises(UserError, match="x.parquet: is not a readable parquet file"):
         list(read_parquet_tables(tmp_path / "x.parquet", DATA))

@@ -12,10 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from huggingface_hub import constants
 from pyarrow import parquet
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_stderr
 from support.fake_hub import COMMIT, FakeHub, run_hub, use_hub
+from support.text_lines import read_text_lines
 from support.toy_corpus import write_toy_corpus
 from support.waiting import HANG_S
 from support.warm_process import finish, start_command
@@ -27,6 +29,7 @@ from nmt.corpus.ledger import read_ledger
 from nmt.corpus.prepare import prepare
 from nmt.corpus.reader import fetch_files, read_pairs
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 
 SHARDS = [f"de-en/train-0000{i}-of-00003.parquet" for i in range(3)]
 TRAIN = CorpusConfig(dataset="wmt/wmt14", subset="de-en", revision=COMMIT)
@@ -55,7 +58,7 @@ def make_shard(first: int, n: int) -> bytes:
     return out.getvalue()
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def dataset() -> dict[str, bytes]:
     """wmt/wmt14 in small: other subsets, obsolete files, and three shards of more than 200 kB."""
     files = {name: make_shard(4000 * i, 4000) for i, name in enumerate(SHARDS)}
@@ -68,10 +71,8 @@ def dataset() -> dict[str, bytes]:
     }
 
 
-@pytest.fixture
-def hub(
-    dataset: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeHub]:
+@fixture
+def hub(dataset: dict[str, bytes], tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[FakeHub]:
     with run_hub("wmt/wmt14", dict(dataset)) as server:
         use_hub(monkeypatch, server.endpoint, tmp_path / "hub")
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -86,7 +87,7 @@ def fetch(tmp_path: Path, corpus: CorpusConfig = TRAIN) -> list[Path]:
 
 
 def complaint(tmp_path: Path, corpus: CorpusConfig = TRAIN) -> str:
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         fetch(tmp_path, corpus)
     return str(caught.value)
 
@@ -97,7 +98,7 @@ def blobs(tmp_path: Path) -> set[str]:
 
 
 def test_the_files_of_a_split_are_fetched_once_and_read_in_order(
-    hub: FakeHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    hub: FakeHub, tmp_path: Path, capfd: Capture
 ) -> None:
     data = DataConfig(root=str(tmp_path))
     size = sum(len(hub.files[name]) for name in SHARDS)
@@ -107,9 +108,7 @@ def test_the_files_of_a_split_are_fetched_once_and_read_in_order(
     assert hub.served == {name: len(hub.files[name]) for name in SHARDS}
     assert set(hub.tokens) == {None}  # a token is for the hub only
     assert blobs(tmp_path) == {hub.digest(name) for name in SHARDS}
-    assert capfd.readouterr().err == (
-        f"dataset wmt/wmt14 de-en train: downloading {size:,} bytes\n"
-    )
+    assert read_stderr(capfd) == (f"dataset wmt/wmt14 de-en train: downloading {size:,} bytes\n")
     assert [path.resolve().name for path in fetch(tmp_path)] == list(map(hub.digest, SHARDS))
     assert hub.served.total() == size
 
@@ -157,20 +156,18 @@ def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(
 
 
 def test_a_store_that_would_not_fit_is_refused_before_the_work(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     size = sum(len(hub.files[name]) for name in SHARDS)
     data = DataConfig(root=str(tmp_path), store=str(tmp_path / "store"), train=(TRAIN,))
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2 * size}))
-    with pytest.raises(
-        UserError, match=rf"store: not enough disk space: about {6 * size:,} bytes are"
-    ):
+    with raises(UserError, match=rf"store: not enough disk space: about {6 * size:,} bytes are"):
         prepare(data, VocabConfig(), 1)
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
+@mark.parametrize(
+    "changed, expected",
     [
         (
             {"revision": "v2"},
@@ -198,9 +195,9 @@ def test_what_the_hub_does_not_have_is_named(
     assert not hub.served
 
 
-@pytest.mark.parametrize("revision", [None, "main", COMMIT])
+@mark.parametrize("revision", [None, "main", COMMIT])
 def test_without_the_hub_the_cache_is_read(
-    revision: str | None, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    revision: str | None, hub: FakeHub, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     corpus = CorpusConfig(dataset="wmt/wmt14", subset="de-en", revision=revision)
     paths = fetch(tmp_path, corpus)
@@ -215,7 +212,7 @@ def test_without_the_hub_the_cache_is_read(
 
 
 def test_what_another_program_left_in_the_cache_is_read_without_the_hub(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """`datasets` keeps no list of all files, and `hf download --include` may leave the card out."""
     names = [path.name for path in fetch(tmp_path)]
@@ -271,7 +268,7 @@ def test_a_store_from_the_hub_records_the_sha256_that_the_hub_names(
 
         assert finish(start()) == 0
         assert server.served == {name: len(dataset[name]) for name in SHARDS[1:]}
-        ledger = json.loads((tmp_path / "store" / "ledger.json").read_text())
+        ledger = read_json(tmp_path / "store" / "ledger.json")
         found = {file["name"]: file["sha256"] for file in ledger["corpora"][0]["files"]}
         address = f"hf://datasets/wmt/wmt14@{COMMIT}"
         assert found == {f"{address}/{name}": server.digest(name) for name in SHARDS}
@@ -285,7 +282,7 @@ def test_the_shipped_config_of_a_dataset_makes_the_store_of_the_same_text(tmp_pa
     layout = corpus / "bentrevett" / "multi30k"
     layout.mkdir(parents=True)
     for split, name in (("train", "train"), ("valid", "val"), ("test", "test")):
-        sides = [(corpus / f"{split}.{side}").read_text().splitlines() for side in ("en", "de")]
+        sides = [read_text_lines(corpus / f"{split}.{side}") for side in ("en", "de")]
         rows = [json.dumps({"en": en, "de": de}) + "\n" for en, de in zip(*sides, strict=True)]
         (layout / f"{name}-0.jsonl").write_text(rows[0])
         (layout / f"{name}-1.jsonl").write_text("".join(rows[1:]))

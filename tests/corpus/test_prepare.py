@@ -3,7 +3,6 @@ accounted for.
 """
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_stderr
+from support.checkout import ROOT
 from support.rings import amount
 from support.stored_text import read_training_pairs
 from support.waiting import until
@@ -28,11 +29,10 @@ from nmt.corpus.prepare import WORK_FOLDER, prepare
 from nmt.data.store import open_store
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
-from nmt.system.files import digest_file, lock, verify, write_json
+from nmt.system.files import digest_file, lock, read_json, verify, write_json
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
+from nmt.system.strict_json import Fields
 
-Capture = pytest.CaptureFixture[str]
-REPOSITORY = Path(__file__).parents[2]
 VOCAB = VocabConfig(size=60)
 SYLLABLES = "ba de fi go hu ja ke li mo nu pa re si to vu wa xe yi zo".split()
 
@@ -48,7 +48,7 @@ def write_pairs(path: Path, pairs: list[tuple[str, str]]) -> CorpusConfig:
     return CorpusConfig(file=path.name)
 
 
-@pytest.fixture
+@fixture
 def root(tmp_path: Path) -> Path:
     """Two training corpora, with lines that must go, and a dev set, with lines that must stay."""
     folder = tmp_path / "raw"
@@ -91,7 +91,7 @@ def give_model(root: Path, store: str = "store", vocab: VocabConfig = VOCAB) -> 
 
 
 def refuse(data: DataConfig, message: str, vocab: VocabConfig = VOCAB) -> None:
-    with pytest.raises(UserError, match=message) as caught:
+    with raises(UserError, match=message) as caught:
         prepare(data, vocab, 1)
     assert "\n" not in str(caught.value)
 
@@ -108,12 +108,11 @@ def contents(store: str | Path) -> dict[str, object]:
     return files | {key: value for key, value in ledger.items() if key != "command"}
 
 
-def ledger_of(store: str | Path) -> dict[str, Any]:
-    ledger: dict[str, Any] = json.loads((Path(store) / LEDGER_FILE).read_text())
-    return ledger
+def ledger_of(store: str | Path) -> Fields:
+    return read_json(Path(store) / LEDGER_FILE)
 
 
-def interrupt(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupt(data: DataConfig, monkeypatch: MonkeyPatch) -> Path:
     """Stop a preparation when all stages are done; returns its work folder."""
 
     def stop(*_: object, known: object = None) -> None:
@@ -121,7 +120,7 @@ def interrupt(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.prepare.seal", stop)
-        with pytest.raises(KeyboardInterrupt):
+        with raises(KeyboardInterrupt):
             prepare(data, VOCAB, 1)
     return Path(data.store) / WORK_FOLDER
 
@@ -160,7 +159,7 @@ def test_the_dev_set_is_taken_as_it_is(root: Path) -> None:
 def test_without_a_dev_set_there_is_none(root: Path) -> None:
     store = make(config(root, valid=None))
     assert not list(store.glob("valid*"))
-    with pytest.raises(UserError, match="has no valid split"):
+    with raises(UserError, match="has no valid split"):
         open_store(store, "valid")
 
 
@@ -172,7 +171,7 @@ def test_sides_that_do_not_belong_together_and_a_dev_set_that_is_tested_on_are_w
     def find_warnings(name: str, tgt: list[str], src: list[str] = lines, **changes: Any) -> str:
         train = write_pairs(root / f"{name}.tsv", list(zip(src, tgt, strict=True)))
         make(config(root, name, train=(train,), **changes))
-        return capsys.readouterr().err
+        return read_stderr(capsys)
 
     dev = CorpusConfig(src="dev.en", tgt="dev.de")
     written = find_warnings("shifted", [*lines[1:], lines[0]], valid=dev, test=dev)
@@ -222,7 +221,7 @@ def test_the_ledger_accounts_for_every_line(root: Path) -> None:
 
 
 def test_equal_whatever_the_workers_the_place_and_the_clock(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """Dev and test set have several shards too."""
     pairs = [(line(i), line(i + 1)) for i in range(0, 600, 3)]
@@ -299,7 +298,7 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     stores = sorted(tmp_path.glob("store-*"))
@@ -308,7 +307,7 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_bytes(
     assert all(contents(store) == undisturbed for store in stores)
 
 
-def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_stages_are_not_done_again(root: Path, monkeypatch: MonkeyPatch) -> None:
     interrupt(config(root), monkeypatch)
 
     def fail(*_: object) -> None:
@@ -320,16 +319,16 @@ def test_finished_stages_are_not_done_again(root: Path, monkeypatch: pytest.Monk
 
 
 def test_an_unfinished_preparation_follows_changed_settings(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: MonkeyPatch
 ) -> None:
     truth = contents(make(config(root, "truth", valid=None), VocabConfig(size=50)))
     interrupt(config(root), monkeypatch)
     assert contents(make(config(root, valid=None), VocabConfig(size=50))) == truth
 
 
-@pytest.mark.parametrize("content", [b"", None])
+@mark.parametrize("content", [b"", None])
 def test_a_stage_without_a_whole_done_file_is_done_again(
-    root: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+    root: Path, monkeypatch: MonkeyPatch, content: bytes | None
 ) -> None:
     truth = contents(make(config(root, "truth")))
     for done in interrupt(config(root), monkeypatch).glob("*/done.json"):
@@ -337,9 +336,7 @@ def test_a_stage_without_a_whole_done_file_is_done_again(
     assert contents(make(config(root))) == truth
 
 
-def test_what_another_version_left_is_not_continued(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_version_left_is_not_continued(root: Path, monkeypatch: MonkeyPatch) -> None:
     truth = contents(make(config(root, "truth")))
     with monkeypatch.context() as patch:
         patch.setattr("nmt.corpus.stages.LAYOUT", 1)
@@ -352,9 +349,9 @@ def test_what_another_version_left_is_not_continued(
 # ---- rules over the whole text, and what is given -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_dropped", [False, True])
+@mark.parametrize("is_dropped", [False, True])
 def test_repeats_are_counted_always_and_dropped_on_request(
-    root: Path, monkeypatch: pytest.MonkeyPatch, is_dropped: bool
+    root: Path, monkeypatch: MonkeyPatch, is_dropped: bool
 ) -> None:
     rng = Random(5)
     pairs = [(line(rng.randrange(40)), line(rng.randrange(3))) for _ in range(400)]
@@ -370,9 +367,7 @@ def test_repeats_are_counted_always_and_dropped_on_request(
         assert corpus["dropped"].get("duplicate") == (n if is_dropped else None)
 
 
-@pytest.mark.parametrize(
-    "rule, gone", [("keep", []), ("drop-pairs", [4]), ("drop-sides", [4, 8, 10])]
-)
+@mark.parametrize("rule, gone", [("keep", []), ("drop-pairs", [4]), ("drop-sides", [4, 8, 10])])
 def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(
     root: Path, rule: str, gone: list[int]
 ) -> None:
@@ -393,7 +388,7 @@ def test_sentences_of_dev_and_test_are_counted_always_and_dropped_on_request(
 def test_a_test_set_matters_only_where_it_decides(root: Path, capsys: Capture) -> None:
     lost = CorpusConfig(file="lost.tsv")
     make(config(root, test=lost))
-    assert "not searched for sentences of the test set" in capsys.readouterr().err
+    assert "not searched for sentences of the test set" in read_stderr(capsys)
     strict = CleanConfig(held_out="drop-pairs")
     refuse(config(root, "two", test=lost, clean=strict), r"lost\.tsv: not found")
 
@@ -435,7 +430,7 @@ def test_a_given_model_is_used_and_held_on_to(root: Path) -> None:
 
 
 def test_a_full_disk_is_told_with_figures_and_nothing_is_lost(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: MonkeyPatch
 ) -> None:
     truth = contents(make(config(root, "truth")))
     message = r": about [\d,]+ bytes are needed in all, and [\d,]+ are free; free"
@@ -543,7 +538,7 @@ def test_weights_leave_the_store_as_it_is_and_may_change(root: Path) -> None:
     assert [share.stored for share in mixture.shares] == sizes
     assert [share.drawn for share in mixture.shares] == [round(0.5 * sizes[0]), 80]
     assert describe_mixture(mixture, weighted).endswith(", 80 of b.tsv (32)")
-    with pytest.raises(UserError, match=r"ledger\.json: has corpora of .* prepare another data"):
+    with raises(UserError, match=r"ledger\.json: has corpora of .* prepare another data"):
         find_mixture(ledger, weighted, n_pairs + 1)
 
 
@@ -567,8 +562,8 @@ def test_a_rule_keeps_its_counts_whatever_it_is_called(root: Path) -> None:
     assert read_ledger(store).corpora[0].dropped == dropped
 
 
-@pytest.mark.parametrize(
-    ("changes", "size", "named"),
+@mark.parametrize(
+    "changes, size, named",
     [
         ({}, 50, "vocab.size 60 -> 50"),
         ({"clean": CleanConfig()}, 60, "data.clean.max_words 20 -> 250"),
@@ -578,7 +573,7 @@ def test_a_rule_keeps_its_counts_whatever_it_is_called(root: Path) -> None:
     ],
 )
 def test_other_settings_are_refused_by_name(
-    root: Path, changes: dict[str, Any], size: int, named: str
+    root: Path, changes: Fields, size: int, named: str
 ) -> None:
     make(config(root))
     message = rf"prepared with other settings \(.*{named}.*\); give another data\.store=DIR"
@@ -601,9 +596,7 @@ def test_changed_inputs_are_noticed(root: Path) -> None:
     assert not prepare(config(root), VOCAB, 1)
 
 
-def test_a_file_changed_while_it_is_read_is_refused(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_changed_while_it_is_read_is_refused(root: Path, monkeypatch: MonkeyPatch) -> None:
     def change_and_digest(path: Path) -> str:
         os.utime(root / "b.tsv", (1e9, 1e9))
         return digest_file(path)
@@ -615,7 +608,7 @@ def test_a_file_changed_while_it_is_read_is_refused(
 
 
 def test_a_store_in_a_folder_that_cannot_be_written_is_recognised(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: MonkeyPatch
 ) -> None:
     make(config(root))
 
@@ -626,20 +619,18 @@ def test_a_store_in_a_folder_that_cannot_be_written_is_recognised(
     assert not prepare(config(root), VOCAB, 1)
 
 
-@pytest.mark.parametrize(
-    "damage", ["vocab.model", "train.src.ids.npy", "ledger.json", "manifest.json"]
-)
+@mark.parametrize("damage", ["vocab.model", "train.src.ids.npy", "ledger.json", "manifest.json"])
 def test_a_damaged_store_is_not_taken_for_a_whole_one(root: Path, damage: str) -> None:
     (make(config(root)) / damage).write_text("{}")
     refuse(config(root), "damaged")
 
 
-def test_a_config_may_have_any_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_may_have_any_name(root: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["nmt-prepare", "--config", "b\udce9.yaml"])
     assert ledger_of(make(config(root)))["command"] == "nmt-prepare --config 'b\udce9.yaml'"
 
 
-@pytest.mark.parametrize("file", ["done.json", "00000.npz"], ids=["finished", "begun"])
+@mark.parametrize("file", ["done.json", "00000.npz"], ids=["finished", "begun"])
 def test_two_processes_do_not_meet(file: str, root: Path) -> None:
     work = root.parent / "store" / WORK_FOLDER
     (work / "train.0").mkdir(parents=True)
@@ -659,7 +650,7 @@ def test_whoever_waits_takes_the_store_that_another_has_made(root: Path, capsys:
     with ThreadPoolExecutor() as pool:
         with lock(store / WORK_FOLDER, "preparing"):
             is_new = pool.submit(prepare, data, VOCAB, 1, patience_s=60.0)
-            until(lambda: "waiting for it" in capsys.readouterr().err)
+            until(lambda: "waiting for it" in read_stderr(capsys))
             shutil.copytree(done, store, dirs_exist_ok=True)
             shutil.rmtree(store / WORK_FOLDER)
         assert is_new.result(60) is False
@@ -672,8 +663,8 @@ def test_a_work_folder_that_is_a_link_is_refused(root: Path) -> None:
     refuse(config(root), "is a link; remove it")
 
 
-@pytest.mark.parametrize(
-    ("changes", "size", "message"),
+@mark.parametrize(
+    "changes, size, message",
     [
         ({"train": ()}, 60, "data.train: no corpus given"),
         ({"train": (CorpusConfig(src="gone.en", tgt="a.de"),)}, 60, "gone.en: not found"),
@@ -695,9 +686,7 @@ def test_a_work_folder_that_is_a_link_is_refused(root: Path) -> None:
         ({"store": "raw"}, 60, "exists but is not a prepared store"),
     ],
 )
-def test_mistakes_leave_no_store(
-    root: Path, changes: dict[str, Any], size: int, message: str
-) -> None:
+def test_mistakes_leave_no_store(root: Path, changes: Fields, size: int, message: str) -> None:
     refuse(config(root, **changes), re.escape(message), VocabConfig(size=size))
     assert not (root / MANIFEST_FILE).exists()
     work = root.parent / "store" / WORK_FOLDER
@@ -713,7 +702,7 @@ def test_the_command_says_where_and_that_it_is_done(root: Path, capsys: Capture)
     arguments = ["--config", str(path), f"data.store={root}/made"]
     for message in (f"prepared: {root}/made", f"already prepared: {root}/made"):
         assert main(arguments) == 0
-        assert message in capsys.readouterr().err
+        assert message in read_stderr(capsys)
     assert main([*arguments, "vocab.size=41"]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("nmt-prepare: error: ") and captured.err.count("\n") == 1

@@ -6,7 +6,6 @@ import gzip
 import json
 import lzma
 import os
-import random
 import re
 import shutil
 import struct
@@ -15,12 +14,15 @@ import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
+from support.capture import Capture, read_stderr
+from support.checkout import ROOT
 from support.packing import tar, zstd
 from support.rings import amount
 
@@ -62,7 +64,7 @@ def read(corpus: CorpusConfig, root: Path, src: str = "en", tgt: str = "de") -> 
 
 
 def complaint(corpus: CorpusConfig, root: Path, src: str = "en", tgt: str = "de") -> str:
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         read(corpus, root, src, tgt)
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(str(root), "ROOT")
@@ -71,7 +73,7 @@ def complaint(corpus: CorpusConfig, root: Path, src: str = "en", tgt: str = "de"
 # ---- every route gives the same pairs ---------------------------------------------------------------------------
 
 
-@pytest.fixture
+@fixture
 def root(tmp_path: Path) -> Path:
     """PAIRS in every form that is read."""
     for i, language in enumerate(("en", "de")):
@@ -124,7 +126,7 @@ EVERY_FORM = [
 ]
 
 
-@pytest.fixture
+@fixture
 def hub(root: Path) -> Path:
     """A folder as wmt/wmt14 lies on the hub: shards with a `translation` column, and a README that
     names them.
@@ -143,9 +145,7 @@ def hub(root: Path) -> Path:
     return root
 
 
-def test_the_hubs_layout_through_datasets_equals_direct_parquet(
-    hub: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_hubs_layout_through_datasets_equals_direct_parquet(hub: Path, capfd: Capture) -> None:
     corpus = CorpusConfig(dataset="wmt/wmt14", subset="de-en")
     assert read(corpus, hub) == read(CorpusConfig(file="nested.parquet"), hub) == PAIRS
     assert read(corpus, hub, "de", "en") == [Pair(t, s) for s, t in PAIRS]
@@ -157,12 +157,10 @@ def test_the_hubs_layout_through_datasets_equals_direct_parquet(
     assert [file.name[:11] for file in files] == ["train-00000", "train-00001"]
     (hub / "wmt" / "wmt14" / "README.md").unlink()
     assert read(corpus, hub) == PAIRS
-    assert capfd.readouterr().err == ""
+    assert read_stderr(capfd) == ""
 
 
-def test_folders_of_save_to_disk_equal_parquet(
-    root: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_of_save_to_disk_equal_parquet(root: Path, capfd: Capture) -> None:
     """Whatever an earlier save, `map` and `filter` left in them."""
     import datasets
 
@@ -188,7 +186,7 @@ def test_folders_of_save_to_disk_equal_parquet(
     assert read(CorpusConfig(dataset="sub/two", split="dev"), root) == PAIRS[:1]
     files = find_local_files(one, DataConfig(root=str(root)))
     assert [file.name for file in files] == [f"data-0000{i}-of-00002.arrow" for i in range(2)]
-    assert capfd.readouterr().err == ""
+    assert read_stderr(capfd) == ""
 
     assert (
         complaint(CorpusConfig(dataset="one", split="dev"), root)
@@ -216,7 +214,7 @@ def test_folders_of_save_to_disk_equal_parquet(
     assert "ROOT/one/state.json: not found; give the whole folder" in complaint(one, root)
 
 
-@pytest.mark.parametrize("place", [1, 100, 399])
+@mark.parametrize("place", [1, 100, 399])
 def test_a_damaged_arrow_file_is_named(place: int, tmp_path: Path) -> None:
     """Arrow reads offsets as they are, and the process would end with SIGSEGV."""
     import datasets
@@ -228,7 +226,7 @@ def test_a_damaged_arrow_file_is_named(place: int, tmp_path: Path) -> None:
     offset = content.index(struct.pack("<4i", 0, 7, 14, 21)) + 4 * place
     content[offset : offset + 4] = struct.pack("<i", 2**31 - 1)
     file.write_bytes(content)
-    with pytest.raises(UserError, match="dataset saved train: .*[Oo]ffset"):
+    with raises(UserError, match="dataset saved train: .*[Oo]ffset"):
         read(CorpusConfig(dataset="saved"), tmp_path)
 
 
@@ -257,9 +255,7 @@ def test_a_dataset_with_a_missing_shard_or_several_subsets_is_refused(hub: Path)
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["/etc/hosts", "../../nested.jsonl", "https://127.0.0.1:9/x.jsonl"]
-)
+@mark.parametrize("name", ["/etc/hosts", "../../nested.jsonl", "https://127.0.0.1:9/x.jsonl"])
 def test_a_card_cannot_name_files_outside_of_its_dataset(name: str, hub: Path) -> None:
     card = hub / "wmt" / "wmt14" / "README.md"
     card.write_text(card.read_text().replace("de-en/train-*", name))
@@ -281,8 +277,8 @@ def test_the_settings_of_a_card_are_used(root: Path) -> None:
 TWO = CorpusConfig(src="x.en", tgt="x.de")
 
 
-@pytest.mark.parametrize(
-    ("en", "de", "message"),
+@mark.parametrize(
+    "en, de, message",
     [
         (b"", b"a\n", "ROOT/x.en: is empty; it should hold one sentence per line"),
         (b"a\n", b"", "ROOT/x.de: is empty"),
@@ -314,8 +310,8 @@ def test_two_files_name_the_mistake(
     assert complaint(TWO, tmp_path).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("corpus", "message"),
+@mark.parametrize(
+    "corpus, message",
     [
         (
             CorpusConfig(file="x.csv"),
@@ -350,9 +346,9 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@mark.parametrize("seed", range(3))
 def test_a_lost_line_is_found_by_the_lengths_of_the_lines(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
+    draw = Random(seed)
     sides: list[list[str]] = [
         list(side) for side in zip(*islice(demo.generate_pairs("train"), 1500), strict=True)
     ]
@@ -371,9 +367,7 @@ def test_a_lost_line_is_found_by_the_lengths_of_the_lines(tmp_path: Path, seed: 
     assert found[5] == ("x.en", "x.de")[side] and (found[3] == "a line is") == (n == 1)
 
 
-def test_a_side_that_ends_too_early_is_called_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_side_that_ends_too_early_is_called_so(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.corpus.reader.PAIRS_AT_ONCE", 90)  # it is read in several blocks
     english, german = zip(*islice(demo.generate_pairs("train"), 300), strict=True)
     (tmp_path / "x.en").write_text("\n".join(english))
@@ -391,8 +385,8 @@ def blocks(corpus: CorpusConfig, root: Path, size: int) -> list[Block]:
     return list(read_blocks(corpus, DataConfig(root=str(root), on_bad_line="skip"), size))
 
 
-@pytest.mark.parametrize("corpus", EVERY_FORM, ids=describe_corpus)
-@pytest.mark.parametrize("size", [1, 5, 100])
+@mark.parametrize("corpus", EVERY_FORM, ids=describe_corpus)
+@mark.parametrize("size", [1, 5, 100])
 def test_every_form_gives_the_same_pairs_in_blocks_of_one_size(
     root: Path, corpus: CorpusConfig, size: int
 ) -> None:
@@ -412,7 +406,7 @@ def test_every_form_gives_the_same_pairs_in_blocks_of_one_size(
 )
 @settings(max_examples=amount(20, 100))
 def test_what_is_left_out_never_shifts_the_rest(
-    tmp_path_factory: pytest.TempPathFactory, cells: list[tuple[str | None, str | None]], size: int
+    tmp_path_factory: TempPathFactory, cells: list[tuple[str | None, str | None]], size: int
 ) -> None:
     root = tmp_path_factory.mktemp("x")
     pairs = [
@@ -468,7 +462,7 @@ def test_a_local_copy_and_an_offline_run_touch_no_network_and_no_hub_is_one_mess
         **os.environ,
         "HF_HOME": str(hub / "cache"),
         "HF_HUB_OFFLINE": "0",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED],
@@ -496,8 +490,8 @@ def test_a_local_copy_and_an_offline_run_touch_no_network_and_no_hub_is_one_mess
         )
 
 
-@pytest.fixture
-def test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@fixture
+def test_set(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """The folder where sacreBLEU keeps wmt14/full, here, and no way to download it."""
     from sacrebleu.dataset import DATASETS
 
@@ -524,7 +518,7 @@ def test_sacrebleu_without_network_is_one_message_each_time(test_set: Path) -> N
 # ---- demo and names ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tgt", ["./x.en", "hard.de", "soft.de"])
+@mark.parametrize("tgt", ["./x.en", "hard.de", "soft.de"])
 def test_one_file_is_not_two_sides(tgt: str, tmp_path: Path) -> None:
     """A model that learned to copy would be the first to say so."""
     (tmp_path / "x.en").write_text("one dog\n")
@@ -534,12 +528,12 @@ def test_one_file_is_not_two_sides(tgt: str, tmp_path: Path) -> None:
     if tgt == "./x.en":
         assert complaint == "src and tgt are both 'x.en'; give two different files"
     else:
-        with pytest.raises(UserError, match=f"{tgt}: is the same file as .*x.en; give two"):
+        with raises(UserError, match=f"{tgt}: is the same file as .*x.en; give two"):
             find_local_files(CorpusConfig(src="x.en", tgt=tgt), DataConfig(root=str(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    ("encode", "message"),
+@mark.parametrize(
+    "encode, message",
     [
         (lambda text: text.encode("utf-16"), "x.en:1: is UTF-16 or UTF-32; convert it"),
         (lambda text: gzip.compress(text.encode()), r"x.en:1:\d: byte .* is not valid UTF-8"),
@@ -550,7 +544,7 @@ def test_another_encoding_is_named_before_its_number_of_lines(
 ) -> None:
     (tmp_path / "x.en").write_bytes(encode("one dog\n" * 10))
     (tmp_path / "x.de").write_text("ein Hund\n" * 10)
-    with pytest.raises(UserError, match=message):
+    with raises(UserError, match=message):
         read(CorpusConfig(src="x.en", tgt="x.de"), tmp_path)
 
 

@@ -16,7 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.checkout import ROOT
 from support.needs import REAL_TEXT, needs_text
+from support.text_lines import join_lines
 
 from nmt.config import CorpusConfig, DataConfig
 from nmt.corpus import test_sets as testsets
@@ -29,11 +32,11 @@ REF = ["Ein Hund sieht das Café.", "Große Katzen & kleine Katzen", "Ein Haus z
 
 
 def sha(lines: list[str]) -> str:
-    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode("utf-8")).hexdigest()
+    return hashlib.sha256(join_lines(lines).encode("utf-8")).hexdigest()
 
 
 def write(path: Path, lines: list[str]) -> None:
-    text = "".join(f"{line}\n" for line in lines).encode()
+    text = join_lines(lines).encode()
     path.write_bytes(
         gzip.compress(text)
         if path.suffix == ".gz"
@@ -43,8 +46,13 @@ def write(path: Path, lines: list[str]) -> None:
     )
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def put(data: DataConfig, name: str, lines: list[str]) -> None:
+    """Write a file beside the corpora."""
+    write(Path(data.root) / name, lines)
+
+
+@fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """sacreBLEU's folder, empty, and toys in the place of newstest2013 and newstest2012."""
     from sacrebleu.dataset import DATASETS
 
@@ -70,14 +78,14 @@ def fill(cache: Path, name: str, src: list[str], ref: list[str]) -> None:
         write(cache / name / f"{name.replace('/', '_')}.en-de.{field}", lines)
 
 
-@pytest.fixture
+@fixture
 def data(tmp_path: Path) -> DataConfig:
     (tmp_path / "root").mkdir()
     return DataConfig(root=str(tmp_path / "root"))
 
 
 def complaint(name: str, data: DataConfig) -> str:
-    with pytest.raises(UserError) as error:
+    with raises(UserError) as error:
         testsets.open_test_set(name, data)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -101,7 +109,7 @@ def test_years_are_names_of_sets_that_sacrebleu_has() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["newstest2013", "wmt13"])
+@mark.parametrize("name", ["newstest2013", "wmt13"])
 def test_a_set_by_either_name_from_sacrebleus_cache(
     cache: Path, data: DataConfig, name: str
 ) -> None:
@@ -120,8 +128,8 @@ def test_a_set_by_either_name_from_sacrebleus_cache(
     assert testsets.open_test_set(CorpusConfig(sacrebleu=name), data).known_as == "newstest2013"
 
 
-@pytest.mark.parametrize(
-    ("names", "asked"),
+@mark.parametrize(
+    "names, asked",
     [
         (("newstest2013.en", "newstest2013.de"), "newstest2013"),
         (("newstest2013.en", "newstest2013.de"), "wmt13"),
@@ -133,17 +141,17 @@ def test_a_set_from_files_beside_the_corpora(
     data: DataConfig, names: tuple[str, str], asked: str
 ) -> None:
     assert "is not in sacreBLEU's cache" in complaint(asked, data)
-    write(Path(data.root) / names[0], SRC)
+    put(data, names[0], SRC)
     assert "is not in sacreBLEU's cache" in complaint(asked, data)  # one side is no set
-    write(Path(data.root) / names[1], REF)
+    put(data, names[1], REF)
     assert testsets.open_test_set(asked, data).known_as == "newstest2013"
     # as a config names it; nmt-prepare searches the training text for these pairs
     corpus = CorpusConfig(sacrebleu=asked)
     found = testsets.open_test_set(corpus, data)
     assert (found.name, found.known_as) == (f"sacrebleu {asked}", "newstest2013")
     assert list(read_pairs(corpus, data)) == list(zip(SRC, REF, strict=True))
-    write(Path(data.root) / names[1], REF[::-1])
-    with pytest.raises(UserError, match="is not the de side of newstest2013"):
+    put(data, names[1], REF[::-1])
+    with raises(UserError, match="is not the de side of newstest2013"):
         testsets.open_test_set(corpus, data)
 
 
@@ -155,7 +163,7 @@ def test_the_folders_of_the_corpora_are_looked_into(data: DataConfig) -> None:
         ("mine.en", SRC[:2]),
         ("mine.de", REF[:2]),
     ):
-        write(Path(data.root) / "news" / name, lines)
+        put(data, f"news/{name}", lines)
     data = replace(data, train=(CorpusConfig(src="news/train.en", tgt="news/train.de"),))
     assert testsets.open_test_set("newstest2013", data).known_as == "newstest2013"
     mine = testsets.open_test_set("mine", data)  # any name will do
@@ -164,8 +172,8 @@ def test_the_folders_of_the_corpora_are_looked_into(data: DataConfig) -> None:
 
 def test_sacrebleus_copy_goes_before_files(cache: Path, data: DataConfig) -> None:
     fill(cache, "wmt13", SRC, REF)
-    write(Path(data.root) / "newstest2013.en", ["other"])
-    write(Path(data.root) / "newstest2013.de", ["anderes"])
+    put(data, "newstest2013.en", ["other"])
+    put(data, "newstest2013.de", ["anderes"])
     assert testsets.open_test_set("newstest2013", data).src == SRC
 
 
@@ -176,7 +184,7 @@ def test_nothing_there_is_one_line_with_the_remedies(data: DataConfig) -> None:
         "because HF_HUB_OFFLINE is set; give local files instead, "
         f"{{src: FILE, tgt: FILE}} (or put newstest2014.en and newstest2014.de into {root})"
     )
-    with pytest.raises(UserError, match="or put newstest2014.en and newstest2014.de into"):
+    with raises(UserError, match="or put newstest2014.en and newstest2014.de into"):
         testsets.open_test_set(CorpusConfig(sacrebleu="wmt14/full"), data)
     for typo, meant in (
         ("newstest14", "newstest2014"),
@@ -220,7 +228,7 @@ def test_the_folder_that_SACREBLEU_names_is_read_without_a_network(
         **os.environ,
         "SACREBLEU": str(cache),
         "HF_HUB_OFFLINE": "0",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
         [sys.executable, "-c", NO_NETWORK],
@@ -240,8 +248,8 @@ def test_the_folder_that_SACREBLEU_names_is_read_without_a_network(
 
 
 def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
-    write(Path(data.root) / "newstest2013.en", [line + " \r" for line in SRC])
-    write(Path(data.root) / "newstest2013.de", [line.replace("5 %", "5\u00a0%") for line in REF])
+    put(data, "newstest2013.en", [line + " \r" for line in SRC])
+    put(data, "newstest2013.de", [line.replace("5 %", "5\u00a0%") for line in REF])
     by_name = testsets.open_test_set("newstest2013", data)
     # The same text as from elsewhere
     assert (by_name.known_as, by_name.src, by_name.ref) == ("newstest2013", SRC, REF)
@@ -251,8 +259,8 @@ def test_spaces_and_line_ends_do_not_make_another_set(data: DataConfig) -> None:
     # As it lies, as validation reads it
     assert as_files.known_as == "newstest2013" and as_files.ref[2] == "Ein Haus zu 5\u00a0%"
     # Moses' tokenizer makes one word of two around this one, and so would shorten the reference.
-    write(Path(data.root) / "newstest2013.de", [line.replace("5 %", "5\x1c%") for line in REF])
-    with pytest.raises(UserError, match="is not the de side of newstest2013"):
+    put(data, "newstest2013.de", [line.replace("5 %", "5\x1c%") for line in REF])
+    with raises(UserError, match="is not the de side of newstest2013"):
         testsets.open_test_set("newstest2013", data)
 
 
@@ -266,15 +274,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("what", "src", "ref"), [(what, *sides) for what, sides in CHANGES.items()]
-)
+@mark.parametrize("what, src, ref", [(what, *sides) for what, sides in CHANGES.items()])
 def test_another_text_is_refused_by_name_and_warned_of_in_files(
     cache: Path, data: DataConfig, what: str, src: list[str], ref: list[str]
 ) -> None:
     side, language, k = ("source", "en", 0) if src != SRC else ("reference", "de", 1)
     for name, lines in (("newstest2013.en", src), ("newstest2013.de", ref)):
-        write(Path(data.root) / name, lines)
+        put(data, name, lines)
     file = Path(data.root) / f"newstest2013.{language}"
     remedy = "replace it with the real test set, or remove it so that sacreBLEU downloads it"
     assert (
@@ -295,7 +301,7 @@ def test_another_text_is_refused_by_name_and_warned_of_in_files(
 
 def test_files_are_known_by_what_they_hold(data: DataConfig) -> None:
     for name, lines in (("a.en", SRC), ("a.de", REF), ("b.de", ["Ja"] * 4), ("b.en", ["Yes"] * 4)):
-        write(Path(data.root) / name, lines)
+        put(data, name, lines)
     found = testsets.open_test_set(CorpusConfig(src="a.en", tgt="a.de"), data)
     assert (found.name, found.known_as) == ("a.en + a.de", "newstest2013")
     back = testsets.open_test_set(
@@ -315,10 +321,10 @@ def test_files_are_known_by_what_they_hold(data: DataConfig) -> None:
     )  # it names no set, so nothing is expected of it
 
 
-@pytest.mark.parametrize("name", ["newstest2012", "newstest2016", "wmt14"])
+@mark.parametrize("name", ["newstest2012", "newstest2016", "wmt14"])
 def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> None:
     for language, lines in (("en", SRC), ("de", REF)):
-        write(Path(data.root) / f"{name}.{language}", lines)
+        put(data, f"{name}.{language}", lines)
     assert complaint(name, data).startswith(
         f"{data.root}/{name}.en and {data.root}/{name}.de are newstest2013, not {name}; "
         "replace it with the real test set"
@@ -334,7 +340,7 @@ def test_a_known_set_under_the_name_of_another(data: DataConfig, name: str) -> N
 
 
 def test_the_lines_of_the_filtered_set(
-    cache: Path, data: DataConfig, monkeypatch: pytest.MonkeyPatch
+    cache: Path, data: DataConfig, monkeypatch: MonkeyPatch
 ) -> None:
     src, ref = [f"line {i % 3000}" for i in range(3003)], [f"Zeile {i}" for i in range(3003)]
     toy = replace(PAPER_TEST_SET, texts=({"en": sha(src), "de": sha(ref)},))
@@ -364,8 +370,8 @@ def test_the_lines_of_the_filtered_set(
 GERMAN_NEWS, FRENCH_NEWS = "news-en-de", "news-en-fr"
 
 
-@pytest.mark.parametrize(
-    ("folder", "tgt", "name", "n"),
+@mark.parametrize(
+    "folder, tgt, name, n",
     [
         pytest.param(GERMAN_NEWS, "de", "newstest2012", 3003, marks=needs_text(GERMAN_NEWS)),
         pytest.param(GERMAN_NEWS, "de", "newstest2013", 3000, marks=needs_text(GERMAN_NEWS)),
@@ -373,7 +379,7 @@ GERMAN_NEWS, FRENCH_NEWS = "news-en-de", "news-en-fr"
     ],
 )
 def test_the_real_newstests(
-    monkeypatch: pytest.MonkeyPatch, folder: str, tgt: str, name: str, n: int
+    monkeypatch: MonkeyPatch, folder: str, tgt: str, name: str, n: int
 ) -> None:
     monkeypatch.setattr(testsets, "KNOWN_SETS", KNOWN_SETS)
     data = DataConfig(root=str(REAL_TEXT / folder), tgt=tgt)

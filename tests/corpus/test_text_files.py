@@ -3,14 +3,14 @@ never silent.
 """
 
 import io
-import random
 import re
 import zipfile
 from pathlib import Path
+from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import MonkeyPatch, mark, raises
 from support.packing import pack, pack_archive, tar
 
 from nmt.corpus.text_files import TextFile, decode_lines, read_line_blocks, read_lines
@@ -31,7 +31,7 @@ def lines_of(text: TextFile, size: int = 7) -> list[str]:
 
 
 def complaint(text: TextFile) -> str:
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         lines_of(text)
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(str(text.path.parent), "ROOT")
@@ -48,8 +48,8 @@ def brute(content: bytes) -> list[str]:
 # ---- lines ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("content", "lines"),
+@mark.parametrize(
+    "content, lines",
     [
         (b"a\nb\n", ["a", "b"]),
         (b"a\nb", ["a", "b"]),
@@ -92,11 +92,11 @@ def test_a_line_is_complained_of_exactly_where_python_cannot_decode_it(raw: list
             assert texts[i] == "" and bad[i].startswith(f"x:{i + 5}:{error.start + 1}: byte 0x")
 
 
-@pytest.mark.parametrize("suffix", PACKINGS)
+@mark.parametrize("suffix", PACKINGS)
 def test_packed_lines_equal_brute_force_and_the_share_grows_to_one(
     tmp_path: Path, suffix: str
 ) -> None:
-    draw = random.Random(1)
+    draw = Random(1)
     content = (
         "".join(draw.choice("ab é\n\n\r\u2028\u0085\v\f\0😀") for _ in range(20_000)).encode()
         + b"end"
@@ -119,7 +119,7 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize("suffix", ARCHIVES)
+@mark.parametrize("suffix", ARCHIVES)
 def test_a_member_streams_from_its_archive(tmp_path: Path, suffix: str) -> None:
     inner = "training/b.en.gz"
     contents = {name: text.encode() for name, text in MEMBERS.items()} | {
@@ -139,7 +139,7 @@ def test_a_member_streams_from_its_archive(tmp_path: Path, suffix: str) -> None:
     assert shares == sorted(shares) and shares[-1] == 1
 
 
-@pytest.mark.parametrize("suffix", PACKINGS[1:])
+@mark.parametrize("suffix", PACKINGS[1:])
 def test_a_packed_member_is_unpacked_and_a_leading_dot_does_not_matter(
     tmp_path: Path, suffix: str
 ) -> None:
@@ -154,10 +154,10 @@ def test_a_packed_member_is_unpacked_and_a_leading_dot_does_not_matter(
     )
 
 
-@pytest.mark.parametrize("suffix", [".tgz", ".tar.xz", ".tbz2"])
+@mark.parametrize("suffix", [".tgz", ".tar.xz", ".tbz2"])
 def test_damage_behind_the_member_is_found_too(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
-    packed = bytearray(pack(tar({"a": b"a\n", "b": random.Random(0).randbytes(300_000)}), suffix))
+    packed = bytearray(pack(tar({"a": b"a\n", "b": Random(0).randbytes(300_000)}), suffix))
     path.write_bytes(packed)
     assert lines_of(TextFile(path, "a")) == ["a"]
     packed[-50_000] ^= 1
@@ -169,9 +169,7 @@ def test_damage_behind_the_member_is_found_too(tmp_path: Path, suffix: str) -> N
 
 def test_a_damaged_member_of_a_zip_is_found(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
-    packed = bytearray(
-        pack_archive({"a": random.Random(0).randbytes(9_000).hex(" ").encode()}, "x.zip")
-    )
+    packed = bytearray(pack_archive({"a": Random(0).randbytes(9_000).hex(" ").encode()}, "x.zip"))
     packed[4_000] ^= 1
     path.write_bytes(packed)
     assert complaint(TextFile(path, "a")).startswith("ROOT/x.zip:a: is corrupt after line 0 (")
@@ -185,7 +183,7 @@ def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
     assert message == "ROOT/x.zip:a: is encrypted; decrypt the archive"
 
 
-@pytest.mark.filterwarnings("ignore:Duplicate name")
+@mark.filterwarnings("ignore:Duplicate name")
 def test_a_zip_with_two_members_of_one_name_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr("a", "first\n")
@@ -197,9 +195,9 @@ def test_a_zip_with_two_members_of_one_name_is_refused(tmp_path: Path) -> None:
 # ---- damage -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [*PACKINGS[1:], ".tgz", ".tar", ".zip"])
+@mark.parametrize("suffix", [*PACKINGS[1:], ".tgz", ".tar", ".zip"])
 def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) -> None:
-    content = "".join(f"{random.Random(i).random()}\n" for i in range(5000)).encode()
+    content = "".join(f"{Random(i).random()}\n" for i in range(5000)).encode()
     is_archive = suffix in ARCHIVES
     path, member = tmp_path / f"x.en{suffix}", "x.en" if is_archive else None
     packed = pack_archive({"x.en": content}, suffix) if is_archive else pack(content, suffix)
@@ -214,7 +212,7 @@ def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path, suffix: str) 
         )
 
 
-@pytest.mark.parametrize("suffix", PACKINGS[1:])
+@mark.parametrize("suffix", PACKINGS[1:])
 def test_a_damaged_second_part_is_not_taken_for_the_end(tmp_path: Path, suffix: str) -> None:
     part = bytearray(pack(b"a\n" * 9, suffix))
     (tmp_path / f"x{suffix}").write_bytes(part + part)
@@ -228,7 +226,7 @@ def test_a_damaged_second_part_is_not_taken_for_the_end(tmp_path: Path, suffix: 
     assert lines_of(TextFile(tmp_path / "x.xz")) == ["a"]
 
 
-@pytest.mark.parametrize("suffix", PACKINGS[1:])
+@mark.parametrize("suffix", PACKINGS[1:])
 def test_text_named_as_if_packed_is_refused(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"x{suffix}").write_bytes(b"plain text\n" * 100)
     assert complaint(TextFile(tmp_path / f"x{suffix}")).startswith(
@@ -243,10 +241,8 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
     assert complaint(TextFile(tmp_path)).endswith("cannot be read (Is a directory)")
 
 
-def test_lines_are_counted_through_all_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_counted_through_all_blocks(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.corpus.text_files.LINES_AT_ONCE", 2)
     (tmp_path / "x").write_bytes(b"a\nb\nc\nd\n\xff\n")
-    with pytest.raises(UserError, match="x:5:1: byte 0xff"):
+    with raises(UserError, match="x:5:1: byte 0xff"):
         list(read_lines(TextFile(tmp_path / "x")))

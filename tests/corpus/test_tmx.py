@@ -4,7 +4,7 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
+from pytest import mark, raises
 from support.packing import pack, pack_archive
 
 from nmt.config import CorpusConfig, DataConfig
@@ -32,8 +32,8 @@ def read(body: str, src: str = "en", tgt: str = "de", size: int = 7) -> list[tup
     return pairs + reader.feed(b"", is_last=True)
 
 
-@pytest.mark.parametrize(
-    ("sides", "src", "tgt", "pair"),
+@mark.parametrize(
+    "sides, src, tgt, pair",
     [
         ((("en", "a"), ("de", "b")), "en", "de", ("a", "b")),
         ((("DE", "b"), ("EN-us", "a")), "en", "de", ("a", "b")),
@@ -43,7 +43,7 @@ def read(body: str, src: str = "en", tgt: str = "de", size: int = 7) -> list[tup
         ((("en", "a"), ("fr", "b")), "en", "de", None),
     ],
 )
-@pytest.mark.parametrize("attribute", ["xml:lang", "lang"])
+@mark.parametrize("attribute", ["xml:lang", "lang"])
 def test_languages_are_found_however_they_are_written(
     sides: Sequence[tuple[str, str]],
     src: str,
@@ -54,8 +54,8 @@ def test_languages_are_found_however_they_are_written(
     assert read(unit(*sides, attribute=attribute), src, tgt) == ([pair] if pair else [])
 
 
-@pytest.mark.parametrize(
-    ("seg", "text"),
+@mark.parametrize(
+    "seg, text",
     [
         ("x &amp; y &lt;z&gt; &#228; <![CDATA[<b>]]>", "x & y <z> \u00e4 <b>"),
         (
@@ -73,7 +73,7 @@ def test_text_stays_and_markup_goes(seg: str, text: str) -> None:
         assert read(unit(("en", seg), ("de", "b")), size=size) == [(text, "b")]
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zip", ".utf-16"])
+@mark.parametrize("suffix", [".gz", ".zip", ".utf-16"])
 def test_the_reader_takes_it_packed_and_in_blocks(suffix: str, tmp_path: Path) -> None:
     pairs = [Pair(f"source {i}", f"Ziel {i} \u00e4") for i in range(10)]
     text = HEAD + "".join(unit(("en", src), ("de", tgt)) for src, tgt in pairs) + TAIL
@@ -107,8 +107,8 @@ ENCODINGS = (
 BOMB = '<!DOCTYPE tmx [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
+@mark.parametrize(
+    "content, message",
     [
         (HEAD + unit(("en", "a & b"), ("de", "c")) + TAIL, r"x\.tmx:6:\d+: is not well-formed XML"),
         (HEAD + unit(("en", "a"), ("de", "b")), r"x\.tmx:7:1: is not well-formed XML \(no element"),
@@ -128,7 +128,7 @@ BOMB = '<!DOCTYPE tmx [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
 def test_what_is_wrong_is_named(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.tmx").write_text(content)
     data = DataConfig(root=str(tmp_path), on_bad_line="skip")
-    with pytest.raises(UserError, match=message):
+    with raises(UserError, match=message):
         list(read_pairs(CorpusConfig(file="x.tmx"), data))
 
 

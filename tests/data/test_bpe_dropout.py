@@ -3,15 +3,15 @@ others.
 """
 
 import math
-import random
 from collections.abc import Callable
 from itertools import pairwise
+from random import Random
 
 import numpy as np
-import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import mark
 from support.sentencepieces import train_sentencepiece
 from support.toy_corpus import sentences
 
@@ -94,14 +94,14 @@ def merge_one_by_one(
         word = [*word[:i], word[i] + word[i + 1], *word[i + 2 :]]
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5])
+@mark.parametrize("rate", [0.1, 0.5])
 def test_as_long_and_as_often_changed_as_by_the_papers_algorithm(rate: float) -> None:
     _, processor = MODELS[False]
     scores = {
         processor.id_to_piece(i): processor.get_score(i)
         for i in range(4, processor.get_piece_size())
     }
-    draw = random.Random(1).random
+    draw = Random(1).random
     old, new = draw_pieces(False, LINES, rate)
     ours, theirs = [], []
     for a, b in zip(old, new, strict=True):

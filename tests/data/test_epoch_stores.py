@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.block_faults import die, slow
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors, train_toy
 from support.forks import run_on_ranks
@@ -36,9 +36,9 @@ def write_store(folder: Path, model: bytes, sides: dict[str, list[str]]) -> None
     seal(folder)
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original") / "store"
+@fixture(scope="module")
+def original(module_path: Path) -> Path:
+    folder = module_path / "store"
     folder.mkdir()
     pairs = sentences(N, 0)
     lines = [line for pair in pairs for line in pair]
@@ -49,13 +49,13 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@fixture
 def store(original: Path, tmp_path: Path) -> Path:
     return shutil.copytree(original, tmp_path / "store")
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture
+def here(monkeypatch: MonkeyPatch) -> None:
     """Draw in this process, which saves the start of others."""
     monkeypatch.setattr(
         epoch_stores, "map_in_order", lambda work, tasks, workers: (work(task) for task in tasks)
@@ -96,7 +96,7 @@ def share_equal(a: Rows, b: Rows) -> float:
 # ---- what is drawn ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("here")
+@mark.usefixtures("here")
 def test_the_same_text_in_other_pieces(store: Path) -> None:
     vocab = Vocab.load(store / VOCAB_FILE)
     for old, new in zip(read_stored(store), draw_epoch(store, 0), strict=True):
@@ -104,7 +104,7 @@ def test_the_same_text_in_other_pieces(store: Path) -> None:
         assert share_equal(old, new) < 0.9
 
 
-@pytest.mark.usefixtures("here")
+@mark.usefixtures("here")
 def test_epochs_seeds_and_sides_draw_apart(store: Path) -> None:
     draws = [draw_epoch(store, 0), draw_epoch(store, 1), draw_epoch(store, 0, seed=2)]
     for i, j in ((0, 1), (0, 2), (1, 2)):
@@ -116,14 +116,14 @@ def test_epochs_seeds_and_sides_draw_apart(store: Path) -> None:
     assert share_equal(src, tgt) < 0.5
 
 
-@pytest.mark.usefixtures("here")
+@mark.usefixtures("here")
 def test_at_a_vanishing_rate_the_stored_pieces_come_back(store: Path) -> None:
     assert draw_epoch(store, 0, rate=1e-9) == read_stored(store)
     assert draw_epoch(store, 0, rate=0.0) == read_stored(store)
     assert len(list(store.with_name("store.epochs").iterdir())) == 1  # none for rate 0
 
 
-@pytest.mark.usefixtures("here")
+@mark.usefixtures("here")
 def test_unknown_characters_stay_and_too_many_pieces_keep_what_is_stored(store: Path) -> None:
     old, free = read_stored(store), draw_epoch(store, 0, rate=0.9)
     limited = draw_epoch(store, 0, rate=0.9, max_pieces=20)
@@ -136,7 +136,7 @@ def test_unknown_characters_stay_and_too_many_pieces_keep_what_is_stored(store: 
         assert limited[side] == expected
 
 
-@pytest.mark.usefixtures("here")
+@mark.usefixtures("here")
 def test_another_store_under_the_same_name_is_drawn_anew(store: Path) -> None:
     before = draw_epoch(store, 0)
     for part in ("ids", "offsets"):
@@ -150,16 +150,14 @@ def test_a_model_that_is_not_a_bpe_is_refused(store: Path) -> None:
     lines = [line for pair in sentences(N, 0) for line in pair]
     model = train_sentencepiece(lines, 50, model_type="unigram")
     write_store(store, model, {"src": lines[:100], "tgt": lines[:100]})
-    with pytest.raises(UserError, match=r"not a BPE .* vocab\.bpe_dropout=0"):
+    with raises(UserError, match=r"not a BPE .* vocab\.bpe_dropout=0"):
         EpochStores(store, 0.1, 1, None, 1)
 
 
 # ---- who draws it, and when -------------------------------------------------------------------------------------
 
 
-def test_other_processes_draw_what_this_one_would(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processes_draw_what_this_one_would(store: Path, monkeypatch: MonkeyPatch) -> None:
     truth = draw_epoch(store, 3)
     shutil.rmtree(store.with_name("store.epochs"))
     monkeypatch.setattr(epoch_stores, "draw_block", slow)
@@ -199,7 +197,7 @@ def test_two_ranks_draw_an_epoch_once(store: Path, tmp_path: Path) -> None:
     assert names_of_epochs(store) == ["epoch-000001", "epoch-000002"]
 
 
-@pytest.mark.usefixtures("here")
+@mark.usefixtures("here")
 def test_epochs_left_behind_go_and_come_back_for_who_needs_them(store: Path) -> None:
     ahead, behind = (EpochStores(store, 0.1, 1, None, 1) for _ in range(2))
     first = rows_of(behind(0).src)
@@ -213,7 +211,7 @@ def test_epochs_left_behind_go_and_come_back_for_who_needs_them(store: Path) -> 
 # ---- training on top ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("here")
+@mark.usefixtures("here")
 def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
     one, two, plain = (tmp_path / name for name in ("one", "two", "plain"))
     settings = (
@@ -231,9 +229,9 @@ def test_training_continues_exactly(toy: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_is_one_line_and_leaves_no_half_epoch(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epoch_stores, "draw_block", die)
-    with pytest.raises(UserError, match="killed"):
+    with raises(UserError, match="killed"):
         draw_epoch(store, 0, workers=2)
     assert names_of_epochs(store) == []

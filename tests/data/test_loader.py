@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
-import pytest
-import torch
+from pytest import mark, raises
+from support.processor import ALONE, CPU
 
 from nmt.config import Grouping, TrainingConfig
 from nmt.data.batch import Batch
@@ -20,7 +19,6 @@ from nmt.system.ranks import World
 
 MICRO_TOKENS = 60
 CONFIG = TrainingConfig(src_tokens=200, tgt_tokens=200)
-CPU = torch.device("cpu")
 
 
 def make_store(n: int = 200) -> TokenStore:
@@ -34,7 +32,7 @@ def make_store(n: int = 200) -> TokenStore:
 
 START = Cursor()
 MIXTURE = Mixture((CorpusShare(50, 125), CorpusShare(150, 30)))
-with_every_order = pytest.mark.parametrize(
+with_every_order = mark.parametrize(
     "grouping, mixture", [("random", None), ("length", None), ("random", MIXTURE)]
 )
 
@@ -104,9 +102,7 @@ def test_each_epoch_is_read_from_its_own_store() -> None:
     stores = {epoch: make_store(100 + 50 * epoch) for epoch in range(2, 5)}
     seen: list[Update] = []
     with Loader(
-        make_updates(
-            lambda epoch: stores[epoch], CONFIG, MICRO_TOKENS, 7, Cursor(2, 3), World(0, 1, CPU)
-        )
+        make_updates(lambda epoch: stores[epoch], CONFIG, MICRO_TOKENS, 7, Cursor(2, 3), ALONE)
     ) as updates:
         while not seen or seen[-1].next_cursor.epoch < 4:
             seen.append(next(updates))
@@ -115,7 +111,7 @@ def test_each_epoch_is_read_from_its_own_store() -> None:
     assert whole == sorted(rows(make_batch(stores[3], np.arange(250))))
 
 
-@pytest.mark.parametrize("size", [2, 7])
+@mark.parametrize("size", [2, 7])
 @with_every_order
 def test_ranks_share_each_update_without_loss_or_double(
     grouping: Grouping, mixture: Mixture | None, size: int
@@ -139,15 +135,15 @@ def test_ranks_share_each_update_without_loss_or_double(
         )
 
 
-def test_an_error_in_the_thread_reaches_the_trainer(tmp_path: Path) -> None:
+def test_an_error_in_the_thread_reaches_the_trainer() -> None:
     store = make_store()
     # Ids that are not there
     broken = TokenStore(Side(store.src.ids[:10], store.src.offsets), store.tgt)
     with (
         Loader(
-            make_updates(lambda epoch: broken, CONFIG, MICRO_TOKENS, 7, Cursor(), World(0, 1, CPU))
+            make_updates(lambda epoch: broken, CONFIG, MICRO_TOKENS, 7, Cursor(), ALONE)
         ) as updates,
-        pytest.raises(UserError, match="the token store: is damaged"),
+        raises(UserError, match="the token store: is damaged"),
     ):
         for _ in islice(iter(lambda: next(updates), None), 5):
             pass
@@ -157,11 +153,11 @@ def test_constant_shapes_hold_the_same_sentences() -> None:
     store = make_store()
     shape = choose_shape(store.src.lengths, store.tgt.lengths, MICRO_TOKENS)
     with Loader(
-        make_updates(lambda epoch: store, CONFIG, MICRO_TOKENS, 7, START, World(0, 1, CPU), shape)
+        make_updates(lambda epoch: store, CONFIG, MICRO_TOKENS, 7, START, ALONE, shape)
     ) as updates:
         taken = [next(updates) for _ in range(10)]
     with Loader(
-        make_updates(lambda epoch: store, CONFIG, shape.tgt_tokens, 7, START, World(0, 1, CPU))
+        make_updates(lambda epoch: store, CONFIG, shape.tgt_tokens, 7, START, ALONE)
     ) as updates:
         plainly = [next(updates) for _ in range(10)]
     for update, plain in zip(taken, plainly, strict=True):

@@ -3,9 +3,9 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import approx, raises
 
 from nmt.config import CorpusConfig, DataConfig, TrainingConfig
 from nmt.data.mixture import CorpusShare, Mixture, compute_weights, make_mixture
@@ -76,7 +76,7 @@ def test_a_plan_has_every_drawn_pair_once_within_the_budget(grouping: str, seed:
             found += micro.tolist()
     assert sorted(found) == sorted(mixture.draw_rows(seed, 1).tolist())
     drawn = np.mean([lengths[1][mixture.draw_rows(seed, epoch)].sum() for epoch in range(300)])
-    assert mixture.count_tokens(lengths[1]) == pytest.approx(drawn, rel=0.01)
+    assert mixture.count_tokens(lengths[1]) == approx(drawn, rel=0.01)
 
 
 def test_a_temperature_evens_out_and_keeps_the_length_of_an_epoch() -> None:
@@ -90,9 +90,7 @@ def test_a_temperature_evens_out_and_keeps_the_length_of_an_epoch() -> None:
 
 
 def test_a_weight_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"data\.train\[2\]: 7 pairs with a weight of 0\.05 make up less"
-    ):
+    with raises(UserError, match=r"data\.train\[2\]: 7 pairs with a weight of 0\.05 make up less"):
         make_mixture(weighted(None, None, 0.05, None), SIZES)
     assert compute_weights(weighted(None, 2.5), (1, 1)) == [1.0, 2.5]
     assert Mixture((CorpusShare(0, 0),)).draw_rows(1, 1).dtype == np.uint32

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch, mark
 
 from nmt.config import TrainingConfig
 from nmt.data import plan as plan_module
@@ -49,7 +49,7 @@ def test_as_if_made_pair_by_pair(
     rng = np.random.default_rng(seed)
     lengths = np.minimum(rng.integers(1, 60, (2, n)), longest).astype(np.int32)
     lengths[rng.integers(2), rng.integers(n)] = longest
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "SPAN", piece)
         plan = plan_epoch(lengths[0], lengths[1], seed, epoch, CONFIG, micro_tokens)
     order = (
@@ -116,7 +116,7 @@ def test_classes_of_length() -> None:
         assert of_class.max() <= 1.1 * of_class.min()
 
 
-@pytest.mark.parametrize("longest, kind", [(255, np.uint8), (256, np.uint16), (65_536, np.uint32)])
+@mark.parametrize("longest, kind", [(255, np.uint8), (256, np.uint16), (65_536, np.uint32)])
 def test_small_types_hold_what_they_must(longest: int, kind: type) -> None:
     lengths = np.array([longest, 3])
     plan = plan_epoch(lengths, lengths, 1, 0, CONFIG, MICRO_TOKENS)

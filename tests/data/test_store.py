@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import pytest
+from pytest import MonkeyPatch, fixture, mark, raises
 from support.untrained import make_vocab
 
 from nmt.data.store import ArrayWriter, SideWriter, open_store
@@ -24,9 +24,9 @@ def sentences(n: int, seed: int) -> Sentences:
     return [random.integers(0, 65_535, random.integers(0, 12)).tolist() for _ in range(n)]
 
 
-def write(folder: Path, split: str, sides: dict[str, Sentences], chunk: int) -> None:
+def write(folder: Path, sides: dict[str, Sentences], chunk: int) -> None:
     for side, lines in sides.items():
-        with closing(SideWriter(folder, split, side)) as writer:
+        with closing(SideWriter(folder, "train", side)) as writer:
             for i in range(0, len(lines), chunk):
                 some = lines[i : i + chunk]
                 writer.append(
@@ -36,7 +36,7 @@ def write(folder: Path, split: str, sides: dict[str, Sentences], chunk: int) -> 
             assert writer.n_pieces == sum(map(len, lines))
 
 
-@pytest.fixture
+@fixture
 def sides() -> dict[str, Sentences]:
     return {
         "src": [[1, 2, 65_534], [], [7], *sentences(200, 0)],
@@ -44,12 +44,12 @@ def sides() -> dict[str, Sentences]:
     }
 
 
-@pytest.fixture
+@fixture
 def folder(tmp_path: Path, sides: dict[str, Sentences]) -> Path:
     store = tmp_path / "store"
     store.mkdir()
     (store / VOCAB_FILE).write_bytes(b"a model")
-    write(store, "train", sides, chunk=7)
+    write(store, sides, chunk=7)
     seal(store)
     return store
 
@@ -68,7 +68,7 @@ def test_reads_back_what_was_appended(folder: Path, sides: dict[str, Sentences])
 
 
 def test_counts_the_pairs_that_it_shares_with_others(
-    folder: Path, sides: dict[str, Sentences], monkeypatch: pytest.MonkeyPatch
+    folder: Path, sides: dict[str, Sentences], monkeypatch: MonkeyPatch
 ) -> None:
     """Of the others, some are the store's; some have only the same sums, or one side in common."""
     monkeypatch.setattr("nmt.data.store.SEARCHED_PAIRS", 50)
@@ -93,10 +93,10 @@ def test_array_file_is_byte_for_byte_numpys_own(tmp_path: Path) -> None:
 
 
 def test_refuses_an_empty_split(tmp_path: Path) -> None:
-    write(tmp_path, "train", {"src": [], "tgt": []}, chunk=1)
+    write(tmp_path, {"src": [], "tgt": []}, chunk=1)
     (tmp_path / VOCAB_FILE).write_bytes(b"")
     seal(tmp_path)
-    with pytest.raises(UserError, match=r"its train split has no sentences; .*nmt-prepare again"):
+    with raises(UserError, match=r"its train split has no sentences; .*nmt-prepare again"):
         open_store(tmp_path, "train")
 
 
@@ -108,30 +108,30 @@ def test_refuses_another_bpe_model(folder: Path, tmp_path: Path) -> None:
         assert load_vocab(folder).digest == vocab.digest
         open_store(folder, "train", vocab)
         for wrong in (another, other):
-            with pytest.raises(UserError, match="made with another BPE model"):
+            with raises(UserError, match="made with another BPE model"):
                 open_store(folder, "train", wrong)
 
 
 def test_names_what_is_missing(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="contains no prepared data; run nmt-prepare first"):
+    with raises(UserError, match="contains no prepared data; run nmt-prepare first"):
         open_store(tmp_path / "nothing", "train")
-    with pytest.raises(UserError, match=r"has no valid split; set data\.valid"):
+    with raises(UserError, match=r"has no valid split; set data\.valid"):
         open_store(folder, "valid")
 
 
-@pytest.mark.parametrize("name", ["train.src.ids.npy", "train.tgt.offsets.npy"])
-@pytest.mark.parametrize("damage", ["cut", "longer", "gone"])
+@mark.parametrize("name", ["train.src.ids.npy", "train.tgt.offsets.npy"])
+@mark.parametrize("damage", ["cut", "longer", "gone"])
 def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
     content = (folder / name).read_bytes()
     (folder / name).unlink()
     if damage != "gone":
         (folder / name).write_bytes(content[:-2] if damage == "cut" else content + b"\0\0")
-    with pytest.raises(UserError, match=rf"{name}: is (damaged|missing).*use another copy"):
+    with raises(UserError, match=rf"{name}: is (damaged|missing).*use another copy"):
         open_store(folder, "train")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
+@mark.parametrize(
+    "wrong, message",
     [
         (np.zeros(4, np.int32), "not a one-dimensional array of int64"),
         (np.zeros((4, 1), np.int64), "not a one-dimensional array of int64"),
@@ -143,12 +143,12 @@ def test_names_the_damaged_file(folder: Path, name: str, damage: str) -> None:
 def test_refuses_sealed_nonsense(folder: Path, wrong: np.ndarray, message: str) -> None:
     np.save(folder / "train.src.offsets.npy", wrong, allow_pickle=True)
     seal(folder)
-    with pytest.raises(UserError, match=message):
+    with raises(UserError, match=message):
         open_store(folder, "train")
 
 
 def test_refuses_sides_of_unequal_length(folder: Path, sides: dict[str, Sentences]) -> None:
-    write(folder, "train", {"tgt": sides["tgt"][:-1]}, chunk=50)
+    write(folder, {"tgt": sides["tgt"][:-1]}, chunk=50)
     seal(folder)
-    with pytest.raises(UserError, match="203 source and 202 target sentences"):
+    with raises(UserError, match="203 source and 202 target sentences"):
         open_store(folder, "train")

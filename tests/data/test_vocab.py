@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_stderr
 from support.sentencepieces import train_sentencepiece
 
 from nmt.config import VocabConfig
@@ -44,12 +45,12 @@ def train_model(lines: Sequence[str], config: VocabConfig, tags: Sequence[str] =
         return train_bpe(Path(folder) / "words.tsv", config, tags)
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def model() -> bytes:
     return train_model(LINES, VocabConfig(size=SIZE))
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def vocab(model: bytes) -> Vocab:
     return Vocab(model)
 
@@ -95,7 +96,7 @@ def test_with_byte_fallback_nothing_is_unknown() -> None:
     assert UNK not in ids[0] and vocab.decode(ids) == ["the \N{SNOWMAN} 漢字"]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text",
     [
         "“quietly” — ½ of them, naïve",
@@ -159,8 +160,8 @@ def test_the_same_lines_give_the_same_bytes(model: bytes) -> None:
     assert train_model(LINES, VocabConfig(size=SIZE)) == model
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
+@mark.parametrize(
+    "size, message",
     [
         (5000, r"vocab\.size: 5000 is too large .* use at most (\d+)"),
         (
@@ -169,31 +170,29 @@ def test_the_same_lines_give_the_same_bytes(model: bytes) -> None:
         ),
     ],
 )
-def test_an_impossible_size_names_the_possible(
-    size: int, message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(UserError, match=message) as caught:
+def test_an_impossible_size_names_the_possible(size: int, message: str, capfd: Capture) -> None:
+    with raises(UserError, match=message) as caught:
         train_model(LINES, VocabConfig(size=size))
     found = re.search(message, str(caught.value))
     assert found
     bound = int(found[1])
     assert Vocab(train_model(LINES, VocabConfig(size=bound))).size == bound
-    assert capfd.readouterr().err == ""
+    assert read_stderr(capfd) == ""
 
 
-@pytest.mark.parametrize("lines", [[], ["", " "], ["x" * 5000]])
+@mark.parametrize("lines", [[], ["", " "], ["x" * 5000]])
 def test_no_text_is_refused(lines: list[str]) -> None:
-    with pytest.raises(UserError, match="no text to learn the BPE from"):
+    with raises(UserError, match="no text to learn the BPE from"):
         train_model(lines, VocabConfig(size=100))
 
 
 def test_a_file_that_is_no_model_is_named(tmp_path: Path, model: bytes) -> None:
     path = tmp_path / "vocab.model"
-    with pytest.raises(UserError, match=r"vocab\.model: cannot be read \(No such file"):
+    with raises(UserError, match=r"vocab\.model: cannot be read \(No such file"):
         Vocab.load(path)
     for damaged in (b"", b"rubbish", model[:-5]):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"vocab\.model: damaged BPE model"):
+        with raises(UserError, match=r"vocab\.model: damaged BPE model"):
             Vocab.load(path)
     path.write_bytes(model)
     assert Vocab.load(path).digest == Vocab(model).digest
@@ -202,7 +201,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path, model: bytes) -> None:
 def test_a_model_with_other_special_ids_is_refused(tmp_path: Path) -> None:
     defaults = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}  # SentencePiece's
     (tmp_path / "other.model").write_bytes(train_sentencepiece(LINES, SIZE, **defaults))
-    with pytest.raises(
+    with raises(
         UserError, match=r"other\.model: BPE model with pad, unk, bos, eos = \(-1, 0, 1, 2\)"
     ):
         Vocab.load(tmp_path / "other.model")
@@ -214,7 +213,7 @@ TAG, URL = "<bt>", "<url>"
 WITH_SYMBOLS = ["a <url> b", "see (<url>), or <url><url>", "<bt> the fox", "x<bt>y", ">>de<<"]
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def symbols() -> Vocab:
     config = VocabConfig(size=SIZE, user_symbols=(URL,))
     return Vocab(train_model([*LINES, *WITH_SYMBOLS * 50], config, [TAG, ">>de<<", URL]))
@@ -235,9 +234,9 @@ def test_a_user_symbol_is_one_piece_wherever_it_occurs(symbols: Vocab) -> None:
         assert symbols.decode([ids])[0].count(URL) == line.count(URL)
 
 
-@pytest.mark.parametrize("symbol", ["the", "<none>", "<s>", "<unk>", "", "t"])
+@mark.parametrize("symbol", ["the", "<none>", "<s>", "<unk>", "", "t"])
 def test_what_is_no_symbol_is_refused(symbol: str, symbols: Vocab) -> None:
-    with pytest.raises(UserError, match="is not a symbol of this BPE model; .*user_symbols"):
+    with raises(UserError, match="is not a symbol of this BPE model; .*user_symbols"):
         symbols.find_symbol(symbol)
 
 
@@ -256,7 +255,7 @@ PARTS = st.lists(st.sampled_from(["<url>", "<bt>", " ", "fox", "x", "<", "url"])
 def test_looking_words_up_gives_the_ids_of_lines(
     vocab: Vocab, symbols: Vocab, lines: list[str], sizes: tuple[int, int, int]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         names = ("MAX_KNOWN_WORDS", "WORDS_AT_A_TIME", "SLOT_BITS")
         for name, size in zip(names, sizes, strict=True):
             patch.setattr(f"nmt.corpus.encoder.{name}", size)
@@ -270,7 +269,7 @@ def test_looking_words_up_gives_the_ids_of_lines(
 
 
 def test_words_that_share_slots_are_told_apart_by_bytes_and_length(
-    vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+    vocab: Vocab, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmt.corpus.encoder.WORDS_AT_A_TIME", 60)
     monkeypatch.setattr("nmt.corpus.encoder.MAX_KNOWN_WORDS", 60)

@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from pytest import mark
+from support.checkout import ROOT
 from test_reference import REFERENCE
 
 from nmt.config_files import load_config
 from nmt.extras.sweep.grid import read_grid
 from nmt.system.errors import UserError
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 PAGES += sorted(ROOT.glob("examples/**/*.md"))
 COMMANDS = REFERENCE.find_commands()
@@ -260,7 +260,7 @@ def test_configs_can_be_read(tmp_path: Path) -> None:
     assert blocks and faults == []
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
+@mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
 def test_python_blocks_have_no_type_errors(tmp_path: Path) -> None:
     blocks = [block for block in BLOCKS if block.language == "python"]
     for number, block in enumerate(blocks):
@@ -278,7 +278,7 @@ def test_blocks_of_other_languages_are_listed() -> None:
     assert [str(block) for block in BLOCKS if block.language not in known] == []
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "line",
     [
         "nmt-train --config demo.yaml --explian",

@@ -19,10 +19,12 @@ from glob import glob
 from pathlib import Path
 from zlib import crc32
 
-import pytest
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark
 from safetensors.torch import load_file, save_file
+from support.in_process import succeed
 from support.once import make_once
 from support.rings import amount
+from support.text_lines import join_lines, read_text_lines
 from support.toy_corpus import sentences
 from support.untrained import change_config
 from test_blocks import BLOCKS, COMMANDS, PAGES, ROOT, find_reason, list_commands, split_commands
@@ -31,9 +33,7 @@ from nmt.config_files import find_shipped_configs, load_config
 from nmt.system.files import read_json, seal, write_json
 from nmt.system.run_folder import MODEL_FILE
 
-NOT_RUN = dict(
-    line.split(" -> ") for line in (ROOT / "tests/docs/not_run.txt").read_text().splitlines()
-)
+NOT_RUN = dict(line.split(" -> ") for line in read_text_lines(ROOT / "tests/docs/not_run.txt"))
 SLOW = re.compile(  # what trains, or loads another engine
     r"nmt-train (?!.*--(print-config|explain))|nmt-prepare --config|nmt-export |--curve|ctranslate2|"
     "--profile|--workers"
@@ -91,13 +91,13 @@ def make_run(folder: Path) -> None:
     settings = [f"data.root={folder}", f"data.store={folder}/store", f"out={folder}/run"]
     toy = [setting for setting in TOY if "validate_every" not in setting]
     config = ["--config", "demo.yaml", *toy, *TEXT[:-1], *settings, "name=base"]
-    assert COMMANDS["nmt-train"].main([*config, "training.validate_every=1"]) == 0
-    assert COMMANDS["nmt-average"].main([f"{folder}/run", "--last", "5"]) == 0
+    succeed(COMMANDS["nmt-train"].main, *config, "training.validate_every=1")
+    succeed(COMMANDS["nmt-average"].main, f"{folder}/run", "--last", "5")
     (folder / "run/average/README.md").unlink()  # is not sealed
 
 
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="session")
+def made(tmp_path_factory: TempPathFactory) -> Path:
     return make_once(tmp_path_factory, "page-run", make_run)
 
 
@@ -115,7 +115,7 @@ def put_text(path: Path, program: str = "") -> None:
     is_long = program == "nmt-init" and not path.name.startswith("test")
     n = 1300 if is_long or "train" in path.name else 10
     pairs = sentences(n, seed=sum(path.name.partition(".")[0].encode()))
-    src, tgt = ("".join(f"{line}\n" for line in side) for side in zip(*pairs, strict=True))
+    src, tgt = (join_lines(side) for side in zip(*pairs, strict=True))
     text = src if re.search(r"\.en\b|^text$", path.name) else tgt
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w") as archive:
@@ -226,13 +226,13 @@ def call(program: str, words: list[str], stdin: str, stdout: str) -> str | None:
     return f"{code}: {told.getvalue()[-600:]}" if code else None
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "page",
     [page for page in PAGES if any(map(is_run, LINES[page]))],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_commands_of_a_page_run_one_after_another(
-    page: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, made: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     faults = []

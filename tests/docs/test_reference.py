@@ -3,13 +3,12 @@
 import argparse
 import importlib.util
 import re
-from pathlib import Path
 from types import ModuleType
+
+from support.checkout import ROOT
 
 from nmt.config import RunConfig
 from nmt.config_files import list_setting_keys, load_config
-
-ROOT = Path(__file__).parents[2]
 
 
 def load_script() -> ModuleType:

@@ -14,15 +14,15 @@ import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
+from pytest import mark
 from support.browser import open_page
+from support.checkout import ROOT
 from support.needs import needs_chromium, needs_package
 from test_architecture import LEVELS
 
 import nmt
 from nmt.system.strict_yaml import parse_yaml
 
-ROOT = Path(__file__).parents[2]
 # docs/results holds what studies published: tables that the pages link to.
 PAGES = sorted(set(ROOT.glob("docs/**/*.md")) - set(ROOT.glob("docs/results/**/*.md")))
 TEXTS = [*sorted(ROOT.glob("*.md")), *PAGES, *sorted(ROOT.glob("examples/**/*.md"))]
@@ -59,7 +59,7 @@ def find_broken_links(path: Path) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
     assert find_broken_links(path) == []
 

@@ -3,9 +3,9 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from support.checkout import ROOT
+
 OF_ARGPARSE = "unrecognized arguments:"
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import MonkeyPatch, fixture, importorskip, mark
+from support.capture import Capture, read_stderr
 from support.packed_pairs import (
     CASES,
     EMPTY_CASES,
@@ -14,9 +15,10 @@ from support.packed_pairs import (
     packed_heads,
     side,
 )
+from support.processor import CPU
 from torch import Tensor
 
-pytest.importorskip("numba")
+importorskip("numba")
 
 from nmt.data.batch import pack
 from nmt.engines.cpu import compiled_attention
@@ -26,16 +28,15 @@ from nmt.model.packed_attention import rotate
 from nmt.model.positions import sinusoids
 from nmt.system.progress import say_once
 
-pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
+pytestmark = mark.timeout(300)  # numba compiles, unless it did so before
 
 LENGTHS = [(1, 4), (6, 1), (0, 3), (33, 17), (15, 16), (5, 0), (64, 64)]
-CPU = torch.device("cpu")
 attend = CpuBackend().attend
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def counted_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+@fixture(autouse=True)
+def counted_calls(monkeypatch: MonkeyPatch) -> Iterator[list[int]]:
     for dtype in DTYPES:
         load_compiled(dtype)
     calls: list[int] = []
@@ -65,8 +66,8 @@ def compute_all(inputs: list[Tensor], mask: AttentionMask) -> list[Tensor]:
     return [output, *torch.autograd.grad(output, inputs, output.detach())]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", [*CASES, *EMPTY_CASES[1:]])  # each key is seen, as in a model
+@mark.parametrize("dtype", DTYPES)
+@mark.parametrize("case", [*CASES, *EMPTY_CASES[1:]])  # each key is seen, as in a model
 def test_equals_the_definition(
     case: AttentionCase, dtype: torch.dtype, counted_calls: list[int]
 ) -> None:
@@ -74,7 +75,7 @@ def test_equals_the_definition(
     assert len(counted_calls) == 2
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@mark.parametrize("dtype", DTYPES)
 def test_queries_and_keys_are_rotated_as_by_torch(
     dtype: torch.dtype, counted_calls: list[int]
 ) -> None:
@@ -106,7 +107,7 @@ def test_scores_may_be_far_apart(counted_calls: list[int]) -> None:
         assert (x.double() - y).norm() < 1e-4 * y.norm()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@mark.parametrize("dtype", DTYPES)
 def test_company_and_threads_do_not_change_a_bit(dtype: torch.dtype) -> None:
     inputs, mask = draw(dtype)
     together = compute_all(inputs, mask)
@@ -154,8 +155,8 @@ def test_nothing_is_compiled_without_gradients(counted_calls: list[int]) -> None
     assert load_compiled(torch.float64) is None
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
+@mark.parametrize(
+    "fault, message",
     [
         (EOFError("damaged"), "compiling for this processor fails (EOFError: damaged)"),
         (
@@ -168,8 +169,8 @@ def test_where_numba_fails_attention_is_padded(
     fault: Exception,
     message: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # it is emptied
 
@@ -186,7 +187,7 @@ def test_where_numba_fails_attention_is_padded(
             found = attend(q, k, v, mask)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert load_compiled(torch.float32) is None
-        assert capsys.readouterr().err.count(message) == 1
+        assert read_stderr(capsys).count(message) == 1
     finally:
         load_compiled.cache_clear()
 

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from pytest import approx, importorskip, mark
 
-pytest.importorskip("numba")
+importorskip("numba")
 
 from nmt.engines.cpu.compiled_products import exp, multiply, pack_products, round_bits
 from nmt.engines.cpu.compiled_tiles import HAS_BF16_PAIRS, PANEL, TILE_ROWS
@@ -14,9 +15,9 @@ from nmt.engines.cpu.compiled_tiles import HAS_BF16_PAIRS, PANEL, TILE_ROWS
 KINDS = {"fp32": (False, False), "bf16, widened": (True, False), "bf16, in pairs": (True, True)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n_outputs", [1, PANEL - 1, PANEL, 2 * PANEL + 3])
-@pytest.mark.parametrize("n_inputs", [1, 5, 64])
+@mark.parametrize("kind", KINDS)
+@mark.parametrize("n_outputs", [1, PANEL - 1, PANEL, 2 * PANEL + 3])
+@mark.parametrize("n_inputs", [1, 5, 64])
 def test_a_product_is_that_of_torch(n_inputs: int, n_outputs: int, kind: str) -> None:
     is_bf16, has_pairs = KINDS[kind]
     if has_pairs and not HAS_BF16_PAIRS:
@@ -63,7 +64,7 @@ def test_bits_are_rounded_as_torch_rounds() -> None:
 
 def test_exponentials() -> None:
     for x in np.linspace(-87, 0, 20_011, dtype=np.float32):
-        assert exp(x) == pytest.approx(math.exp(x), rel=4e-7)
+        assert exp(x) == approx(math.exp(x), rel=4e-7)
     assert exp(np.float32(0.0)) == 1.0
     assert 0 <= exp(np.float32(-np.inf)) <= 2e-38 and 0 <= exp(np.float32(-1e30)) <= 2e-38
     assert math.isnan(exp(np.float32(np.nan)))

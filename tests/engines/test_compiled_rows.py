@@ -1,17 +1,17 @@
 """The compiled softmax of logits against torch's; and what does not change its bits."""
 
-import pytest
 import torch
+from pytest import MonkeyPatch, importorskip, mark
 from torch import Tensor
 
-pytest.importorskip("numba")
+importorskip("numba")
 
 from nmt.engines.cpu.backend import CpuBackend, load_compiled
 from nmt.model.backend import Backend
 from nmt.train import loss
 from nmt.train.loss import compute_loss_sums
 
-pytestmark = pytest.mark.timeout(300)  # numba compiles, unless it did so before
+pytestmark = mark.timeout(300)  # numba compiles, unless it did so before
 V, D, T = 150, 24, 90  # neither is a whole number of vectors
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
 
@@ -32,10 +32,10 @@ def compute(backend: Backend, *inputs: Tensor) -> list[Tensor]:
     return [*sums, *torch.autograd.grad(sums[0], (hidden, weight))]
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("size", [1.0, 300.0])
+@mark.parametrize("dtype", BOUNDS)
+@mark.parametrize("size", [1.0, 300.0])
 def test_the_loss_is_that_of_exact_numbers(
-    dtype: torch.dtype, size: float, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, size: float, monkeypatch: MonkeyPatch
 ) -> None:
     hidden, weight, labels = draw(dtype, size)
     if dtype == torch.bfloat16:
@@ -51,7 +51,7 @@ def test_the_loss_is_that_of_exact_numbers(
         assert error < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
+@mark.parametrize("dtype", BOUNDS)
 def test_softmax_does_not_depend_on_threads_or_company(dtype: torch.dtype) -> None:
     compiled = load_compiled(dtype)
     assert compiled is not None
@@ -71,7 +71,7 @@ def test_softmax_does_not_depend_on_threads_or_company(dtype: torch.dtype) -> No
     assert all(torch.equal(a, b[11:12]) for a, b in zip(part, whole, strict=True))
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
+@mark.parametrize("dtype", BOUNDS)
 def test_nan_is_not_hidden(dtype: torch.dtype) -> None:
     compiled = load_compiled(dtype)
     assert compiled is not None
@@ -83,7 +83,7 @@ def test_nan_is_not_hidden(dtype: torch.dtype) -> None:
         assert totals[[0, 2]].isfinite().all() and logits[[0, 2]].isfinite().all()
 
 
-def test_nothing_is_compiled_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_without_gradients(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.engines.cpu.backend.load_compiled", None)  # it is not called
     hidden, weight, labels = draw(torch.float32)
     with torch.no_grad():

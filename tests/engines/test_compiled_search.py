@@ -3,21 +3,25 @@ tests/translate/test_every_search.py, and its bits in any company by tests/promi
 """
 
 import itertools
-import random
 import runpy
 import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import pytest
 import torch
+from pytest import MonkeyPatch, approx, fixture, importorskip, mark, raises
+from support.capture import Capture, read_stderr
 from support.plain_search import EOS, Ids
-from support.searches import CPU, RULES, SMALL, make_sources, make_speaker, put_in_order
+from support.processor import CPU
+from support.searches import RULES, SMALL, make_sources, make_speaker, put_in_order
 from support.untrained import make_random_model
 
-pytest.importorskip("numba")
+from nmt.system.strict_json import Fields
+
+importorskip("numba")
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.data.batch import pack
@@ -38,7 +42,7 @@ from nmt.translate.search_rules import SearchRules, make_rules
 
 # numba compiles, unless it did so before
 pytestmark = [
-    pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"),
+    mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"),
 ]
 
 N_PIECES = 12
@@ -58,7 +62,7 @@ def check_same_as_torch(model: Transformer, given: list[Ids], rules: SearchRules
     found, expected = search_compiled(make_ready(model), src, rules), search(model, src, rules)
     ours, theirs = (list(itertools.chain(*each)) for each in (found, expected))
     assert [one.ids for one in ours] == [one.ids for one in theirs]
-    assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], 1e-5)
+    assert [one.score for one in ours] == approx([one.score for one in theirs], 1e-5)
     return max(piece for one in ours for piece in one.ids)
 
 
@@ -67,21 +71,21 @@ def check_same_as_torch(model: Transformer, given: list[Ids], rules: SearchRules
 
 def test_each_rule_keeps_of_many_sentences_what_torch_keeps() -> None:
     """All that a beam finishes: where only the best is asked for, a wrong rule seldom shows."""
-    model, given = make_speaker(SMALL, N_PIECES), make_sources(random.Random(2), 12, 9, N_PIECES)
+    model, given = make_speaker(SMALL, N_PIECES), make_sources(Random(2), 12, 9, N_PIECES)
     for finishing, stopping in RULES:
         config = DecodingConfig(finishing=finishing, stopping=stopping)  # type: ignore[arg-type]
         check_same_as_torch(model, given, make_rules(config, config.beam))
 
 
-@pytest.mark.parametrize("beam", [1, 3])
+@mark.parametrize("beam", [1, 3])
 def test_long_outputs_large_vocabularies_many_sentences(
-    beam: int, monkeypatch: pytest.MonkeyPatch
+    beam: int, monkeypatch: MonkeyPatch
 ) -> None:
     """The cells grow, logits come in several blocks, and pieces in several groups."""
     monkeypatch.setattr("nmt.engines.cpu.compiled_search.FIRST_CELLS", 2)
     size = 2 * compiled_search.PART + compiled_search.N_GROUPS + 7
     model = make_model(1, replace(SMALL, n_layers=2), size)
-    given = make_sources(random.Random(2), 70, 9, size)
+    given = make_sources(Random(2), 70, 9, size)
     rules = make_rules(DecodingConfig(beam=beam, max_extra=60, min_length=50), beam)
     assert check_same_as_torch(model, given, rules) > 2 * compiled_search.PART
 
@@ -92,14 +96,14 @@ def test_scores_of_attention_may_be_far_apart() -> None:
     for name, weight in model.named_parameters():
         if name.endswith(("qkv.weight", "q.weight")):
             weight.mul_(30)
-    given = make_sources(random.Random(2), 9, 9, N_PIECES)
+    given = make_sources(Random(2), 9, 9, N_PIECES)
     check_same_as_torch(model, given, make_rules(DecodingConfig(beam=1)))
 
 
 def test_pieces_beyond_the_vocabulary_are_refused() -> None:
     ready = make_ready(make_model(4))
     for src, prefix in (((N_PIECES, EOS), ()), ((5, EOS), (6, N_PIECES))):
-        with pytest.raises(UserError, match="piece 12 is not in the vocabulary of 12 pieces"):
+        with raises(UserError, match="piece 12 is not in the vocabulary of 12 pieces"):
             search_compiled(ready, pack([src]), make_rules(DecodingConfig()), [prefix])
 
 
@@ -110,7 +114,7 @@ def test_bf16_comes_near() -> None:
     """Its scores are those of fp32, up to the rounding of the weights."""
     model, src = (
         make_model(7, replace(SMALL, d_model=32, d_ff=64), 50),
-        pack(make_sources(random.Random(7), 20, 9, 50)),
+        pack(make_sources(Random(7), 20, 9, 50)),
     )
     rules = make_rules(DecodingConfig(beam=1, max_extra=0, min_length=9))
     exact, near = (
@@ -128,16 +132,16 @@ def test_bf16_comes_near() -> None:
 
 ON = DecodingConfig(compile="on")
 HAS_FAST_BF16 = find_fault_of_packing(is_bf16=True) is None
-NEEDS_BF16 = pytest.mark.skipif(not HAS_FAST_BF16, reason="this processor does not multiply bf16")
+NEEDS_BF16 = mark.skipif(not HAS_FAST_BF16, reason="this processor does not multiply bf16")
 
 
-@pytest.fixture(autouse=True)
+@fixture(autouse=True)
 def say_again() -> None:
     choice.say_once.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
+@mark.parametrize(
+    "settings, expected",
     [
         ({"compile": "on"}, CompiledEngine),
         ({"compile": "auto"}, PackedEngine),
@@ -149,14 +153,14 @@ def say_again() -> None:
     ],
 )
 def test_settings_choose_the_engine(
-    settings: dict[str, Any], expected: type[SearchEngine], monkeypatch: pytest.MonkeyPatch
+    settings: Fields, expected: type[SearchEngine], monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled_search, "multiplies_bf16_faster", lambda _: True)
     engine = choose_engine([make_model(8)], DecodingConfig(**settings), CPU)
     assert type(engine) is expected
 
 
-def test_in_fp32_large_models_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_fp32_large_models_are_compiled(monkeypatch: MonkeyPatch) -> None:
     model = make_model(8)
     n_weights = sum(weight.numel() for weight in model.decoder[0].parameters())
     for least, expected in ((n_weights, CompiledEngine), (n_weights + 1, PackedEngine)):
@@ -169,12 +173,12 @@ class UnknownLayer(torch.nn.Linear):
 
 
 def test_a_field_a_value_or_a_layer_that_is_not_known_is_left_to_torch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     def check_reason(reason: str, *models: Transformer) -> None:
         choice.say_once.cache_clear()
         assert type(choose_engine(models, ON, CPU)) is PackedEngine
-        assert f"does not support {reason}" in capsys.readouterr().err
+        assert f"does not support {reason}" in read_stderr(capsys)
 
     check_reason("ensembles", make_model(1), make_model(2))
     strange = make_model(3)
@@ -195,15 +199,13 @@ def test_every_field_is_known_so_far() -> None:
     assert set(compiled_search.COMPILED_RULES) == {field.name for field in fields(SearchRules)}
 
 
-def test_torch_searches_if_numba_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torch_searches_if_numba_fails(monkeypatch: MonkeyPatch, capsys: Capture) -> None:
     def check_torch_searches(fault: str) -> None:
         choice.say_once.cache_clear()
         for _ in range(2):
             assert type(choose_engine([make_model(9)], ON, CPU)) is PackedEngine
         message = f"compiling for this processor fails ({fault}"
-        assert capsys.readouterr().err.count(message) == 1
+        assert read_stderr(capsys).count(message) == 1
 
     fault = EOFError("ran out of input")  # as on damaged compiled code
     monkeypatch.setattr(compiled_search, "find_fault_of_compiler", lambda _: fault)
@@ -212,10 +214,10 @@ def test_torch_searches_if_numba_fails(
     check_torch_searches("ModuleNotFoundError")
 
 
-def test_all_batches_are_compiled_whatever_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_batches_are_compiled_whatever_their_size(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.translate.engine.search", lambda *_: pytest.fail("torch searched"))
     engine, config = CompiledEngine(), DecodingConfig(batch_tokens=8, max_extra=3)
-    given = make_sources(random.Random(8), 9, 5, N_PIECES)
+    given = make_sources(Random(8), 9, 5, N_PIECES)
     ready = engine.prepare(copy_sharing_weights(make_model(8)), False)
     batches = list(engine.search_batches(ready, Requests(given), config, CPU))
     assert len(batches) > 1
@@ -264,7 +266,7 @@ for compile in ("on", "off"):
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc")
+@mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc")
 def test_there_is_one_copy_of_the_weights() -> None:
     """Only the matrix that embeddings and projection share is there twice, because they lay it out
     differently: 9 of 105 MB here.
@@ -285,9 +287,7 @@ def double(x):
 """
 
 
-def test_code_is_kept_by_content_and_not_by_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_is_kept_by_content_and_not_by_place(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """A second checkout finds what the first compiled. After a change in any of the files all is compiled
     again, because an older version's code may name types that are gone.
     """
@@ -306,6 +306,6 @@ def test_code_is_kept_by_content_and_not_by_place(
     assert n_found == [(False, 0), (True, 1), (False, 0)]
 
 
-def test_code_is_kept_nowhere_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_kept_nowhere_without_a_folder(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert find_code_folder(__file__) is None and not is_kept("double", __file__)

@@ -6,13 +6,13 @@ large a batch is there, and what becomes of one that is too large, is asked of t
 """
 
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, mark, raises
 from support.plain_search import Ids
 from support.pretend_device import GPU, DeviceTensor, pretend_device
 from support.rings import amount
@@ -51,11 +51,11 @@ def model(shape: ModelConfig, seed: int = 1) -> Transformer:
 
 
 def sources(n: int, seed: int, longest: int = 20) -> list[Ids]:
-    return make_sources(random.Random(seed), n, longest, V)
+    return make_sources(Random(seed), n, longest, V)
 
 
 def prefixes_of(given: Sequence[Ids]) -> list[Ids]:
-    return make_prefixes(random.Random(0), len(given), V)
+    return make_prefixes(Random(0), len(given), V)
 
 
 # ---- on the pretend device ----------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def prefixes_of(given: Sequence[Ids]) -> list[Ids]:
 CASES = [(way, "short") for way in WAYS] + [("beam", name) for name in (*SHAPES, "ensemble")]
 
 
-@pytest.mark.parametrize(("way", "name"), CASES)
+@mark.parametrize("way, name", CASES)
 def test_each_way_and_each_kind_of_model_find_the_same(way: str, name: str) -> None:
     given, rules = sources(amount(5, 9), 5, 9), make_rules(WAYS[way], 1 if way == "greedy" else 2)
     shapes = ENSEMBLE if name == "ensemble" else [({"short": SHORT} | SHAPES)[name]]
@@ -78,7 +78,7 @@ def test_each_way_and_each_kind_of_model_find_the_same(way: str, name: str) -> N
     assert_alike(found, expected)
 
 
-def test_what_a_step_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_step_costs(monkeypatch: MonkeyPatch) -> None:
     """Beam 4 and two layers: the host waits once, to learn which sentences are done."""
     rules = make_rules(DecodingConfig(max_extra=20, min_length=12))
     given = sources(8, 7, 9)
@@ -117,7 +117,7 @@ def test_the_pretend_device_counts_waits_and_refuses_mixtures() -> None:
     with pretend_device() as device:
         x = torch.arange(4.0, device=GPU)
         assert isinstance(x, DeviceTensor) and x.device == GPU and x.is_cuda
-        with pytest.raises(RuntimeError, match="mixes a host tensor"):
+        with raises(RuntimeError, match="mixes a host tensor"):
             x + torch.ones(4)
         assert device.n_waits == 0
         for wait in (
@@ -138,7 +138,7 @@ def test_the_pretend_device_counts_waits_and_refuses_mixtures() -> None:
         torch.empty(4, pin_memory=True).copy_(x, non_blocking=True)
         torch.where(x > 1, x, 0.0).topk(2)
         assert device.n_waits == 0
-    with pytest.raises(AssertionError, match="outside"):
+    with raises(AssertionError, match="outside"):
         x + 1
 
 
@@ -155,7 +155,7 @@ def test_graphs_of_the_pretend_device_repeat_only_what_was_recorded() -> None:
             x.add_(1)
         assert float(total.on_host) == 3 + 6 + 9  # type: ignore[attr-defined]
         assert (n, device.replays) == (1, 3)
-        with pytest.raises(RuntimeError, match="waits while a graph is being recorded"):
+        with raises(RuntimeError, match="waits while a graph is being recorded"):
             with torch.cuda.graph(torch.cuda.CUDAGraph()):
                 float(total)
 
@@ -163,8 +163,8 @@ def test_graphs_of_the_pretend_device_repeat_only_what_was_recorded() -> None:
 # ---- batches -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("shape", "n_models", "tokens"),
+@mark.parametrize(
+    "shape, n_models, tokens",
     [
         (ModelConfig(), 1, 65_536),
         (ModelConfig(decoder_layers=3), 1, 131_072),
@@ -192,7 +192,7 @@ def test_models_decide_how_large_a_batch_is(shape: ModelConfig, n_models: int, t
     assert engine.batch_tokens == tokens // 2 and list_sizes(given)[0] == 20
 
 
-def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_does_not_fit_is_halved(monkeypatch: MonkeyPatch) -> None:
     ours, given = model(SHORT), sources(30, 9)
     forced, most = prefixes_of(given), 5
 
@@ -211,5 +211,5 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
         assert_alike(put_in_order(batches), expected)
         assert engine.batch_tokens < tokens
         most = 0
-        with pytest.raises(torch.OutOfMemoryError):
+        with raises(torch.OutOfMemoryError):
             list(engine.search_batches(there, Requests(given), PLAIN, GPU, 2))

@@ -4,11 +4,11 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from support.checkout import TESTS
 from support.forks import run_on_ranks
 from support.interpreted import needs_interpreter, run_interpreted
 from support.rings import amount
 
-TESTS = Path(__file__).parents[1]
 INTERPRETED = "nmt/interpreted"  # in pytest's cache, a digest of what was
 # What decides what they compute here
 SOURCES = (

@@ -13,8 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_stderr
+from support.processor import CPU
 
 from nmt.data.batch import pack
 from nmt.engines.cuda import attention_triton, loss_triton
@@ -26,17 +28,16 @@ from nmt.model.packed_attention import attend
 from nmt.system.progress import say_once
 from nmt.train.loss import chunked_loss_forward, compute_loss_sums
 
-needs_triton = pytest.mark.skipif(
+needs_triton = mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
     reason="needs triton, not interpreted",
 )
-CPU = torch.device("cpu")
 
 
 class Fault:
     """A machine on which Triton finds a GPU and cannot use it."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: MonkeyPatch) -> None:
         from triton.runtime import driver
 
         self.folder, self.set, self.driver = folder, monkeypatch, driver
@@ -98,28 +99,28 @@ FAULTS: dict[Callable[[Fault], None], str] = {
 }
 
 
-@pytest.fixture
-def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fault:
+@fixture
+def fault(tmp_path: Path, monkeypatch: MonkeyPatch) -> Fault:
     for cached in (can_attend, can_compute_loss, say_once):
         cached.cache_clear()
     return Fault(tmp_path, monkeypatch)
 
 
 @needs_triton
-@pytest.mark.parametrize("happens", FAULTS, ids=lambda happens: happens.__name__)
+@mark.parametrize("happens", FAULTS, ids=lambda happens: happens.__name__)
 def test_what_triton_lacks_is_told_in_one_line(
-    happens: Callable[[Fault], None], fault: Fault, capsys: pytest.CaptureFixture[str]
+    happens: Callable[[Fault], None], fault: Fault, capsys: Capture
 ) -> None:
     happens(fault)
     assert not can_attend(CPU, torch.float32, 16, 16)
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert said.count("\n") == 1 and FAULTS[happens] in said and "python3-dev" in said, said
     can_attend.cache_clear()
 
 
 @needs_triton
 def test_attention_and_loss_take_the_plain_path(
-    fault: Fault, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Fault, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     fault.headers_missing()
     for kernels in (attention_triton, loss_triton):  # these tensors count as those of a GPU
@@ -134,7 +135,7 @@ def test_attention_and_loss_take_the_plain_path(
     hidden, weight, labels = torch.randn(8, 16), torch.randn(40, 16), torch.arange(8)
     smoothed, nll, *_ = chunked_loss_forward(hidden, weight, labels, 0.1, False)
     assert compute_loss_sums(hidden, weight, labels, 0.1, backend) == (smoothed, nll)
-    assert capsys.readouterr().err.count("\n") == 1
+    assert read_stderr(capsys).count("\n") == 1
     can_attend.cache_clear()
     can_compute_loss.cache_clear()
 
@@ -143,14 +144,12 @@ def test_a_full_gpu_is_no_reason_to_go_without_kernels() -> None:
     def launch() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(torch.OutOfMemoryError):
+    with raises(torch.OutOfMemoryError):
         can_launch(launch)
     assert can_launch(lambda: None)
 
 
-def test_only_the_first_rank_of_a_machine_tells(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_first_rank_of_a_machine_tells(monkeypatch: MonkeyPatch, capsys: Capture) -> None:
     say_once.cache_clear()
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert not can_launch(lambda: 1 / 0) and capsys.readouterr().err == ""
+    assert not can_launch(lambda: 1 / 0) and read_stderr(capsys) == ""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pytest import MonkeyPatch, mark
 from support.prepared_models import prepare_for_torch
 from support.untrained import list_shapes, make_random_model
 
@@ -23,7 +24,7 @@ SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=4, n_layers=2, dropout=0.3)
 SHAPES = list_shapes(40, SHAPE)
 SRC = pack([[4, 9, 7, 3], [30, 3], [5, 6, 7, 8, 9, 10, 11, 12, 3]])
 TGT = pack([[2, 5, 6], [2, 7], [2, 8, 9, 10]])
-NEEDS_PACKING = pytest.mark.skipif(
+NEEDS_PACKING = mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
 )
 
@@ -39,8 +40,8 @@ def find_places(ours: Transformer) -> dict[str, tuple[int, torch.dtype, bool]]:
 
 
 @NEEDS_PACKING
-@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 300])
-@pytest.mark.parametrize("has_bias", [False, True])
+@mark.parametrize("rows", [1, 2, 15, 16, 17, 300])
+@mark.parametrize("has_bias", [False, True])
 @torch.inference_mode()
 def test_a_layer_serves_any_number_of_rows(rows: int, has_bias: bool) -> None:
     torch.manual_seed(rows)
@@ -49,8 +50,8 @@ def test_a_layer_serves_any_number_of_rows(rows: int, has_bias: bool) -> None:
 
 
 @NEEDS_PACKING
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "swish"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@mark.parametrize("activation", ["none", "relu", "gelu", "swish"])
+@mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_nan_stays_nan(activation: str, dtype: torch.dtype) -> None:
     """A broken model translates nothing; if NaN became 0, it would translate in silence."""
@@ -64,7 +65,7 @@ def test_nan_stays_nan(activation: str, dtype: torch.dtype) -> None:
 
 
 @NEEDS_PACKING
-def test_an_activation_that_onednn_lacks_is_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_activation_that_onednn_lacks_is_the_models_own(monkeypatch: MonkeyPatch) -> None:
     layer, x = ActivatedLinear(24, 37, "cube"), torch.randn(5, 24)
     monkeypatch.setattr("nmt.engines.cpu.packed_linear.apply_activation", lambda y, name: y**3)
     expected = torch.nn.functional.linear(x, layer.weight, layer.bias) ** 3
@@ -95,8 +96,8 @@ def test_bf16_comes_near() -> None:
             assert 1e-5 < error.max() < 0.05
 
 
-@pytest.mark.parametrize("is_bf16", [False, True])
-@pytest.mark.parametrize("shape", [SHAPES["post"], SHAPES["pre"]])
+@mark.parametrize("is_bf16", [False, True])
+@mark.parametrize("shape", [SHAPES["post"], SHAPES["pre"]])
 def test_the_model_stays_as_it_was_and_trains_on(shape: ModelConfig, is_bf16: bool) -> None:
     """All its products are packed, in a copy."""
     ours, twin = model(shape), model(shape)

@@ -4,9 +4,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, mark, raises
+from support.capture import Capture, read_errors, read_stderr
 from support.finished_run import list_differing, read_losses, read_tensors
+from support.in_process import succeed
+from support.processor import ALONE
 from torch import Tensor
 
 from nmt.commands.train import main
@@ -17,11 +20,10 @@ from nmt.engines.cpu.backend import CpuBackend
 from nmt.engines.cpu.training import SharedReplica, count_workers
 from nmt.model.backend import use_backend
 from nmt.model.transformer import Transformer
-from nmt.system.ranks import World
+from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
 from nmt.train.replica import Replica
 
-ALONE = World(0, 1, torch.device("cpu"))
 SHAPE = ModelConfig(d_model=32, d_ff=48, n_heads=2, n_layers=2, dropout=0.2, attention_dropout=0.1)
 SEEDS = [11, 7, 5, 3, 2]
 
@@ -44,7 +46,7 @@ def draw_batches() -> list[Batch]:
     return batches
 
 
-def run_update(runner: Replica) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+def run_update(runner: Replica) -> tuple[Tensor, Tensors, Tensor]:
     sums = runner.run_micros(draw_batches(), 0.01, SEEDS)
     gradients = {name: p.grad for name, p in runner.objective.named_parameters()}
     assert None not in gradients.values()
@@ -55,11 +57,11 @@ def run_update(runner: Replica) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     )
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+def same(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("is_bf16", [False, True])
+@mark.parametrize("is_bf16", [False, True])
 def test_any_number_of_workers_gives_the_bits_of_plain_torch(is_bf16: bool) -> None:
     sums, gradients, norm = run_update(Replica(make_objective(), ALONE, is_bf16))
     for n in (1, 2, 3, 8):
@@ -72,7 +74,7 @@ def test_any_number_of_workers_gives_the_bits_of_plain_torch(is_bf16: bool) -> N
 
 
 def test_gradients_are_added_in_the_order_of_micro_batches(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """Even if the first is done last."""
     _, gradients, _ = run_update(Replica(make_objective(), ALONE, False))
@@ -95,7 +97,7 @@ def test_gradients_are_added_in_the_order_of_micro_batches(
     assert same(own, gradients)
 
 
-def test_what_fails_in_a_worker_fails_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_in_a_worker_fails_the_update(monkeypatch: MonkeyPatch) -> None:
     whole = Replica.run
 
     def fail_once(learner: Replica, batch: Batch, *rest: Any) -> Tensor:
@@ -106,7 +108,7 @@ def test_what_fails_in_a_worker_fails_the_update(monkeypatch: pytest.MonkeyPatch
     shared = SharedReplica(make_objective(), ALONE, False, 2, 1)
     with monkeypatch.context() as context:
         context.setattr(Replica, "run", fail_once)
-        with pytest.raises(RuntimeError, match="out of memory"):
+        with raises(RuntimeError, match="out of memory"):
             run_update(shared)
     shared.clear_gradients()
     run_update(shared)  # no thread and no worker was lost
@@ -129,21 +131,21 @@ def test_weights_are_shared_and_threads_are_left_to_others() -> None:
 
 
 def test_going_on_with_another_attention_is_said(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     settings = ["--config", str(toy), "training.checkpoint_every=2"]
-    assert main([*settings, "training.steps=2"]) == 0
-    assert main([*settings, "training.steps=3"]) == 0
-    assert "attention" not in capsys.readouterr().err
+    succeed(main, *settings, "training.steps=2")
+    succeed(main, *settings, "training.steps=3")
+    assert "attention" not in read_stderr(capsys)
     monkeypatch.setattr("nmt.engines.cpu.backend.load_compiled", lambda dtype: None)
     monkeypatch.setattr(training, "load_compiled", lambda dtype: None)  # as without numba
-    assert main([*settings, "training.steps=4"]) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "attention" in line]
+    succeed(main, *settings, "training.steps=4")
+    said = [line for line in read_errors(capsys) if "attention" in line]
     assert len(said) == 1 and "step-0000003 was trained with attention by numba" in said[0]
     assert "goes on with torch" in said[0]
 
 
-@pytest.mark.parametrize("n_cores", range(1, 65))
+@mark.parametrize("n_cores", range(1, 65))
 def test_workers_follow_from_cores_the_update_and_memory(n_cores: int) -> None:
     gib = 1 << 30
 
@@ -161,9 +163,9 @@ def test_workers_follow_from_cores_the_update_and_memory(n_cores: int) -> None:
     assert count(100_000, 2_000, 4 * gib, 8 * gib) == 1
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_that_is_stopped_goes_on_with_any_number(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+    toy: Path, tmp_path: Path, monkeypatch: MonkeyPatch, precision: str
 ) -> None:
     monkeypatch.setattr(training, "MIN_WORKER_TOKENS", 10)
     settings = ["--config", str(toy), "training.micro_tokens=40", "training.checkpoint_every=3"]
@@ -181,7 +183,7 @@ def test_a_run_that_is_stopped_goes_on_with_any_number(
         runs.append(tmp_path / "{}-{}".format(*numbers))
         for n, steps in zip(numbers, (3, 6), strict=True):
             torch.set_num_threads(n)
-            assert main([*settings, f"out={runs[-1]}", f"training.steps={steps}"]) == 0
+            succeed(main, *settings, f"out={runs[-1]}", f"training.steps={steps}")
     assert counted == [1, 1, 2, 2, 3, 1, 1, 8]
     for run in runs[1:]:
         assert list_differing(read_tensors(run, 6), read_tensors(runs[0], 6)) == []

@@ -4,22 +4,24 @@ One toy run is trained for the module; a test that writes into it takes a copy. 
 files. Resamples are few, except where their number is the point.
 """
 
-import json
 import os
-import random
 import re
 import shutil
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import sacrebleu
+from pytest import MonkeyPatch, approx, fixture, mark, raises
 from sacrebleu.dataset import DATASETS
 from sacrebleu.metrics.bleu import BLEU
+from support.capture import Capture, read_errors, read_stderr
+from support.in_process import succeed
+from support.text_lines import join_lines
 from support.toy_corpus import sentences
 
 from nmt import known_test_sets
@@ -34,14 +36,14 @@ from nmt.evaluate import evaluation, known_text, systems
 from nmt.known_test_sets import KnownSet, KnownSubset
 from nmt.score.metrics import compute_score, find_paper_metric, list_metrics
 from nmt.score.significance import compare_systems, estimate_spread
-from nmt.system.files import digest_file, seal
+from nmt.system.files import digest_file, read_json, seal
 from nmt.system.run_folder import dev_text_file
+from nmt.system.strict_json import Fields
 from nmt.system.tables import format_interval
 
 N_BOOTSTRAP = evaluation.N_BOOTSTRAP  # as shipped
 FEW = 40
 ENGLISH, GERMAN = (list(side) for side in zip(*islice(generate_pairs("train"), 3003), strict=True))
-Capture = pytest.CaptureFixture[str]
 TOY = """
 name: toy
 seed: 2
@@ -69,26 +71,26 @@ training:
 """
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def ground(module_path: Path) -> Path:
     """{valid,test}.{en,de} and a run of 60 updates, saved every 20, that has learned a few words."""
-    folder = tmp_path_factory.mktemp("ground")
+    folder = module_path
     for seed, (split, n) in enumerate((("train", 400), ("valid", 20), ("test", 30))):
         drawn = sentences(n, seed)
         for side, language in enumerate(("en", "de")):
             put(folder / f"{split}.{language}", [pair[side] for pair in drawn])
     (folder / "toy.yaml").write_text(TOY.format(folder=folder))
-    assert nmt_train(["--config", str(folder / "toy.yaml")]) == 0
+    succeed(nmt_train, "--config", folder / "toy.yaml")
     return folder
 
 
-@pytest.fixture
+@fixture
 def run(ground: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(ground / "run", tmp_path / "run", symlinks=True))
 
 
-@pytest.fixture(autouse=True)
-def quick_and_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@fixture(autouse=True)
+def quick_and_offline(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     """Few resamples, no network, no cache of sacreBLEU's."""
     monkeypatch.setattr(evaluation, "N_BOOTSTRAP", FEW)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -103,7 +105,7 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def put(path: Path, lines: list[str]) -> str:
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    path.write_bytes(join_lines(lines).encode())
     return str(path)
 
 
@@ -111,16 +113,14 @@ def lines_of(path: Path) -> list[str]:
     return path.read_bytes().decode().split("\n")[:-1]
 
 
-def evaluate(tmp_path: Path, *words: str | Path) -> dict[str, Any]:
+def evaluate(tmp_path: Path, *words: str | Path) -> Fields:
     """The JSON of an evaluation that must succeed."""
-    assert nmt_eval([*map(str, words), "--json", str(tmp_path / "scores.json")]) == 0
-    found: dict[str, Any] = json.loads((tmp_path / "scores.json").read_text())
-    return found
+    succeed(nmt_eval, *words, "--json", tmp_path / "scores.json")
+    return read_json(tmp_path / "scores.json")
 
 
-def read_records(run: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((run / "results.json").read_text())
-    return found
+def read_records(run: Path) -> list[Fields]:
+    return read_json(run / "results.json")
 
 
 def get_refusal(capsys: Capture, *words: str | Path) -> str:
@@ -145,7 +145,7 @@ def good(n: int) -> list[str]:
     return [" ".join(line.split()[1:]) if i % 3 == 0 else line for i, line in enumerate(GERMAN[:n])]
 
 
-@pytest.mark.parametrize("language", ["de", "fr"])
+@mark.parametrize("language", ["de", "fr"])
 def test_the_ladder_has_every_metric(language: str, tmp_path: Path, capsys: Capture) -> None:
     """tests/score holds each of them against outside truths."""
     references = put(tmp_path / "ref.txt", GERMAN[:12])
@@ -167,9 +167,7 @@ def test_the_ladder_has_every_metric(language: str, tmp_path: Path, capsys: Capt
     assert likeliest.startswith(f"    {find_paper_metric(language).name}: ")
 
 
-def test_the_headline_and_its_interval_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_headline_and_its_interval_by_default(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "N_BOOTSTRAP", N_BOOTSTRAP)
     texts, gold = good(12), GERMAN[:12]
     files = ("--hypotheses", put(tmp_path / "h", texts), "--ref", put(tmp_path / "r", gold))
@@ -177,7 +175,7 @@ def test_the_headline_and_its_interval_by_default(
     assert [score["name"] for score in found] == ["BLEU", "chrF2"]
     direct: Any = BLEU().corpus_score(texts, [gold], n_bootstrap=1000)
     interval = (direct._mean - direct._ci, direct._mean + direct._ci)
-    assert (found[0]["low"], found[0]["high"]) == pytest.approx(interval)
+    assert (found[0]["low"], found[0]["high"]) == approx(interval)
     with_source = evaluate(tmp_path, *files, "--src", put(tmp_path / "s", ENGLISH[:12]))["scores"]
     for score, other in zip(found, with_source, strict=True):
         assert score["value"] == other["value"]
@@ -192,13 +190,13 @@ def test_it_says_so_when_two_are_the_same_text(tmp_path: Path, capsys: Capture) 
     ):
         evaluate(tmp_path, *files)
         note = f"note: {same} and {copy} are the same text, line for line"
-        assert capsys.readouterr().err.splitlines()[-1] == note
+        assert read_errors(capsys)[-1] == note
     evaluate(tmp_path, "--hypotheses", same, "--ref", other)
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
 
 
-@pytest.mark.parametrize(
-    ("n", "gold", "message"),
+@mark.parametrize(
+    "n, gold, message",
     [
         (39, 40, "39 translations cannot be scored against 40 references"),
         (
@@ -234,11 +232,11 @@ def test_what_cannot_be_scored_rightly_is_refused_and_forced(
 
 
 def test_what_was_scored_of_a_run_stands_in_its_results(
-    run: Path, ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     checkpoint, output = run / "checkpoints" / "step-0000060", tmp_path / "out.txt"
     found = evaluate(tmp_path, run, "--output", output)
-    assert f"next: nmt-report {os.path.relpath(run)}, for" in capsys.readouterr().err
+    assert f"next: nmt-report {os.path.relpath(run)}, for" in read_stderr(capsys)
     [record] = read_records(run)
     assert found["scores"][0]["value"] == bleu(lines_of(output), lines_of(ground / "test.de")) > 1
     expected = {
@@ -264,20 +262,20 @@ def test_what_was_scored_of_a_run_stands_in_its_results(
     assert (found["checkpoint"], found["engine"], found["ensemble"]) == (str(checkpoint), "nmt", [])
 
 
-def test_a_record_names_the_folder_itself(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_names_the_folder_itself(run: Path, monkeypatch: MonkeyPatch) -> None:
     """`last` is another one tomorrow, and `.` is none at all."""
     monkeypatch.chdir(run / "checkpoints" / "step-0000040")
     for name in (str(run / "checkpoints" / "last"), "."):
-        assert nmt_eval([name]) == 0
+        succeed(nmt_eval, name)
     records = read_records(run)
     assert [record["checkpoint"] for record in records] == ["step-0000060", "step-0000040"]
 
 
 def test_the_card_of_an_average_carries_its_scores(run: Path, capsys: Capture) -> None:
     """What else it says, and when it is left alone, is in test_card.py."""
-    assert nmt_average([str(run), "--last", "2"]) == 0
+    succeed(nmt_average, run, "--last", "2")
     card = run / "average" / "README.md"
-    assert nmt_eval([str(run / "average"), "--ladder"]) == 0
+    succeed(nmt_eval, run / "average", "--ladder")
     [record] = read_records(run)
     text = card.read_text()
     assert record["averaged"] == ["step-0000040", "step-0000060"]
@@ -286,13 +284,13 @@ def test_the_card_of_an_average_carries_its_scores(run: Path, capsys: Capture) -
         assert f"{score['name']} {score['value']:.2f} | {interval} |" in text
     card.write_text(text.replace("# toy", "# My own words"))
     capsys.readouterr()
-    assert nmt_eval([str(run / "average"), "decoding.beam=2"]) == 0
+    succeed(nmt_eval, run / "average", "decoding.beam=2")
     out, err = capsys.readouterr()
     assert "BLEU" in out and err.count("warning: ") == 1 and f"{card}: was edited" in err
     assert len(read_records(run)) == 2
 
 
-@pytest.mark.parametrize("kind", ["alone", "ensemble", "file"])
+@mark.parametrize("kind", ["alone", "ensemble", "file"])
 def test_what_is_not_one_system_of_a_run_records_nothing(
     kind: str, run: Path, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -308,12 +306,12 @@ def test_what_is_not_one_system_of_a_run_records_nothing(
     assert set(tmp_path.rglob("*")) - before == {tmp_path / "scores.json"}
     assert found["sentences"] == 30
     assert found.get("ensemble", []) == [str(first)] * (kind == "ensemble")
-    assert "results" not in capsys.readouterr().err
+    assert "results" not in read_stderr(capsys)
 
 
-@pytest.mark.parametrize("fault", ["damaged", "no file can be made", "a bug"])
+@mark.parametrize("fault", ["damaged", "no file can be made", "a bug"])
 def test_a_score_is_told_though_its_record_cannot_be_written(
-    fault: str, run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    fault: str, run: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     results, lock = run / "results.json", run / ".results.lock"
     warning = "not recorded, because of a bug"
@@ -335,9 +333,9 @@ def test_a_score_is_told_though_its_record_cannot_be_written(
 # ---- two, and several ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [None, "777"])
+@mark.parametrize("seed", [None, "777"])
 def test_the_difference_of_two_files(
-    seed: str | None, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    seed: str | None, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     """Its figures are sacreBLEU's: tests/score/test_significance.py."""
     # As shipped there are as many trials as the sacrebleu command line makes.
@@ -421,8 +419,8 @@ DROPPED = (range(3, 5), range(20, 22))
 KEPT = [i for i in range(30) if i not in (3, 4, 20, 21)]
 
 
-@pytest.fixture
-def known(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture
+def known(ground: Path, monkeypatch: MonkeyPatch) -> None:
     """The toy's test set in the place of newstest2014, with four lines that the filtered one has
     not.
     """
@@ -432,13 +430,13 @@ def known(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(testsets, "KNOWN_SETS", (toy,))
 
 
-@pytest.mark.usefixtures("known")
-@pytest.mark.parametrize("is_file", [False, True])
+@mark.usefixtures("known")
+@mark.parametrize("is_file", [False, True])
 def test_the_full_set_is_followed_by_the_filtered_one(
     is_file: bool, run: Path, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     output, gold = tmp_path / "out.txt", lines_of(ground / "test.de")
-    assert nmt_eval([str(run), "--output", str(output)]) == 0
+    succeed(nmt_eval, run, "--output", output)
     words = ("--hypotheses", output, "--ref", ground / "test.de") if is_file else (run,)
     capsys.readouterr()
     found, texts = evaluate(tmp_path, *words, "--ladder"), lines_of(output)
@@ -460,7 +458,7 @@ def test_the_full_set_is_followed_by_the_filtered_one(
 
 
 def test_a_filtered_set_from_files_is_recognised_by_its_size(
-    run: Path, ground: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    run: Path, ground: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     """No digest of the filtered lines is known, so the warning says what it goes by."""
     subset = KnownSubset("wmt14", ("en", "de"), DROPPED)
@@ -479,7 +477,7 @@ def test_a_filtered_set_from_files_is_recognised_by_its_size(
         assert ("the likeliest for Table 2" in out) == (lines is not KEPT)
 
 
-@pytest.mark.usefixtures("known")
+@mark.usefixtures("known")
 def test_a_set_by_its_name(run: Path, ground: Path, tmp_path: Path, capsys: Capture) -> None:
     root = tmp_path / "sets"
     root.mkdir()
@@ -531,10 +529,10 @@ a --engine other -> invalid choice: 'other'
 """
 
 
-@pytest.mark.parametrize("line", MISUSED.strip("\n").splitlines())
+@mark.parametrize("line", MISUSED.strip("\n").splitlines())
 def test_what_does_not_go_together(line: str, capsys: Capture) -> None:
     words, message = line.split(" -> ")
-    with pytest.raises(SystemExit) as left:
+    with raises(SystemExit) as left:
         nmt_eval(words.split())
     out, err = capsys.readouterr()
     *usage, said = err.splitlines()
@@ -566,9 +564,9 @@ FOLDER --src REF --ref REF --output nowhere/a -> nowhere/a: its folder does not 
 """
 
 
-@pytest.mark.parametrize("line", MISTAKEN.strip().splitlines())
+@mark.parametrize("line", MISTAKEN.strip().splitlines())
 def test_a_mistake_is_told_in_one_line(
-    line: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    line: str, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ref = put(tmp_path / "ref.de", GERMAN[:4])
@@ -601,7 +599,7 @@ def test_a_corpus_is_not_written_over(
     # nor by nmt-translate, which knows the run's own
     assert nmt_translate([str(run), "-i", str(ground / "test.en"), "-o", str(test)]) == 2
     message = f"nmt-translate: error: {test}: is a corpus or a test set; choose another file\n"
-    assert capsys.readouterr().err == message
+    assert read_stderr(capsys) == message
     assert [file.read_bytes() for file in (train, valid, test, tmp_path / "mine.de")] == [
         *texts,
         texts[-1],
@@ -618,8 +616,8 @@ def test_corpora_that_are_gone_are_no_obstacle(run: Path, ground: Path, tmp_path
 
 def test_a_source_in_pieces_is_named(run: Path, tmp_path: Path, capsys: Capture) -> None:
     src, ref = put(tmp_path / "a.en", ["ein@@ s zwei"] * 9), put(tmp_path / "a.de", GERMAN[:9])
-    assert nmt_eval([str(run), "--src", src, "--ref", ref, "decoding.beam=1"]) == 0
-    assert f"warning: {src}:1: BPE was left in" in capsys.readouterr().err
+    succeed(nmt_eval, run, "--src", src, "--ref", ref, "decoding.beam=1")
+    assert f"warning: {src}:1: BPE was left in" in read_stderr(capsys)
 
 
 def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path) -> None:
@@ -632,12 +630,10 @@ def test_pipes_and_names_with_equals_signs_are_read(run: Path, tmp_path: Path) -
         os.close(other_end)
         names.append(f"/dev/fd/{end}")
     (score, _) = evaluate(tmp_path, "--hypotheses", names[0], "--ref", names[1])["scores"]
-    assert score["value"] == pytest.approx(100)
+    assert score["value"] == approx(100)
 
 
-def test_a_seed_that_is_none(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seed_that_is_none(tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("SACREBLEU_SEED", "0")
     ref = put(tmp_path / "ref.de", GERMAN[:4])
     assert "SACREBLEU_SEED is '0'" in get_refusal(capsys, "--compare", ref, ref, "--ref", ref)
@@ -652,7 +648,7 @@ def test_a_run_is_judged_by_its_average(
     found = evaluate(tmp_path, run, "--verdict")
     assert found["checkpoint"] == str(run / "checkpoints" / "step-0000060")
     assert any(step.startswith("averaging: none") for step in found["verdict"]["not_applied"])
-    assert nmt_average([str(run), "--last", "2"]) == 0
+    succeed(nmt_average, run, "--last", "2")
     capsys.readouterr()
     found = evaluate(tmp_path, run, "--verdict")
     out, judged = capsys.readouterr().out, found["verdict"]
@@ -679,9 +675,7 @@ def test_a_run_is_judged_by_its_average(
     assert len(with_ladder["scores"]) == 11 and with_ladder["verdict"]["score"] == judged["score"]
 
 
-def test_the_store_must_be_the_models(
-    run: Path, ground: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_the_store_must_be_the_models(run: Path, ground: Path, tmp_path: Path) -> None:
     """A copy of it is, wherever it lies; one that is damaged, or that another text went into, is not."""
     last, store = list_checkpoints(run)[-1], tmp_path / "store"
     ledger, vocab = store / "ledger.json", store / "vocab.model"
@@ -722,7 +716,7 @@ def test_several_runs_are_judged_by_their_mean(run: Path, tmp_path: Path, capsys
         change_config(checkpoint, f"seed={seed}")
     judged = evaluate(tmp_path, *checkpoints, "--verdict")["verdict"]
     mean = sum(each["value"] for each in judged["runs"]) / 3
-    assert judged["score"]["value"] == pytest.approx(mean)
+    assert judged["score"]["value"] == approx(mean)
     assert f"their mean   {mean:6.2f}  standard deviation " in capsys.readouterr().out
     assert f"{checkpoints[0]}: the end of training: 20 of 60 updates" in judged["not_applied"]
     records = [(record["step"], len(record["scores"])) for record in read_records(run)]
@@ -745,7 +739,7 @@ def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
     assert [score["name"] for score in found["chrf"]] == ["chrF2"] * 3
     bleu = [score["value"] for score in found["scores"]]
     differences = [comparison["difference"] for comparison in found["comparisons"]]
-    assert differences == pytest.approx([bleu[1] - bleu[0], bleu[2] - bleu[0]])
+    assert differences == approx([bleu[1] - bleu[0], bleu[2] - bleu[0]])
     _, head, *rows = capsys.readouterr().out.splitlines()
     columns = ["BLEU", "95", "%", "chrF2", "difference", "p", *found["settings"]]
     assert head.split() == columns
@@ -755,11 +749,11 @@ def test_runs_of_different_recipes_are_a_table_and_have_no_mean(
     assert "is a file; give translations" in get_refusal(capsys, first, put(tmp_path / "a", []))
 
 
-@pytest.mark.parametrize("is_paired", [True, False])
+@mark.parametrize("is_paired", [True, False])
 def test_a_reference_of_another_source_is_named(
     is_paired: bool, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    draw = random.Random(4)
+    draw = Random(4)
     src = [" ".join(["wort"] * draw.randint(1, 9)) for _ in range(100)]
     ref = src if is_paired else draw.sample(src, len(src))
     src_file, ref_file = put(tmp_path / "v", src), put(tmp_path / "x.de", ref)
@@ -773,12 +767,10 @@ def test_a_reference_of_another_source_is_named(
     ):
         evaluate(tmp_path, *words)
         warning = f"{names} do not look like translations of each other"
-        assert (warning in capsys.readouterr().err) == (not is_paired)
+        assert (warning in read_stderr(capsys)) == (not is_paired)
 
 
-@pytest.mark.parametrize(
-    ("text", "known"), [("train", "train"), ("valid", "valid"), ("test", None)]
-)
+@mark.parametrize("text, known", [("train", "train"), ("valid", "valid"), ("test", None)])
 def test_the_models_own_text_is_named(
     text: str, known: str | None, ground: Path, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -787,15 +779,15 @@ def test_the_models_own_text_is_named(
         for language in ("en", "de")
     )
     scores = tmp_path / "scores.json"
-    assert nmt_eval([str(run), "--src", src, "--ref", ref, "--json", str(scores)]) == 0
+    succeed(nmt_eval, run, "--src", src, "--ref", ref, "--json", scores)
     told = capsys.readouterr().out
     assert ("the model was trained on this text" in told) == (known == "train")
     assert ("; its dev set" in told) == (known == "valid")
-    assert json.loads(scores.read_text()).get("known_text") == known
+    assert read_json(scores).get("known_text") == known
 
 
 def test_a_source_that_lost_what_the_models_text_has_is_named(
-    run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     (tmp_path / dev_text_file("src")).write_text("le café\n" * 300)
     other: Any = SimpleNamespace(config=load_config("base.yaml", [f"data.store={tmp_path}"]))
@@ -806,5 +798,5 @@ def test_a_source_that_lost_what_the_models_text_has_is_named(
     for side in ("src", "ref"):
         (tmp_path / side).write_text("red dog\n" * 200)
     texts = ["--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref")]
-    assert nmt_eval([str(run), *texts]) == 0
-    assert "letters, but the model's dev set has some: 'red dog', in" in capsys.readouterr().err
+    succeed(nmt_eval, run, *texts)
+    assert "letters, but the model's dev set has some: 'red dog', in" in read_stderr(capsys)

@@ -6,7 +6,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from pytest import fixture
+from support.capture import Capture
+from support.in_process import succeed
+from support.text_lines import join_lines
 from support.untrained import DECODING, SHAPE, make_checkpoint, make_vocab
 
 from nmt.commands.eval import main as nmt_eval
@@ -16,12 +19,10 @@ from nmt.evaluate.results import read_results
 from nmt.evaluate.scored_texts import read_scored_texts
 from nmt.extras.report.facts import read_run
 from nmt.extras.report.sections import render_headline, render_results
-from nmt.system.files import seal
-
-Capture = pytest.CaptureFixture[str]
+from nmt.system.files import read_json, seal
 
 
-@pytest.fixture
+@fixture
 def run(tmp_path: Path, corpus: Path) -> Path:
     """Its average was made at update 20, and it went on to update 30."""
     vocab = make_vocab(tmp_path)
@@ -37,7 +38,7 @@ def run(tmp_path: Path, corpus: Path) -> Path:
         (folder / "config.yaml").write_text(format_config(config))
     seal(average)
     lines = [{"kind": "warning", "step": step, "message": "none"} for step in (20, 30)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "metrics.jsonl").write_text(join_lines(map(json.dumps, lines)))
     return run
 
 
@@ -48,7 +49,7 @@ def look_at_few(run: Path, corpus: Path, *options: str) -> None:
         lines = (corpus / f"test.{language}").read_text().splitlines(keepends=True)
         few.write_text("".join(lines[:5]))
         files.append(str(few))
-    assert nmt_eval([str(run / "average"), "--src", files[0], "--ref", files[1], *options]) == 0
+    succeed(nmt_eval, run / "average", "--src", files[0], "--ref", files[1], *options)
 
 
 def test_the_headline_is_the_configs_test_set_whatever_was_scored_last(
@@ -56,7 +57,7 @@ def test_the_headline_is_the_configs_test_set_whatever_was_scored_last(
 ) -> None:
     look_at_few(run, corpus)
     assert "few.en+few.de" in render_headline([read_run(run)])  # nothing else yet
-    assert nmt_eval([str(run / "average")]) == 0
+    succeed(nmt_eval, run / "average")
     look_at_few(run, corpus, "decoding.beam=2")
 
     facts = read_run(run)
@@ -73,24 +74,24 @@ def test_an_experiment_with_another_search_is_no_headline_and_is_named(
     run: Path, capsys: Capture
 ) -> None:
     average, experiment = str(run / "average"), ["decoding.sample=true", "decoding.seed=7"]
-    assert nmt_eval([average, *experiment, "--json", str(run.parent / "sample.json")]) == 0
+    succeed(nmt_eval, average, *experiment, "--json", run.parent / "sample.json")
     assert "with sample=true, seed=7" in render_headline([read_run(run)])  # nothing else yet
     capsys.readouterr()
-    assert nmt_eval([average, "decoding.batch_tokens=50"]) == 0  # which changes no translation
+    succeed(nmt_eval, average, "decoding.batch_tokens=50")  # which changes no translation
     assert ", with" not in capsys.readouterr().out
-    assert nmt_eval([average, *experiment]) == 0
+    succeed(nmt_eval, average, *experiment)
     assert ", with sample=true, seed=7" in capsys.readouterr().out
 
     facts = read_run(run)
     assert facts.headline is not None and facts.headline.decoding["sample"] is False
-    shown = json.loads((run.parent / "sample.json").read_text())
+    shown = read_json(run.parent / "sample.json")
     assert shown["other_search"] == {"sample": True, "seed": 7}
     card = " ".join((run / "average" / "README.md").read_text().split())  # YAML folds long lines
     assert card.count(", with sample=true, seed=7") == 4  # two scores, for people and for the hub
 
 
 def test_the_headline_is_of_the_newest_weights(run: Path) -> None:
-    assert nmt_eval([str(run / "average")]) == 0
+    succeed(nmt_eval, run / "average")
     facts = read_run(run)
     (old,) = read_results(run)
     new = replace(old, step=30, checkpoint="step-0000030")
@@ -102,15 +103,15 @@ def test_the_headline_is_of_the_newest_weights(run: Path) -> None:
 
 
 def test_a_stale_average_is_named_wherever_it_is_judged(run: Path, capsys: Capture) -> None:
-    assert nmt_eval([str(run / "average")]) == 0
+    succeed(nmt_eval, run / "average")
     assert "warning: made at update 20 of 30" in capsys.readouterr().out
     assert "the last at update 20 of 30" in (run / "average" / "README.md").read_text()
-    assert nmt_eval([str(run), "--verdict"]) == 0
+    succeed(nmt_eval, run, "--verdict")
     out = capsys.readouterr().out
     assert "the end of training: 20 of 30 updates" in out
 
 
 def test_an_average_of_the_newest_checkpoint_is_not_doubted(run: Path, capsys: Capture) -> None:
     (run / "checkpoints" / "step-0000030").rename(run / "checkpoints" / "step-0000020")
-    assert nmt_eval([str(run / "average")]) == 0
+    succeed(nmt_eval, run / "average")
     assert "warning: made at" not in capsys.readouterr().out

@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
+from pytest import MonkeyPatch, mark, raises
+from support.checkout import TESTS
 from support.recorded_result import RESULT
 
 from nmt.evaluate.results import add_result, find_run, read_results
@@ -17,6 +18,7 @@ from nmt.score.score import Score
 from nmt.system.errors import UserError
 from nmt.system.files import lock
 from nmt.system.run_folder import RESULTS_FILE
+from nmt.system.strict_json import Fields
 
 
 def test_what_is_added_is_read(tmp_path: Path) -> None:
@@ -28,8 +30,8 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {RESULTS_FILE}
 
 
-@pytest.mark.parametrize(
-    ("change", "n"),
+@mark.parametrize(
+    "change, n",
     [
         ({"when": "2027-01-01T00:00:00Z", "seconds": 1.0, "scores": [], "checkpoint": "copy"}, 1),
         ({"weights_sha256": "0" * 64}, 2),
@@ -40,7 +42,7 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
         ({"pair": "de-en"}, 2),
     ],
 )
-def test_the_same_again_replaces_its_record(change: dict[str, Any], n: int, tmp_path: Path) -> None:
+def test_the_same_again_replaces_its_record(change: Fields, n: int, tmp_path: Path) -> None:
     add_result(tmp_path, RESULT)
     again = replace(RESULT, hypotheses_sha256="0", **change)
     add_result(tmp_path, again)
@@ -81,7 +83,7 @@ def test_many_at_a_time_lose_nothing(tmp_path: Path) -> None:
                     ADDING,
                     str(tmp_path),
                     str(n),
-                    str(Path(__file__).parents[1]),
+                    str(TESTS),
                 ]
             )
             for n in range(2)
@@ -95,7 +97,7 @@ def test_many_at_a_time_lose_nothing(tmp_path: Path) -> None:
 def test_one_who_never_lets_go(tmp_path: Path) -> None:
     with (
         lock(tmp_path / RESULTS_FILE, "nmt-eval", ".results.lock"),
-        pytest.raises(UserError, match="in use by nmt-eval"),
+        raises(UserError, match="in use by nmt-eval"),
     ):
         add_result(tmp_path, RESULT, patience_s=0.1)
 
@@ -127,19 +129,19 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", DAMAGE)
+@mark.parametrize("case", DAMAGE)
 def test_damage_is_told_in_one_line_and_kept(case: str, tmp_path: Path) -> None:
     data, message = DAMAGE[case]
     (tmp_path / RESULTS_FILE).write_bytes(data)
     for attempt in (lambda: read_results(tmp_path), lambda: add_result(tmp_path, RESULT)):
-        with pytest.raises(UserError) as caught:
+        with raises(UserError) as caught:
             attempt()
         assert message in str(caught.value) and str(tmp_path / RESULTS_FILE) in str(caught.value)
         assert str(caught.value).isprintable()
     assert (tmp_path / RESULTS_FILE).read_bytes() == data
 
 
-@pytest.mark.parametrize("kind", ["folder", "link"])
+@mark.parametrize("kind", ["folder", "link"])
 def test_what_is_no_file_is_refused_unopened(kind: str, tmp_path: Path) -> None:
     path = tmp_path / RESULTS_FILE
     if kind == "folder":
@@ -148,28 +150,28 @@ def test_what_is_no_file_is_refused_unopened(kind: str, tmp_path: Path) -> None:
         path.symlink_to("elsewhere")
         (tmp_path / "elsewhere").write_text("[]")
     for attempt in (lambda: read_results(tmp_path), lambda: add_result(tmp_path, RESULT)):
-        with pytest.raises(UserError, match=f"results.json: is a {kind}"):
+        with raises(UserError, match=f"results.json: is a {kind}"):
             attempt()
 
 
-@pytest.mark.parametrize("fault", ["a folder for a lock", "nowhere"])
+@mark.parametrize("fault", ["a folder for a lock", "nowhere"])
 def test_a_place_that_takes_no_file_is_the_callers_to_tell(fault: str, tmp_path: Path) -> None:
     if fault == "nowhere":
         tmp_path = tmp_path / "gone"
     else:
         (tmp_path / ".results.lock").mkdir()
-    with pytest.raises((OSError, UserError), match=r"No such file|\.results\.lock: is a folder"):
+    with raises((OSError, UserError), match=r"No such file|\.results\.lock: is a folder"):
         add_result(tmp_path, RESULT)  # at once: only a lock that another holds is waited for
     assert not (tmp_path / RESULTS_FILE).exists()
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="seconds: nan is not a finite number"):
+    with raises(UserError, match="seconds: nan is not a finite number"):
         add_result(tmp_path, replace(RESULT, seconds=float("nan")))
     assert not (tmp_path / RESULTS_FILE).exists()
 
 
-def test_the_run_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_of_a_checkpoint(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     run = tmp_path / "run"
     step = run / "checkpoints" / "step-0000010"
     for place in (run / "average", step, tmp_path / "alone"):

@@ -4,10 +4,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from pytest import raises
 
 from nmt.evaluate.scored_texts import ScoredTexts, read_scored_texts, write_scored_texts
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 
 TEXTS = ScoredTexts("average", "test", "en-de", "a" * 64, ["a\u2028b"], ["ä"], ["\x1b[m"])
 
@@ -24,6 +25,6 @@ def test_what_is_written_is_read_and_replaced(tmp_path: Path) -> None:
 def test_lists_of_unequal_length_are_refused(tmp_path: Path) -> None:
     write_scored_texts(tmp_path, TEXTS)
     path = tmp_path / "translations.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"references": []}))
-    with pytest.raises(UserError, match="differ in length"):
+    path.write_text(json.dumps(read_json(path) | {"references": []}))
+    with raises(UserError, match="differ in length"):
         read_scored_texts(tmp_path)

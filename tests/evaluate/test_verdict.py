@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
+from pytest import mark, raises
 from support.golden import check_golden
 from support.recipes import list_recipes
 
@@ -28,6 +28,7 @@ from nmt.score.metrics import find_paper_metric
 from nmt.score.score import Score
 from nmt.score.significance import estimate_spread
 from nmt.system.errors import UserError
+from nmt.system.strict_json import Fields
 from nmt.translate.translator import LoadedModel, TextToText
 
 BASE = load_config("base.yaml")
@@ -129,8 +130,8 @@ def test_a_perfect_run_is_judged_by_the_spread_of_seeds() -> None:
         assert without_interval.outcome == outcome
 
 
-@pytest.mark.parametrize(
-    ("name", "bleu", "n", "every", "spread"),
+@mark.parametrize(
+    "name, bleu, n, every, spread",
     [
         ("big", 28.4, 20, 600, 0.2),
         ("base-enfr", 38.1, 5, 1_500, 0.15),
@@ -154,8 +155,8 @@ def test_each_model_has_its_own_figure(
 # ---- several runs -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("values", "outcome"),
+@mark.parametrize(
+    "values, outcome",
     [
         ((27.15, 27.0, 27.3), "reproduced"),
         ((27.14, 27.0, 27.28), "close"),  # though one alone would do
@@ -166,7 +167,7 @@ def test_several_runs_are_judged_by_their_mean(values: tuple[float, ...], outcom
     assert found.outcome == outcome and found.seeds == estimate_spread(values)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings",
     [
         ["seed=7", "name=b", "out=c", "device=cpu", "training.compile=off"],
@@ -186,8 +187,8 @@ def make_two_runs(*settings: str) -> list[Checkpoint]:
     return [first, make_checkpoint(with_settings("seed=2", *settings), average(), "2")]
 
 
-@pytest.mark.parametrize(
-    ("settings", "difference"),
+@mark.parametrize(
+    "settings, difference",
     [
         (["model.dropout=0.2"], "model.dropout: 0.1 -> 0.2"),
         (["training.precision=fp32"], "training.precision: bf16 -> fp32"),
@@ -195,17 +196,17 @@ def make_two_runs(*settings: str) -> list[Checkpoint]:
     ],
 )
 def test_runs_of_different_recipes_are_not(settings: list[str], difference: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with raises(UserError) as refused:
         check_one_recipe(["a", "b"], make_two_runs(*settings))
     assert str(refused.value).startswith(f"b: is not of the same recipe as a ({difference}); runs")
 
 
 def test_the_same_weights_or_seed_are_not_another_run() -> None:
     pair = [make_checkpoint(with_settings(f"seed={seed}"), average(), "1") for seed in (1, 2)]
-    with pytest.raises(UserError, match=r"^b: has the same weights as a; give other runs"):
+    with raises(UserError, match=r"^b: has the same weights as a; give other runs"):
         check_one_recipe(["a", "b"], pair)
     averages = [make_checkpoint(BASE, average(n), str(n)) for n in (5, 4, 3)]  # of one run
-    with pytest.raises(UserError, match=r"^b: has the same seed as a; give other runs"):
+    with raises(UserError, match=r"^b: has the same seed as a; give other runs"):
         check_one_recipe(["a", "b", "c"], averages)
 
 
@@ -218,7 +219,7 @@ def with_corpora(*corpora: CorpusConfig) -> RunConfig:
 
 CORPUS = BASE.data.train[0]
 # The same run, with nothing wrong, reproduces the paper: see above.
-OBSTACLES: dict[str, dict[str, Any]] = {
+OBSTACLES: dict[str, Fields] = {
     # the training text
     "the languages in the other order": {"config": with_settings("data.src=de", "data.tgt=en")},
     "the corpus twice": {"config": with_corpora(CORPUS, CORPUS)},
@@ -248,7 +249,7 @@ OBSTACLES: dict[str, dict[str, Any]] = {
 
 # ---- steps of the recipe ------------------------------------------------------------------------------------------
 
-LEFT_OUT: dict[str, dict[str, Any]] = {
+LEFT_OUT: dict[str, Fields] = {
     "an update too few": {"made": average(step=99_999)},
     "30,000 updates too many": {"made": average(step=130_000)},
     "no average": {"made": TrainState(step=100_000)},
@@ -294,7 +295,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "gaps", [(1125,) * 4, (1875,) * 4, (1400, 1600, 1500, 1), (1125, 1875, 1500, 700)]
 )
 def test_about_1_500_updates_are_ten_minutes(gaps: tuple[int, ...]) -> None:
@@ -305,7 +306,7 @@ def test_about_1_500_updates_are_ten_minutes(gaps: tuple[int, ...]) -> None:
     assert judge_run(made=made).outcome == "reproduced"
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings",
     [
         ["decoding.batch_tokens=100"],
@@ -361,7 +362,7 @@ def test_without_training_there_is_no_verdict() -> None:
     export = LoadedModel(cast(TextToText, None), BASE, ["export"])
     for model in (None, export):
         system = System("out.txt", BASE.data, FULL, [], model=model, scores=[REACHED])
-        with pytest.raises(
+        with raises(
             UserError,
             match=r"^out\.txt: a verdict judges the training too, so it needs a checkpoint",
         ):

@@ -1,18 +1,19 @@
 """examples/attention.py: what it derives by hand is what it prints, and a wrong function is noticed."""
 
 import runpy
-from pathlib import Path
 from typing import Any
 
-import pytest
+from pytest import MonkeyPatch, mark, raises
+from support.capture import Capture
+from support.checkout import ROOT
 
 import nmt.api
 
-EXAMPLE = str(Path(__file__).parents[2] / "examples" / "attention.py")
+EXAMPLE = str(ROOT / "examples" / "attention.py")
 
 
 def test_every_matrix_is_that_of_the_calculation_by_hand(
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     runpy.run_path(EXAMPLE)  # an assertion after each matrix
     printed = capsys.readouterr().out
@@ -20,8 +21,8 @@ def test_every_matrix_is_that_of_the_calculation_by_hand(
     assert "   26.2500  26.2500  23.3333  23.3333\n" in printed
 
 
-@pytest.mark.parametrize("fault", ["causal", "window", "divisor"])
-def test_it_notices_a_wrong_function(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@mark.parametrize("fault", ["causal", "window", "divisor"])
+def test_it_notices_a_wrong_function(fault: str, monkeypatch: MonkeyPatch) -> None:
     right = nmt.api.attention
 
     def attend_wrongly(q: Any, k: Any, v: Any, return_weights: bool, **masks: Any) -> Any:
@@ -31,5 +32,5 @@ def test_it_notices_a_wrong_function(fault: str, monkeypatch: pytest.MonkeyPatch
         return right(q, k, v, return_weights=True, **masks)
 
     monkeypatch.setattr(nmt.api, "attention", attend_wrongly)
-    with pytest.raises(AssertionError, match="by hand"):
+    with raises(AssertionError, match="by hand"):
         runpy.run_path(EXAMPLE)

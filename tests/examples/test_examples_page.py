@@ -2,30 +2,32 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, mark
+from support.capture import Capture
+from support.checkout import ROOT
 from support.untrained import SHAPE, make_checkpoint
 
 from nmt.data.vocab import Vocab
+from nmt.system.strict_json import Fields
 
-PAGE = Path(__file__).parents[2] / "docs" / "examples.md"
+PAGE = ROOT / "docs" / "examples.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@mark.parametrize("block", BLOCKS)
 def test_the_block_runs(
     block: str,
     vocab: Vocab,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     (tmp_path / "runs" / "demo").mkdir(parents=True)
     make_checkpoint(tmp_path / "runs" / "demo" / "average", vocab)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
+    names: Fields = {}
     exec(block, names)
     if "decoded" in names:
         weights = names["weights"]

@@ -6,14 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_errors
+from support.checkout import ROOT
 
 from nmt.config import ModelConfig
 from nmt.data.batch import pack
 from nmt.model.transformer import Transformer
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "sentiment"
 sys.path[:0] = [str(FOLDER), str(ROOT / "tests")]
 from support.torch_twin import make_torch_twin  # noqa: E402
@@ -64,7 +65,7 @@ def make_classifier(dtype: torch.dtype) -> Any:
     return classifier.Classifier(recipe, 40).to(dtype).eval()
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @torch.inference_mode()
 def test_packed_equals_torchs_own_encoder_on_padded_texts(dtype: torch.dtype, bound: float) -> None:
     model = make_classifier(dtype)
@@ -87,15 +88,13 @@ def test_packed_equals_torchs_own_encoder_on_padded_texts(dtype: torch.dtype, bo
 # ---- the two scripts ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def few_reviews(monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture
+def few_reviews(monkeypatch: MonkeyPatch) -> None:
     make = reviews.make_reviews
     monkeypatch.setattr(reviews, "make_reviews", lambda n, seed: make(n // 30, seed))
 
 
-def test_it_trains_saves_and_classifies(
-    few_reviews: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_trains_saves_and_classifies(few_reviews: None, tmp_path: Path, capsys: Capture) -> None:
     out = str(tmp_path / "model")
     arguments = ["-o", out, "--epochs", "2", "--d-model", "16"]
     assert run_train(*arguments) == 0
@@ -112,7 +111,7 @@ def test_it_trains_saves_and_classifies(
     assert text in page and '"encoder"' in page
 
 
-def test_lines_of_standard_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_standard_input(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "some.tsv").write_text(TSV)
     out = str(tmp_path / "model")
     assert run_train("--data", str(tmp_path / "some.tsv"), "-o", out, *SMALL) == 0
@@ -151,8 +150,8 @@ def test_folders_as_imdb_has_them(tmp_path: Path) -> None:
     assert ("neg", "No. Dull. 0") in corpus.test
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
+@mark.parametrize(
+    "text, message",
     [
         ("pos\tgood\nneg bad\n", "some.tsv:2: each line must be a label, a tab, and a text"),
         ("pos\tgood\n" * 20, "all reviews to train on have the label 'pos'; give two labels"),
@@ -163,17 +162,15 @@ def test_folders_as_imdb_has_them(tmp_path: Path) -> None:
     ],
 )
 def test_bad_reviews_are_one_line_and_exit_code_2(
-    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, message: str, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "some.tsv").write_text(text)
     assert run_train("--data", str(tmp_path / "some.tsv"), "-o", str(tmp_path / "model")) == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert message in read_errors(capsys)[-1]
     assert not (tmp_path / "model").exists()
 
 
-def test_other_mistakes_are_one_line_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_mistakes_are_one_line_too(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     for command, message in (
@@ -183,17 +180,17 @@ def test_other_mistakes_are_one_line_too(
         (lambda: run_classify(str(tmp_path / "mine"), "text"), "manifest"),
     ):
         assert command() == 2
-        assert message in capsys.readouterr().err.splitlines()[-1]
-    with pytest.raises(SystemExit, match="2"):
+        assert message in read_errors(capsys)[-1]
+    with raises(SystemExit, match="2"):
         run_train("--d-model", "12")
 
 
 # ---- what it learns: minutes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.soak  # trains for a minute
+@mark.soak  # trains for a minute
 def test_the_encoder_reaches_95_percent_and_a_bag_of_words_does_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     assert run_train("-o", str(tmp_path / "model")) == 0
     assert read_accuracy(capsys.readouterr().out) > 95

@@ -12,20 +12,22 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-import pytest
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_stderr
 from support.needs import needs_package
 
 from nmt.commands.cli import open_executor
 from nmt.extras.cluster import open_cluster, share_cluster, watch_head
 from nmt.system.errors import UserError
 from nmt.system.pool import map_in_order, map_with_workers, use_processes
+from nmt.system.strict_json import Fields
 
 needs_ray = [needs_package("ray", "ray")]
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_extra_is_named(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"^ray cannot be imported .*pip install -e .*\[ray\]'"):
+    with raises(UserError, match=r"^ray cannot be imported .*pip install -e .*\[ray\]'"):
         with open_cluster(2, uses_gpu=False):
             pass
 
@@ -38,7 +40,7 @@ def test_without_a_cluster_it_is_this_machine() -> None:
 class ThreeNodes:
     """A Ray whose head computes nothing, and which has lost a machine."""
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[Fields]:
         return [
             {"Alive": True, "Resources": {}},
             {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}},
@@ -49,12 +51,12 @@ class ThreeNodes:
         return {"CPU": 4.0}
 
 
-def test_workers_share_the_cores_of_what_lives(capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_share_the_cores_of_what_lives(capsys: Capture) -> None:
     shares = [share_cluster(ThreeNodes(), n_workers, False) for n_workers in (2, 3, 99)]
-    assert [share["num_cpus"] for share in shares] == [4, 2, 1] and capsys.readouterr().err == ""
+    assert [share["num_cpus"] for share in shares] == [4, 2, 1] and read_stderr(capsys) == ""
     needs = share_cluster(ThreeNodes(), 2, uses_gpu=True)
     assert needs == {"num_cpus": 1, "num_gpus": 1}
-    assert f"waiting for Ray to find a place for a worker with {needs}" in capsys.readouterr().err
+    assert f"waiting for Ray to find a place for a worker with {needs}" in read_stderr(capsys)
 
 
 class ThreeLooks(threading.Event):
@@ -65,26 +67,26 @@ class ThreeLooks(threading.Event):
         return self.n > 3
 
 
-def test_a_head_that_cannot_be_reached_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_head_that_cannot_be_reached_is_named_once(capsys: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         watch_head(address, ThreeLooks())
-        assert capsys.readouterr().err == ""
+        assert read_stderr(capsys) == ""
     watch_head(address, ThreeLooks())
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert said.count("\n") == 1
     assert said.startswith(
         f"warning: Ray's head, {address}, cannot be reached (Connection refused)"
     )
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def started() -> Iterator[Any]:
     """A Ray of two nodes, each with room for one worker."""
     from ray.cluster_utils import Cluster
 
     folder = Path(__file__).parent
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{folder}:{folder.parent}")
         head = {"num_cpus": 1, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -92,8 +94,8 @@ def started() -> Iterator[Any]:
         cluster.shutdown()
 
 
-@pytest.fixture
-def nodes(started: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+@fixture
+def nodes(started: Any, monkeypatch: MonkeyPatch) -> Any:
     if len(started.list_all_nodes()) == 1:  # the first test, or one has taken the other
         started.add_node(num_cpus=1)
     monkeypatch.setenv("RAY_ADDRESS", started.address)
@@ -125,13 +127,11 @@ def refuse(n: int) -> int:
     return n
 
 
-@pytest.mark.usefixtures("nodes")
+@mark.usefixtures("nodes")
 class TestOnRay:
     pytestmark = needs_ray
 
-    def test_killed_workers_lose_no_task_and_double_none(
-        self, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_killed_workers_lose_no_task_and_double_none(self, capfd: Capture) -> None:
         start = partial(MortalWorker, os.getpid())
         with open_cluster(2, uses_gpu=False) as executor:
             found = list(map_with_workers(start, range(12), executor))
@@ -157,18 +157,18 @@ class TestOnRay:
         assert len({pid for _, pid, _ in results[1:]} - {os.getpid()}) == 1
 
     def test_a_folder_that_others_lack_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: MonkeyPatch
     ) -> None:
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")
-        with pytest.raises(UserError, match=r"here: cannot be entered on .* need the same files"):
+        with raises(UserError, match=r"here: cannot be entered on .* need the same files"):
             with open_cluster(2, uses_gpu=False) as executor:
                 (tmp_path / "here").rename(tmp_path / "gone")
                 monkeypatch.setattr("os.getcwd", lambda: str(tmp_path / "here"))
                 list(map_in_order(slowly, range(9), executor))
 
     def test_a_mistake_of_the_user_is_one_line(self) -> None:
-        with pytest.raises(UserError, match="^three is too many$") as caught:
+        with raises(UserError, match="^three is too many$") as caught:
             with open_cluster(2, uses_gpu=False) as executor:
                 list(map_in_order(refuse, range(9), executor))
         assert type(caught.value) is UserError

@@ -1,28 +1,29 @@
 """The curve scores what nmt-eval scores, reads no test set and writes nothing but its one file."""
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-import pytest
+from pytest import MonkeyPatch
+from support.capture import Capture, read_errors
 from support.finished_run import read_lines, train_toy
+from support.in_process import succeed
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.eval import main as nmt_eval
 from nmt.extras import curve
+from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
+from nmt.system.strict_json import Fields
 
 
-def draw(run: RunFolder, *options: str) -> dict[str, Any]:
-    assert nmt_average([str(run.path), "--curve", *options]) == 0
-    record: dict[str, Any] = json.loads(run.curve.read_text())
-    return record
+def draw(run: RunFolder, *options: str) -> Fields:
+    succeed(nmt_average, run.path, "--curve", *options)
+    return read_json(run.curve)
 
 
 def test_the_curve_scores_what_nmt_eval_scores(
-    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    toy: Path, tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     settings = ["training.checkpoint_every=20", "training.steps=60", "optimizer.warmup_steps=10"]
     settings += ["model.dropout=0", "model.d_model=32", "decoding.min_length=6"]
@@ -51,10 +52,10 @@ def test_the_curve_scores_what_nmt_eval_scores(
     assert dev_set["lines"] == 20
     for text, digest in zip(texts, (dev_set["src_sha256"], dev_set["ref_sha256"]), strict=True):
         assert hashlib.sha256(text.read_bytes()).hexdigest() == digest
-    assert nmt_average([str(run.path), "--last", "3"]) == 0
+    succeed(nmt_average, run.path, "--last", "3")
     files = ["--src", str(texts[0]), "--ref", str(texts[1]), "--json", str(tmp_path / "json")]
-    assert nmt_eval([str(run.average), *files]) == 0
-    assert json.loads((tmp_path / "json").read_text())["scores"][0]["value"] == bleu[3]
+    succeed(nmt_eval, run.average, *files)
+    assert read_json(tmp_path / "json")["scores"][0]["value"] == bleu[3]
 
     # which compares it with its members by the NLL of the dev set
     assert points[3]["nll"] > points[1]["nll"] + 0.005
@@ -90,8 +91,8 @@ def test_the_curve_scores_what_nmt_eval_scores(
     assert run.curve.read_bytes() == before
 
 
-def check_refused(run: RunFolder, why: Path | str, capsys: pytest.CaptureFixture[str]) -> None:
+def check_refused(run: RunFolder, why: Path | str, capsys: Capture) -> None:
     capsys.readouterr()
     assert nmt_average([str(run.path), "--curve", "1"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = read_errors(capsys)
     assert str(why) in line and "nmt-prepare" in line

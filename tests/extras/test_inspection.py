@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from pytest import fixture, mark
+from support.capture import Capture
+from support.checkout import ROOT
 from support.hostile_text import OBEYED, PAYLOADS
 from support.rings import amount
 from support.toy_corpus import sentences
@@ -26,7 +28,7 @@ from nmt.system.records import RecordReader
 EVIL = "a\x1b[31mred\u202edcba\u200b\x9b2J"
 
 
-@pytest.fixture
+@fixture
 def store(tmp_path: Path) -> Path:
     return make_store(tmp_path)
 
@@ -112,7 +114,7 @@ def test_samples_duplicates_and_held_out_pairs_are_shown(store: Path) -> None:
 # ---- the command ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", PAYLOADS, ids=ascii)
+@mark.parametrize("text", PAYLOADS, ids=ascii)
 def test_no_name_in_a_strangers_ledger_acts(ledger: Any, text: str) -> None:
     """The same lines as of a harmless one, whatever the names hold."""
     reader = RecordReader(str, takes_any_text=True)
@@ -121,9 +123,9 @@ def test_no_name_in_a_strangers_ledger_acts(ledger: Any, text: str) -> None:
     assert shown.count("\n") == format_ledger(reader.read(Ledger, ledger)).count("\n")
 
 
-@pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    store = make_store(tmp_path_factory.mktemp("ledger"))
+@fixture(scope="module")
+def ledger(module_path: Path) -> Any:
+    store = make_store(module_path)
     return read_json(with_ledger(store, held_out={"dev": [1, 2, 3]}, duplicates=4) / "ledger.json")
 
 
@@ -142,7 +144,7 @@ def rename_all(value: Any, text: str) -> Any:
     return value
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
     try:
         code = main(arguments)
     except SystemExit as error:  # as argparse ends
@@ -150,9 +152,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, *capsys.readouterr()
 
 
-def test_the_command_shows_it_and_changes_nothing(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_shows_it_and_changes_nothing(store: Path, capsys: Capture) -> None:
     before = {path: path.read_bytes() for path in store.iterdir()}
     code, out, err = run(capsys, "--inspect", str(store))
     assert (code, out, err) == (0, describe_store(store) + "\n", "")
@@ -172,8 +172,8 @@ def test_it_needs_neither_corpora_nor_torch(store: Path) -> None:
     assert done.returncode == 0 and "for each word" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
+@mark.parametrize(
+    "arguments, told",
     [
         ([], "--config FILE"),
         (["--inspect", "STORE", "--config", "demo.yaml"], "--inspect does not support --config"),
@@ -186,7 +186,7 @@ def test_it_needs_neither_corpora_nor_torch(store: Path) -> None:
     ],
 )
 def test_mistakes_are_one_line(
-    arguments: list[str], told: str, store: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], told: str, store: Path, capsys: Capture
 ) -> None:
     code, out, err = run(
         capsys, *(str(store) if argument == "STORE" else argument for argument in arguments)
@@ -194,12 +194,10 @@ def test_mistakes_are_one_line(
     assert (code, out, err.count("\n")) == (2, "", 1) and told in err
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name", ["ledger.json", "vocab.model", "train.src.ids.npy", "train.tgt.offsets.npy"]
 )
-def test_a_damaged_store_is_refused(
-    name: str, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_store_is_refused(name: str, store: Path, capsys: Capture) -> None:
     content = bytearray((store / name).read_bytes())
     content[len(content) // 2] ^= 1
     (store / name).write_bytes(content)
@@ -207,9 +205,7 @@ def test_a_damaged_store_is_refused(
     assert (code, out, err.count("\n")) == (2, "", 1) and name in err
 
 
-def test_an_id_beyond_the_vocabulary_is_refused(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_id_beyond_the_vocabulary_is_refused(store: Path, capsys: Capture) -> None:
     ids = np.load(store / "train.src.ids.npy")
     ids[-1] = 999
     np.save(store / "train.src.ids.npy", ids)
@@ -221,7 +217,7 @@ def test_an_id_beyond_the_vocabulary_is_refused(
 # ---- offline ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", amount(["prepare"], ["prepare", "train"]))
+@mark.parametrize("command", amount(["prepare"], ["prepare", "train"]))
 def test_offline_no_socket_is_opened(command: str, tmp_path: Path) -> None:
     program = f"""
 import os, socket, sys
@@ -237,7 +233,7 @@ sys.exit(code)
     environment = {
         "PATH": "",
         "HF_HOME": str(tmp_path / "hub"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
         [sys.executable, "-c", program],

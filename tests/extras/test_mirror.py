@@ -12,8 +12,9 @@ from typing import Any
 from uuid import uuid4
 
 import fsspec
-import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from pytest import FixtureRequest, MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_errors, read_stderr
 from support.ground import Ground, check_done, check_same
 from support.prepared_toy import prepare_toy
 from support.rings import amount
@@ -36,8 +37,8 @@ from nmt.system.files import (
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, RunFolder
 
 
-@pytest.fixture(params=["file", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@fixture(params=["file", "memory"])
+def url(request: FixtureRequest, tmp_path: Path) -> str:
     """A place that does not exist yet."""
     place = {"file": tmp_path / "a[1]" / "mirror", "memory": f"/{uuid4()}"}[request.param]
     return f"{request.param}://{place}"
@@ -113,7 +114,7 @@ def test_the_mirror_follows_the_run_folder(url: str, tmp_path: Path) -> None:
 
 
 def test_what_is_cut_off_counts_as_absent(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     config = make_config(tmp_path / "one", url)
     run = start_run(config)
@@ -122,7 +123,7 @@ def test_what_is_cut_off_counts_as_absent(
     add_checkpoint(run, 1, "other weights")
     add_checkpoint(run, 2)
     service = type(fsspec.filesystem(url.partition(":")[0]))
-    with monkeypatch.context() as patched, pytest.raises(Failure, match="no space"):
+    with monkeypatch.context() as patched, raises(Failure, match="no space"):
         patched.setattr(service, "put_file", refuse(OPTIMIZER_FILE))
         mirror_run(config)
     assert list_complete(config) == ["store"]
@@ -131,7 +132,7 @@ def test_what_is_cut_off_counts_as_absent(
 
 
 def test_a_manifest_that_is_cut_off_counts_as_absent(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     config = make_config(tmp_path / "one", url)
     start_run(config)
@@ -142,7 +143,7 @@ def test_a_manifest_that_is_cut_off_counts_as_absent(
         pipe_file(service, name, content[: len(content) // 2])
         raise OSError("no space")
 
-    with monkeypatch.context() as patched, pytest.raises(Failure, match="no space"):
+    with monkeypatch.context() as patched, raises(Failure, match="no space"):
         patched.setattr(service, "pipe_file", cut_off)
         mirror_run(config)
     assert list_complete(config) == []
@@ -190,7 +191,7 @@ def test_a_machine_that_has_nothing_or_less_fetches_the_run(url: str, tmp_path: 
     assert fetched.metrics.read_text() == "mine"
 
 
-@pytest.mark.parametrize("file", [MODEL_FILE, OPTIMIZER_FILE, "manifest.json"])
+@mark.parametrize("file", [MODEL_FILE, OPTIMIZER_FILE, "manifest.json"])
 def test_a_damaged_file_is_refused(file: str, tmp_path: Path) -> None:
     one = make_config(tmp_path / "one", f"file://{tmp_path}/mirror")
     run = start_run(one)
@@ -199,7 +200,7 @@ def test_a_damaged_file_is_refused(file: str, tmp_path: Path) -> None:
     damaged = tmp_path / "mirror" / "checkpoints" / "step-0000001" / file
     damaged.write_text(damaged.read_text().replace("1", "2", 1))
     two = make_config(tmp_path / "two", f"file://{tmp_path}/mirror")
-    with pytest.raises(UserError, match=f"training.mirror=file://.*{MODEL_FILE}|{file}.*damaged"):
+    with raises(UserError, match=f"training.mirror=file://.*{MODEL_FILE}|{file}.*damaged"):
         fetch(two)
     assert list_steps(RunFolder(two.folder)) == []
     # the machine that has it makes it good
@@ -210,7 +211,7 @@ def test_a_damaged_file_is_refused(file: str, tmp_path: Path) -> None:
 
 
 def test_training_goes_on_with_one_line_where_a_copy_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     config = prepare_toy(tmp_path)
     training = replace(
@@ -224,17 +225,17 @@ def test_training_goes_on_with_one_line_where_a_copy_fails(
     with monkeypatch.context() as patched:
         patched.setattr(MemoryFileSystem, "put_file", refuse("step-0000002"))
         assert nmt.api.train(config) == 0
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "no space" in line]
+    warnings = [line for line in read_errors(capsys) if "no space" in line]
     assert warnings and all("training goes on" in line for line in warnings)
     # the same command copies the rest, even if the run is done
     assert "checkpoints/step-0000002" not in list_complete(config)
     assert nmt.api.train(config) == 0
-    assert len(list_complete(config)) == 4 and "no space" not in capsys.readouterr().err
+    assert len(list_complete(config)) == 4 and "no space" not in read_stderr(capsys)
 
     # at the start a place where nothing can be written is an error
     elsewhere = replace(training, mirror=f"memory:///{uuid4()}")
     monkeypatch.setattr(MemoryFileSystem, "put_file", refuse("config.yaml"))
-    with pytest.raises(Failure, match=r"training.mirror=memory:.*no space"):
+    with raises(Failure, match=r"training.mirror=memory:.*no space"):
         nmt.api.train(replace(config, out=str(tmp_path / "other"), training=elsewhere))
 
 
@@ -244,7 +245,7 @@ def test_another_run_and_files_of_the_user_are_refused(tmp_path: Path) -> None:
     start_run(one)
     far.mkdir()
     (far / "manifest.json").write_text("mine")
-    with pytest.raises(UserError, match=r"holds something .*manifest.json"):
+    with raises(UserError, match=r"holds something .*manifest.json"):
         fetch(one)
     assert (far / "manifest.json").read_text() == "mine"
     # what a machine left that was killed when it began the mirror
@@ -252,7 +253,7 @@ def test_another_run_and_files_of_the_user_are_refused(tmp_path: Path) -> None:
     fetch(one)
     mirror_run(one)
     fetch(replace(one, training=replace(one.training, steps=7)))
-    with pytest.raises(UserError, match="holds something .*seed: 1 -> 2"):
+    with raises(UserError, match="holds something .*seed: 1 -> 2"):
         fetch(replace(one, seed=2))
 
 
@@ -260,16 +261,14 @@ def test_what_is_no_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     one = make_config(tmp_path / "one", f"file://{tmp_path}/file/mirror")
     start_run(one)
-    with pytest.raises(Failure, match="training.mirror=file://.*; try again"):
+    with raises(Failure, match="training.mirror=file://.*; try again"):
         mirror_run(one)
-    with pytest.raises(Failure, match="training.mirror=nothing://place: .*nothing"):
+    with raises(Failure, match="training.mirror=nothing://place: .*nothing"):
         fetch(make_config(tmp_path / "two", "nothing://place"))
-    with pytest.raises(
-        UserError, match=r"training.mirror=s3://.*s3fs.*pip install -e .*\[mirror\]'"
-    ):
+    with raises(UserError, match=r"training.mirror=s3://.*s3fs.*pip install -e .*\[mirror\]'"):
         fetch(make_config(tmp_path / "two", "s3://bucket/run"))
     for url in ("bucket/prefix", "s3://", "ftp://me:secret@host/x"):
-        with pytest.raises(UserError, match=r"mirror is .*; give a URL"):
+        with raises(UserError, match=r"mirror is .*; give a URL"):
             load_config("demo.yaml", [f"training.mirror='{url}'"])
 
 
@@ -282,7 +281,7 @@ def test_nothing_is_fetched_through_a_link(tmp_path: Path) -> None:
     theirs.write_text("precious")
     RunFolder(two.folder).path.mkdir(parents=True)
     RunFolder(two.folder).checkpoints.symlink_to(tmp_path)
-    with pytest.raises(UserError, match="outside"):
+    with raises(UserError, match="outside"):
         fetch(two)
     RunFolder(two.folder).checkpoints.unlink()
     RunFolder(two.folder).metrics.symlink_to(theirs)
@@ -290,7 +289,7 @@ def test_nothing_is_fetched_through_a_link(tmp_path: Path) -> None:
     assert theirs.read_text() == "precious"
 
 
-@pytest.mark.timeout(3600)
+@mark.timeout(3600)
 def test_killed_machines_end_in_the_bits_of_a_whole_run(ground: Ground, tmp_path: Path) -> None:
     """Each start is on a new machine; it is killed when a checkpoint is half copied, or complete."""
     steps = amount(6, 16)

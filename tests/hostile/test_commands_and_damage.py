@@ -11,23 +11,25 @@ all places, and ten times as many places of damage.
 
 import json
 import os
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import chdir
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import numpy as np
-import pytest
+from pytest import MonkeyPatch, TempPathFactory, fixture, mark, raises
 from support.canary import record
+from support.capture import Capture, read_errors, read_stderr
 from support.crafted_bpe import craft_readable, craft_refused
 from support.crafted_checkpoints import NEWEST as NEWEST_STEP
 from support.crafted_checkpoints import find_canary, write_run
 from support.crafted_checkpoints import list_cases as list_crafted
 from support.damages import DAMAGES, GARBAGE
 from support.ground import digest_checkpoint, make_ground, untime
+from support.in_process import Main, succeed
 from support.once import make_once
 from support.rings import amount
 from support.untrained import make_checkpoint
@@ -74,7 +76,7 @@ TRAIN = [*CONFIG, "out=run", *SETTINGS]
 LONGER = [*TRAIN, "training.steps=21"]
 DEV_SET = ["--src", "valid.en", "--ref", "valid.de"]
 
-COMMANDS: dict[str, tuple[Callable[[list[str]], int], list[str]]] = {
+COMMANDS: dict[str, tuple[Main, list[str]]] = {
     "train": (nmt_train, LONGER),
     "draw epochs": (nmt_train, [*LONGER, "out=run2", "vocab.bpe_dropout=0.1"]),
     "average": (nmt_average, ["run", "--last", "2"]),
@@ -103,26 +105,24 @@ def make_outside(folder: Path) -> None:
     )
     with chdir(folder):
         assert nmt_train(TRAIN) == call("average") == call("score the average") == 0
-        assert (
-            nmt_train([*TRAIN, "out=other", "model.d_ff=16", "training.checkpoint_every=20"]) == 0
-        )
+        succeed(nmt_train, *TRAIN, "out=other", "model.d_ff=16", "training.checkpoint_every=20")
     (folder / "precious").write_bytes(b"precious data\nwithout an end")
     (folder / "empty").mkdir()
 
 
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def outside(tmp_path_factory: TempPathFactory) -> Path:
     """What must stay as it is."""
     return make_once(tmp_path_factory, "outside", make_outside)
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def before(outside: Path) -> dict[str, object]:
     return record(outside)
 
 
-@pytest.fixture
-def ground(outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@fixture
+def ground(outside: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """A copy, in which a test may break what it likes; it is the current folder."""
     others = shutil.ignore_patterns("other")
     shutil.copytree(outside, tmp_path / "ground", symlinks=True, ignore=others)
@@ -271,9 +271,9 @@ class Trial:
 TryCommand = Callable[[str, Path], Trial]
 
 
-@pytest.fixture
+@fixture
 def try_command(
-    ground: Path, outside: Path, before: dict[str, object], capsys: pytest.CaptureFixture[str]
+    ground: Path, outside: Path, before: dict[str, object], capsys: Capture
 ) -> TryCommand:
     """Run a command that meets `path`; nothing outside may change."""
 
@@ -292,7 +292,7 @@ def try_command(
 
 
 # no device is waited for; the fixtures may have to compile first
-@pytest.mark.parametrize("place, kind", list_cases(), ids=str)
+@mark.parametrize("place, kind", list_cases(), ids=str)
 def test_what_is_not_nmts_own_file(
     place: Place, kind: str, outside: Path, try_command: TryCommand
 ) -> None:
@@ -311,7 +311,7 @@ def test_what_is_not_nmts_own_file(
     assert kind not in GARBAGE or path.read_bytes() == GARBAGE[kind]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "command, name, target, outcome",
     [
         ("train", "run/checkpoints", "run/checkpoints", REFUSED),
@@ -360,9 +360,9 @@ def test_links_of_the_user_and_links_inside_work(ground: Path, tmp_path: Path) -
         Path(name).symlink_to(elsewhere / name)
     for command in ("train", "average", "score the average", "translate", "inspect", "prepare"):
         assert call(command) == 0
-    assert nmt_average(["run/checkpoints/last", "-o", "mean"]) == 0
+    succeed(nmt_average, "run/checkpoints/last", "-o", "mean")
     Path("bpe").symlink_to(elsewhere / "store/vocab.model")
-    assert nmt_prepare([*CONFIG, "vocab.model=bpe", "data.store=new"]) == 0
+    succeed(nmt_prepare, *CONFIG, "vocab.model=bpe", "data.store=new")
 
 
 def begins_with(name: str, line: str) -> bool:
@@ -386,19 +386,19 @@ ODD_LINES = [
 ]
 
 
-def test_metrics_are_no_reason_to_fail(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_are_no_reason_to_fail(run: RunFolder, capsys: Capture) -> None:
     """Neither at the start, nor after the last update, nor for the average of the best."""
     lines = [*GARBAGE.values(), *ODD_LINES]
     content = b"\n".join(lines) + b"\n" + run.metrics.read_bytes()
     run.metrics.write_bytes(content)
     state = run.checkpoints / "step-0000020" / "state.json"
-    values = json.loads(state.read_bytes())
+    values = read_json(state)
     state.write_text(json.dumps(values | {"metrics_bytes": len(content)}))
     seal(state.parent)
     capsys.readouterr()
 
     assert call("train") == 0
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert "warning" not in said and "Traceback" not in said
     assert read_json(run.status)["state"] == "done"
     page = run.report.read_text()
@@ -408,10 +408,10 @@ def test_metrics_are_no_reason_to_fail(run: RunFolder, capsys: pytest.CaptureFix
     assert call("average the best") == 0
 
 
-def test_a_ledger_may_hold_any_text(ground: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ledger_may_hold_any_text(ground: Path, capsys: Capture) -> None:
     """Samples are the text of corpora, and names of files need not be UTF-8."""
     path = Path("store/ledger.json")
-    ledger = json.loads(path.read_bytes())
+    ledger = read_json(path)
     ledger["corpora"][0]["dropped"] = {"identical": 1}
     ledger["corpora"][0]["samples"] = {"identical": [["\0 <b>", "\ud800"]]}
     ledger["corpora"][0]["files"][0]["name"] = "\udcff" * 300
@@ -422,8 +422,8 @@ def test_a_ledger_may_hold_any_text(ground: Path, capsys: pytest.CaptureFixture[
     assert "en  <U+0000> <b>" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
+@mark.parametrize(
+    "change, message",
     [
         ({"kept": "x"}, "corpora[0].kept: 'x' is not an integer"),
         ({"tokens": [1]}, "tokens has 1 values, not one for each language"),
@@ -433,21 +433,21 @@ def test_a_ledger_may_hold_any_text(ground: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_a_ledger_is_checked_value_by_value(
-    change: dict[str, object], message: str, ground: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, object], message: str, ground: Path, capsys: Capture
 ) -> None:
     path = Path("store/ledger.json")
-    ledger = json.loads(path.read_bytes())
+    ledger = read_json(path)
     ledger["corpora"][0] |= change
     path.write_text(json.dumps(ledger))
     seal(path.parent)
     for argv in (["--inspect", "store"], CONFIG):
         assert nmt_prepare(argv) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = read_errors(capsys)
         assert begins_with(f"{path}: ", line) and message in line and "prepare it again" in line
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+@mark.parametrize(
+    "settings, message",
     [
         (["model.d_model=1000000000"], "model: its weights alone would take"),
         (["model.n_layers=1000000000000"], "model: its weights alone would take"),
@@ -458,29 +458,27 @@ def test_a_ledger_is_checked_value_by_value(
     ],
 )
 def test_sizes_that_cannot_be_are_refused_before_the_data_is_prepared(
-    settings: list[str], message: str, ground: Path, capsys: pytest.CaptureFixture[str]
+    settings: list[str], message: str, ground: Path, capsys: Capture
 ) -> None:
     assert nmt_train([*TRAIN, "data.store=new", "out=new-run", *settings]) == 2
-    *notes, line = capsys.readouterr().err.splitlines()
+    *notes, line = read_errors(capsys)
     assert message in line and len(line) < 2_500
     assert all("is given 2 times" in note for note in notes) and not list(ground.glob("new*"))
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("x: can't allocate memory: 9 bytes")]
-)
+@mark.parametrize("error", [MemoryError(), RuntimeError("x: can't allocate memory: 9 bytes")])
 def test_memory_that_is_refused_is_one_line(
     error: Exception,
     ground: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr("nmt.train.setup.Transformer", fail)
     assert nmt_train([*TRAIN, "out=new-run"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    (line,) = read_errors(capsys)[-1:]
     assert line.startswith("nmt-train: failed: out of memory; lower training.micro_tokens")
 
 
@@ -501,8 +499,8 @@ def swap_offsets(path: Path) -> None:
     np.save(path, offsets)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
+@mark.parametrize(
+    "name, change, message",
     [
         ("train.src.ids.npy", fill_end(b"\xff" * 100), "id 65535, where the BPE model has 80"),
         ("valid.tgt.ids.npy", fill_end(b"\xff" * 2), "id 65535, where the BPE model has 80"),
@@ -516,13 +514,13 @@ def test_a_store_that_a_stranger_has_sealed_is_refused(
     change: Callable[[Path], None],
     message: str,
     ground: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     path = Path("store") / name
     change(path)
     seal(path.parent)
     assert nmt_train([*TRAIN, "out=new-run"]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    (line,) = [line for line in read_errors(capsys) if "error: " in line]
     assert begins_with(str(path.parent), line) and message in line
 
 
@@ -539,18 +537,18 @@ REFUSED_RUNS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
+@mark.parametrize(
+    "command, name",
     [
         *((nmt_translate, name) for name in REFUSED_RUNS),
         *((command, name) for command in (nmt_eval, nmt_average) for name in REFUSED_RUNS[:2]),
     ],
 )
 def test_a_crafted_checkpoint_is_refused_in_one_line(
-    command: Callable[[list[str]], int],
+    command: Main,
     name: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     write_run(tmp_path)
     (case,) = [case for case in list_crafted() if case.name == name]
@@ -566,10 +564,8 @@ def test_a_crafted_checkpoint_is_refused_in_one_line(
 TINY = ModelConfig(d_model=8, d_ff=8, n_heads=1, n_layers=1)
 
 
-@pytest.mark.parametrize("name", ["duplicate pieces", "65,537 pieces", "byte not UTF-8", "9 MB"])
-def test_a_crafted_model_is_refused_in_one_line(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@mark.parametrize("name", ["duplicate pieces", "65,537 pieces", "byte not UTF-8", "9 MB"])
+def test_a_crafted_model_is_refused_in_one_line(name: str, tmp_path: Path, capsys: Capture) -> None:
     checkpoint = make_checkpoint(tmp_path / "model", Vocab(craft_readable()["plain"]), TINY)
     (checkpoint / VOCAB_FILE).write_bytes(craft_refused()[name])
     seal(checkpoint)
@@ -584,22 +580,22 @@ def test_a_crafted_model_is_refused_in_one_line(
         (nmt_prepare, prepare),
     ):
         assert command(argv) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = read_errors(capsys)
         assert VOCAB_FILE in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other", "text"]
 
 
-def test_a_strange_model_translates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strange_model_translates(tmp_path: Path, capsys: Capture) -> None:
     source = tmp_path / "text"
     source.write_text("ab c\n\u263a\n\na\n")
     for name in amount(["escape sequences", "scores NaN", "words"], [*craft_readable()]):
         checkpoint = make_checkpoint(tmp_path / name, Vocab(craft_readable()[name]), TINY)
         out = tmp_path / f"{name}.out"
-        assert nmt_translate([str(checkpoint), "-i", str(source), "-o", str(out)]) == 0
+        succeed(nmt_translate, checkpoint, "-i", source, "-o", out)
         assert out.read_bytes().count(b"\n") == 4, name
         assert not [
             line
-            for line in capsys.readouterr().err.splitlines()
+            for line in read_errors(capsys)
             if "are mostly <unk>" not in line and "decoding.max_extra" not in line  # true of some
         ]
 
@@ -610,7 +606,7 @@ FILES = (*CHECKPOINT_FILES, OPTIMIZER_FILE)
 SCALE = amount(1, 20)
 
 
-@pytest.fixture
+@fixture
 def run(ground: Path) -> RunFolder:
     """A run to be damaged."""
     assert list_steps(RUN) == [5, 10, 15, 20]
@@ -624,15 +620,15 @@ def load_run_config() -> RunConfig:
     return load_recorded_config(RUN.config)
 
 
-def told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+def told(run: RunFolder, capsys: Capture) -> tuple[int, list[str]]:
     """Which checkpoint is taken and what is said about the others."""
     capsys.readouterr()
     found = find_newest(run, load_run_config())  # as a training that continues
     assert found is not None and found.path == run.checkpoint(found.step)
-    return found.step, capsys.readouterr().err.splitlines()
+    return found.step, read_errors(capsys)
 
 
-def check_named(run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def check_named(run: RunFolder, name: str, capsys: Capture) -> None:
     """That `name` of step 20 is said to be damaged and step 15 is taken."""
     step, lines = told(run, capsys)
     assert step == 15 and len(lines) == 1, lines
@@ -641,15 +637,15 @@ def check_named(run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]) -
     assert lines[0].startswith(f"warning: {place}") and name in lines[0], lines
 
 
-def spoil(file: Path, kind: str, rng: random.Random) -> None:
+def spoil(file: Path, kind: str, rng: Random) -> None:
     if kind == "deleted":
         file.unlink()
     else:
         file.write_bytes(DAMAGES[kind](file.read_bytes(), rng))
 
 
-def test_damage_is_found_and_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    rng = random.Random(1)
+def test_damage_is_found_and_named(run: RunFolder, capsys: Capture) -> None:
+    rng = Random(1)
     for kind, n in (("cut", 6), ("flipped", 24), ("zeroed", 6), ("emptied", 6), ("deleted", 6)):
         for name in (FILES * n * SCALE)[: n * SCALE]:  # each in turn
             file = run.checkpoint(20) / name
@@ -664,7 +660,7 @@ def test_damage_is_found_and_named(run: RunFolder, capsys: pytest.CaptureFixture
 
 
 def test_files_of_another_checkpoint_are_found(
-    run: RunFolder, outside: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, outside: Path, capsys: Capture
 ) -> None:
     n_exchanged = 0
     for name in FILES:
@@ -685,7 +681,7 @@ def test_files_of_another_checkpoint_are_found(
 
 
 def test_exchanged_folders_are_not_taken_for_what_their_names_say(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, capsys: Capture
 ) -> None:
     aside = run.checkpoints / "aside"
     for a, b in ((15, aside), (20, 15), (aside, 20)):
@@ -698,7 +694,7 @@ def test_exchanged_folders_are_not_taken_for_what_their_names_say(
 
 
 def test_a_checkpoint_of_another_run_is_passed_over(
-    run: RunFolder, outside: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, outside: Path, capsys: Capture
 ) -> None:
     shutil.rmtree(run.checkpoint(20))
     shutil.copytree(RunFolder(outside / "other").checkpoint(20), run.checkpoint(20))
@@ -707,11 +703,11 @@ def test_a_checkpoint_of_another_run_is_passed_over(
     capsys.readouterr()
     found = find_newest(run, config)
     assert found is not None and found.step == 15
-    assert "model.d_ff: 32 -> 16" in capsys.readouterr().err
+    assert "model.d_ff: 32 -> 16" in read_stderr(capsys)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
+@mark.parametrize(
+    "name, kind",
     [
         (MODEL_FILE, "flipped"),
         (OPTIMIZER_FILE, "cut"),
@@ -720,13 +716,13 @@ def test_a_checkpoint_of_another_run_is_passed_over(
     ],
 )
 def test_a_run_goes_on_from_the_one_before_to_the_same_bits(
-    name: str, kind: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+    name: str, kind: str, run: RunFolder, capsys: Capture
 ) -> None:
     expected = digest_checkpoint(run.checkpoint(20)), untime(run)
-    spoil(run.checkpoint(20) / name, kind, random.Random(1))
+    spoil(run.checkpoint(20) / name, kind, Random(1))
     capsys.readouterr()
     assert nmt_train(TRAIN) == 0
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert name in said and "continuing after update 15" in said and "Traceback" not in said
     assert (digest_checkpoint(run.checkpoint(20)), untime(run)) == expected
 
@@ -740,19 +736,17 @@ def content(folder: Path) -> dict[str, str]:
     }
 
 
-def test_when_all_are_damaged_nothing_is_touched(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_when_all_are_damaged_nothing_is_touched(run: RunFolder, capsys: Capture) -> None:
     for step, name in zip(
         (5, 10, 15, 20), ("vocab.model", "config.yaml", MANIFEST_FILE, "state.json"), strict=True
     ):
         os.truncate(run.checkpoint(step) / name, 10)
     before = content(run.path)
-    with pytest.raises(Failure, match="none of its 4 checkpoints can be used"):
+    with raises(Failure, match="none of its 4 checkpoints can be used"):
         find_newest(run)
     capsys.readouterr()
     assert nmt_train(TRAIN) == 1
-    said = capsys.readouterr().err.splitlines()
+    said = read_errors(capsys)
     assert (
         len(said) >= 4
         and "none of its 4 checkpoints can be used" in said[-1]
@@ -762,10 +756,8 @@ def test_when_all_are_damaged_nothing_is_touched(
     assert nmt_eval([str(run.path)]) == 2  # here the folder is what the user gave
 
 
-@pytest.mark.parametrize("size", [0, 700, None], ids=["emptied", "cut in a line", "deleted"])
-def test_a_journal_that_has_lost_lines(
-    size: int | None, run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+@mark.parametrize("size", [0, 700, None], ids=["emptied", "cut in a line", "deleted"])
+def test_a_journal_that_has_lost_lines(size: int | None, run: RunFolder, capsys: Capture) -> None:
     for step in (15, 20):
         shutil.rmtree(run.checkpoint(step))
     if size is None:
@@ -781,7 +773,7 @@ def test_a_journal_that_has_lost_lines(
     assert not size or kept
     capsys.readouterr()
     assert nmt_train(TRAIN) == 0
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    warnings = [line for line in read_errors(capsys) if "warning" in line]
     assert len(warnings) == 1 and str(run.metrics) in warnings[0]
     # Each line is whole
     found = [line["step"] for line in untime(run) if line["kind"] == "train"]

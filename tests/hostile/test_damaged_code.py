@@ -12,13 +12,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from pytest import fixture, importorskip, mark
 from support.damages import DAMAGES, GARBAGE
 from support.prepared_toy import prepare_toy
 
 from nmt.config_files import format_config
 from nmt.system.run_folder import MODEL_FILE, RunFolder
 
-pytest.importorskip("numba", reason="numba is not installed; pip install '.[cpu]'")
+importorskip("numba", reason="numba is not installed; pip install '.[cpu]'")
 
 TRAIN_AND_GO_ON = """
 import shutil, sys
@@ -55,14 +56,14 @@ def train(folder: Path, caches: Path, *removed: Path, command: Sequence[str] = (
     return hashlib.sha256((checkpoint / MODEL_FILE).read_bytes()).hexdigest()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("caches")
+@fixture(scope="module")
+def folder(module_path: Path) -> Path:
+    folder = module_path
     (folder / "toy.yaml").write_text(format_config(prepare_toy(folder)))
     return folder
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def expected(folder: Path) -> str:
     """The digest of an undisturbed training, which leaves all compiled code that one needs in `warm`."""
     numba = folder / "warm" / "nmt" / "numba"
@@ -79,14 +80,14 @@ def copy_caches(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / name, folder / name / "nmt" / "numba"
 
 
-@pytest.mark.soak  # three processes that load and compile; test_dropout.py damages code within one
+@mark.soak  # three processes that load and compile; test_dropout.py damages code within one
 def test_a_cache_that_is_removed_in_the_middle_changes_no_bit(folder: Path, expected: str) -> None:
     caches, numba = copy_caches(folder, "removed")
     assert train(folder, caches, numba) == expected
     assert not numba.exists()
 
 
-@pytest.mark.soak  # compiles for half a minute
+@mark.soak  # compiles for half a minute
 def test_a_cache_that_cannot_be_written_changes_no_bit(folder: Path, expected: str) -> None:
     caches, numba = copy_caches(folder, "read-only")
     command = WITHOUT_RIGHTS if os.geteuid() == 0 else []
@@ -97,9 +98,9 @@ def test_a_cache_that_cannot_be_written_changes_no_bit(folder: Path, expected: s
     assert train(folder, caches, command=command) == expected
 
 
-@pytest.mark.soak  # compiles for half a minute
-@pytest.mark.parametrize("pattern", ["*.nbi", "*.nbc", "*fill_by_loop*"])
-@pytest.mark.parametrize("kind", KINDS)
+@mark.soak  # compiles for half a minute
+@mark.parametrize("pattern", ["*.nbi", "*.nbc", "*fill_by_loop*"])
+@mark.parametrize("kind", KINDS)
 def test_damaged_code_changes_no_bit(kind: str, pattern: str, folder: Path, expected: str) -> None:
     caches, numba = copy_caches(folder, f"{kind} {pattern.strip('*.')}")
     damaged = [path for path in numba.rglob(pattern) if path.is_file()]

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 import torch
 from pyarrow import parquet
+from pytest import TempPathFactory, fixture, mark
 from support.crafted_bpe import craft_readable, craft_refused, draw_damaged_model
 from support.crafted_checkpoints import (
     NEWEST,
@@ -63,6 +63,7 @@ from support.numbered_pairs import FORMS, check_pairs, draw_files, read_corpus
 from support.once import make_once
 from support.packing import pack, zip_members
 from support.prepared_toy import prepare_toy
+from support.processor import CPU
 from support.rings import amount
 from support.untrained import make_checkpoint, make_vocab
 
@@ -367,7 +368,7 @@ def read_run(folder: Path) -> None:
     assert found and not find_canary(newest).exists()
     if found.step == NEWEST:
         assert said == ""
-        make_translator(open_checkpoint(newest), torch.device("cpu"), DecodingConfig())
+        make_translator(open_checkpoint(newest), CPU, DecodingConfig())
         return
     begin, end = "warning: ", "; trying the previous checkpoint\n"
     assert found.step == OLDER
@@ -509,13 +510,13 @@ def make_seeds(folder: Path) -> None:
     write_run(folder / "run")
 
 
-@pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+@fixture(scope="module")
+def targets(tmp_path_factory: TempPathFactory) -> dict[str, Target]:
     return list_targets(make_once(tmp_path_factory, "seeds", make_seeds))
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", SOAK_CASES)
+@mark.timeout(3600)
+@mark.parametrize("name", SOAK_CASES)
 def test_a_reader_returns_or_refuses(name: str, targets: dict[str, Target], tmp_path: Path) -> None:
     target = targets[name]
     known = hunt_known(target, list_known(name), tmp_path / "known")

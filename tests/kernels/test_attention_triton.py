@@ -6,6 +6,7 @@ Without a GPU the process that tests/engines/test_interpreted.py starts runs thi
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch, mark
 from support.interpreted import (
     TAKES_ALL,
     kernel_device,  # noqa: F401 (the fixture `device`)
@@ -33,12 +34,12 @@ def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Te
     return triton_attention(q, k, v, mask.key_intervals, mask.query_intervals)
 
 
-@pytest.mark.parametrize("case", [*CASES, *EMPTY_CASES])
+@mark.parametrize("case", [*CASES, *EMPTY_CASES])
 def test_equals_the_definition(case: AttentionCase, device: torch.device) -> None:
     check_attention(attend_by_kernel, case, device)
 
 
-@pytest.mark.parametrize("seed", range(6) if TAKES_ALL else [0, 3])
+@mark.parametrize("seed", range(6) if TAKES_ALL else [0, 3])
 def test_random_batches(seed: int, device: torch.device) -> None:
     rng = np.random.default_rng(seed)
     q_lengths, k_lengths = rng.choice([0, 1, 2, 7, 31, 32, 33, 65], (2, 3)).tolist()
@@ -51,7 +52,7 @@ def test_random_batches(seed: int, device: torch.device) -> None:
     check_attention(attend_by_kernel, case, device, seed)
 
 
-@pytest.mark.parametrize("n_parts", [3, 2])
+@mark.parametrize("n_parts", [3, 2])
 def test_gradients_lie_as_the_model_cut_the_heads(n_parts: int, device: torch.device) -> None:
     """Queries, keys and values from one product, or keys and values alone: their gradients need no copy to
     lie side by side, and are those of heads that lie apart.
@@ -83,10 +84,10 @@ DROPOUT_CASES = [
 ]
 
 
-@pytest.mark.parametrize("dropout", [0.1, 0.5])
-@pytest.mark.parametrize("case", [*CASES, *EMPTY_CASES] if TAKES_ALL else DROPOUT_CASES)
+@mark.parametrize("dropout", [0.1, 0.5])
+@mark.parametrize("case", [*CASES, *EMPTY_CASES] if TAKES_ALL else DROPOUT_CASES)
 def test_dropout_drops_what_the_hash_of_the_cpu_says(
-    case: AttentionCase, dropout: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    case: AttentionCase, dropout: float, device: torch.device, monkeypatch: MonkeyPatch
 ) -> None:
     seed = 0x9ABCDEF012345678 >> 1  # both halves of it matter
     monkeypatch.setattr(
@@ -102,7 +103,7 @@ def test_dropout_drops_what_the_hash_of_the_cpu_says(
     check_attention(attend, case, device, draw=draw)
 
 
-@pytest.mark.parametrize("dropout", [0.1, 0.5])
+@mark.parametrize("dropout", [0.1, 0.5])
 def test_each_call_drops_its_own_share(dropout: float, device: torch.device) -> None:
     """Queries of zeros weigh all keys alike, so ones as values count what is kept."""
     torch.manual_seed(5)
@@ -126,7 +127,7 @@ def test_each_call_drops_its_own_share(dropout: float, device: torch.device) -> 
     assert torch.equal(again, calls[0])
 
 
-@pytest.mark.on_gpu
+@mark.on_gpu
 def test_a_recorded_graph_draws_another_seed_at_each_replay(device: torch.device) -> None:
     if device.type != "cuda":
         pytest.skip("nothing is recorded without a GPU")
@@ -142,8 +143,8 @@ def test_a_recorded_graph_draws_another_seed_at_each_replay(device: torch.device
     assert torch.equal(replay(), calls[0])
 
 
-@pytest.mark.on_gpu
-@pytest.mark.soak  # the interpreter repeats itself anyway
+@mark.on_gpu
+@mark.soak  # the interpreter repeats itself anyway
 def test_repeats_to_the_bit(device: torch.device) -> None:
     torch.manual_seed(2)
     queries, keys = side([40, 1, 0, 70], 3, device), side([3, 33, 2, 70], 3, device)
@@ -161,8 +162,8 @@ def test_repeats_to_the_bit(device: torch.device) -> None:
         assert torch.equal(a, b) and a.any()
 
 
-@pytest.mark.on_gpu
-@pytest.mark.soak  # the compiler takes seconds to load
+@mark.on_gpu
+@mark.soak  # the compiler takes seconds to load
 def test_the_ops_follow_the_rules_of_torch(device: torch.device) -> None:
     torch.manual_seed(4)
     queries, keys = side([2, 0, 33], 2, device), side([4, 1, 3], 2, device)
@@ -180,8 +181,8 @@ def test_the_ops_follow_the_rules_of_torch(device: torch.device) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("d_k", "d_v", "dtype", "is_taken"),
+@mark.parametrize(
+    "d_k, d_v, dtype, is_taken",
     [
         (64, 64, torch.float32, True),
         (128, 128, torch.bfloat16, True),

@@ -3,8 +3,8 @@
 Without a GPU the process that tests/engines/test_interpreted.py starts runs this file.
 """
 
-import pytest
 import torch
+from pytest import MonkeyPatch, mark
 from support.interpreted import (
     BOUNDS,
     TAKES_ALL,
@@ -47,7 +47,7 @@ def losses(logits: Tensor, labels: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return smoothed.where(labels >= 0, 0.0), nll.where(labels >= 0, 0.0)
 
 
-@pytest.mark.parametrize(("dtype", "n_vocab", "n_columns", "eps", "size"), ROWS)
+@mark.parametrize("dtype, n_vocab, n_columns, eps, size", ROWS)
 def test_rows_equal_the_definition(
     dtype: torch.dtype, n_vocab: int, n_columns: int, eps: float, size: float, device: torch.device
 ) -> None:
@@ -70,7 +70,7 @@ def test_rows_equal_the_definition(
     assert (logits[:, n_vocab:] == 0).all() and (logits[labels < 0] == 0).all()
 
 
-@pytest.mark.parametrize("n_rows", [64, 448, 1_600, 3_200, 6_336, 12_544, 25_024, 100_032])
+@mark.parametrize("n_rows", [64, 448, 1_600, 3_200, 6_336, 12_544, 25_024, 100_032])
 def test_chunks_are_few_and_none_is_a_small_rest(n_rows: int) -> None:
     rows = choose_chunk(n_rows)
     n_chunks, rest = -(-n_rows // rows), n_rows % rows or rows
@@ -83,10 +83,10 @@ def test_chunks_of_an_update_of_the_paper_are_six() -> None:
     assert [choose_chunk(n) for n in (25_024, 3_200, 0)] == [4_224, 3_200, 64]
 
 
-@pytest.mark.parametrize("most", CHUNKS if TAKES_ALL else [64])
-@pytest.mark.parametrize("is_mixed", [False, True])
+@mark.parametrize("most", CHUNKS if TAKES_ALL else [64])
+@mark.parametrize("is_mixed", [False, True])
 def test_fused_loss_equals_the_definition(
-    most: int, is_mixed: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    most: int, is_mixed: bool, device: torch.device, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loss_triton, "CHUNK_ROWS", most)
     torch.manual_seed(6)
@@ -107,8 +107,8 @@ def test_fused_loss_equals_the_definition(
         assert error(a, b.detach()) < (1e-2 if is_mixed else 1e-6)
 
 
-@pytest.mark.on_gpu
-@pytest.mark.soak  # the compiler takes seconds to load
+@mark.on_gpu
+@mark.soak  # the compiler takes seconds to load
 def test_the_op_follows_the_rules_of_torch(device: torch.device) -> None:
     torch.manual_seed(4)
     logits, labels = torch.randn(3, 40, device=device), torch.tensor([4, -1, 39], device=device)

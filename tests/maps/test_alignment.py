@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-import torch
+from pytest import raises
+from support.processor import CPU
 from support.untrained import DECODING, make_model, make_vocab
 
 from nmt.extras.maps.alignment import add_alignments, align
@@ -17,7 +17,7 @@ def test_candidates_of_lines(tmp_path: Path) -> None:
     """A link to the tag is one to the first piece; a line in capitals is read in small letters."""
     vocab = make_vocab(tmp_path, tags=["<2de>"])
     config = replace(DECODING, tag="<2de>", lower_capitals=True)
-    translator = Translator(make_model(vocab), vocab, config, torch.device("cpu"))
+    translator = Translator(make_model(vocab), vocab, config, CPU)
     lines = ["Red dog likes, the house.", "", "RED DOG LIKES, THE HOUSE."]
     plain = translator.find_candidates(lines, 2)
     small, empty, capitals = found = add_alignments(translator, lines, plain)
@@ -32,5 +32,5 @@ def test_candidates_of_lines(tmp_path: Path) -> None:
 
 
 def test_another_engine_has_none() -> None:
-    with pytest.raises(UserError, match="other 1.0 does not show its attention"):
+    with raises(UserError, match="other 1.0 does not show its attention"):
         add_alignments(SimpleNamespace(engine="other 1.0"), [], [])  # type: ignore[arg-type]

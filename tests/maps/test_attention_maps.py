@@ -1,13 +1,14 @@
 """Maps of attention against torch's own multi-head attention, one sentence at a time."""
 
 import base64
-import random
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
-import pytest
 import torch
+from pytest import MonkeyPatch, mark
+from support.processor import CPU
 from support.untrained import DECODING, SHAPE, list_shapes, make_model, make_vocab
 from torch import Tensor, nn
 
@@ -20,11 +21,9 @@ from nmt.model.multi_head_attention import Attention, MemoryAttention, SelfAtten
 from nmt.model.transformer import Transformer
 from nmt.translate.translator import Translator
 
-CPU = torch.device("cpu")
-
 
 def draw_pairs(vocab: Vocab, n: int) -> tuple[list[list[int]], list[list[int]]]:
-    rng = random.Random(3)
+    rng = Random(3)
 
     def draw(shortest: int) -> list[int]:
         return [rng.randrange(4, vocab.size) for _ in range(rng.randint(shortest, 9))]
@@ -70,7 +69,7 @@ def record_inputs(model: Transformer, src: list[int], tgt: list[int]) -> dict[At
 
 
 @torch.no_grad()
-def test_weights_are_those_of_torch(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_those_of_torch(vocab: Vocab, monkeypatch: MonkeyPatch) -> None:
     """And links are the places of most attention in the layer next to the last."""
     monkeypatch.setattr("nmt.extras.maps.attention_maps.MAX_WEIGHTS", 4_000)  # several batches
     monkeypatch.setattr("nmt.extras.maps.alignment.MAX_CELLS", 200)
@@ -94,7 +93,7 @@ def test_weights_are_those_of_torch(vocab: Vocab, monkeypatch: pytest.MonkeyPatc
         assert one.alignment == places.argmax(1).tolist()
 
 
-@pytest.mark.parametrize("shape", list_shapes(20).values(), ids=list_shapes(20).keys())
+@mark.parametrize("shape", list_shapes(20).values(), ids=list_shapes(20).keys())
 def test_shapes_sums_and_links(shape: ModelConfig, vocab: Vocab) -> None:
     model = make_model(vocab, shape).train()  # as in a validation; dropout must not show
     src, tgt = draw_pairs(vocab, 6)

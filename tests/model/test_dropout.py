@@ -1,8 +1,8 @@
 """Dropout: rate, scale, independence, that the seed governs it, and that numba changes no mask."""
 
 import numpy as np
-import pytest
 import torch
+from pytest import mark
 from torch import Tensor
 
 from nmt.engines.cpu.backend import load_compiled
@@ -36,8 +36,8 @@ def test_silent_in_evaluation_and_at_rate_zero() -> None:
     assert Dropout(0.5).eval()(x) is x and Dropout(0.0)(x) is x
 
 
-@pytest.mark.parametrize("rate", [1e-4, 0.1, 1 / 3, 0.9])
-@pytest.mark.parametrize("shape", [(1_000_003,), (1001, 333)])
+@mark.parametrize("rate", [1e-4, 0.1, 1 / 3, 0.9])
+@mark.parametrize("shape", [(1_000_003,), (1001, 333)])
 def test_what_is_kept_has_the_scale_of_the_share_that_is_kept(
     rate: float, shape: tuple[int, ...]
 ) -> None:
@@ -76,8 +76,8 @@ def test_masks_of_seeds_updates_and_micro_batches_are_independent() -> None:
     assert uncorrelated(masks)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1 - 2**-BITS])
+@mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@mark.parametrize("rate", [0.0, 0.1, 0.5, 1 - 2**-BITS])
 def test_compiled_masks_are_those_of_numpy(dtype: torch.dtype, rate: float) -> None:
     """numba's loop and numpy's arrays give identical bits, of NaN, too."""
     compiled = load_compiled(dtype)

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 import torch.nn.functional as F
+from pytest import mark, raises
 from torch import Tensor
 
 from nmt.engines.cpu.backend import CpuBackend, can_fuse
@@ -12,9 +12,7 @@ from nmt.model.backend import use_backend
 from nmt.model.feed_forward import ActivatedLinear, BiasedLinear
 from nmt.system.device import has_bf16_products
 
-pytestmark = pytest.mark.skipif(
-    not has_bf16_products(), reason="oneDNN has no bf16 on this processor"
-)
+pytestmark = mark.skipif(not has_bf16_products(), reason="oneDNN has no bf16 on this processor")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -24,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@mark.parametrize("activation", ACTIVATIONS)
 def test_a_fused_layer_and_its_gradients_are_those_of_the_formula(activation: str) -> None:
     torch.manual_seed(1)
     layer = ActivatedLinear(24, 40, activation)
@@ -49,7 +47,7 @@ def test_a_fused_layer_and_its_gradients_are_those_of_the_formula(activation: st
         assert error < 2**-7, error  # a rounding or two of bf16
 
 
-@pytest.mark.parametrize("where", ["input", "weight", "bias"])
+@mark.parametrize("where", ["input", "weight", "bias"])
 def test_nan_stays_nan(where: str) -> None:
     layer, x = ActivatedLinear(8, 4, "relu").bfloat16(), torch.ones(3, 8, dtype=torch.bfloat16)
     use_backend(layer, CpuBackend())
@@ -69,5 +67,5 @@ def test_what_cannot_be_fused_is_computed_apart_and_frozen_weights_get_no_gradie
     assert layer.weight.grad is None and layer.bias.grad is not None
     layer.float()
     assert not can_fuse(x[0], layer.weight) and not can_fuse(x[0].float(), layer.weight)
-    with pytest.raises(RuntimeError, match="dtype"):
+    with raises(RuntimeError, match="dtype"):
         layer(x[0])

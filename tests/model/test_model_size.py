@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-import pytest
+from pytest import mark, raises
 
 from nmt.config import ModelConfig, RunConfig
 from nmt.config_files import load_config
@@ -14,7 +14,7 @@ from nmt.system.memory import MemoryLimit
 SMALL = ModelConfig(d_model=8, d_ff=12, n_heads=2, n_layers=3)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "config",
     [
         SMALL,
@@ -35,7 +35,7 @@ def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
     assert count_model_bytes(config, model.sizes, 4) == n_bytes
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "sizes",
     [
         ["model.d_model=1000000000"],
@@ -54,16 +54,14 @@ def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
 )
 def test_what_no_memory_can_hold_is_refused_at_once(sizes: list[str]) -> None:
     config = load_config("base.yaml", sizes)
-    with pytest.raises(
-        UserError, match=r"model: its weights alone would take .+ GiB, and"
-    ) as caught:
+    with raises(UserError, match=r"model: its weights alone would take .+ GiB, and") as caught:
         check_weights_fit(config.model, config.vocab)
     key, _, value = sizes[0].partition("=")
     assert f"{key} ({int(value):,})" in str(caught.value) and len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(
-    ("name", "is_averaged"),
+@mark.parametrize(
+    "name, is_averaged",
     [("base.yaml", False), ("base.yaml", True), ("big.yaml", False), ("demo.yaml", False)],
 )
 def test_a_model_that_fits_is_not_refused(name: str, is_averaged: bool) -> None:
@@ -73,7 +71,7 @@ def test_a_model_that_fits_is_not_refused(name: str, is_averaged: bool) -> None:
     n_bytes = count_model_bytes(config.model, config.vocab.sizes, 16 if is_averaged else 12)
     given = config.model, config.vocab, is_averaged
     check_moments_fit(*given, MemoryLimit(n_bytes, "a limit"), 1)
-    with pytest.raises(UserError, match="weights and Adam's moments would take .+ \\(a limit\\)"):
+    with raises(UserError, match="weights and Adam's moments would take .+ \\(a limit\\)"):
         check_moments_fit(*given, MemoryLimit(n_bytes - 1, "a limit"), 1)
 
 

@@ -1,12 +1,13 @@
 """Packed attention against float64 written out, values and gradients; the intervals of rows that the
 kernels are given; and attention of plain matrices against torch's scaled_dot_product_attention."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch, approx, mark, raises
 from support.packed_pairs import CASES, AttentionCase, check_attention, relation, side
+from support.processor import CPU
 from torch import Tensor
 
 from nmt.data.batch import pack
@@ -17,14 +18,14 @@ from nmt.model.packed_attention import attend, attend_matrices
 from nmt.system.errors import UserError
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float64, None])
+@mark.parametrize("case", CASES)
+@mark.parametrize("dtype", [torch.float64, None])
 def test_equals_the_definition(case: AttentionCase, dtype: torch.dtype | None) -> None:
     case = case._replace(dtype=dtype or case.dtype)
-    check_attention(attend, case, torch.device("cpu"))
+    check_attention(attend, case, CPU)
 
 
-@pytest.mark.parametrize("case", CASES)
+@mark.parametrize("case", CASES)
 def test_a_gpu_attends_so_where_its_kernels_decline(case: AttentionCase) -> None:
     """Heads wider than a kernel takes, for example: in one group, whose rows are looked up by the operation
     whose gradients repeat.
@@ -36,11 +37,11 @@ def test_a_gpu_attends_so_where_its_kernels_decline(case: AttentionCase) -> None
         assert len(own.groups) == 1 and not cuda_backend.supports_triton(q, v)
         return backend.attend(q, k, v, own)
 
-    check_attention(attend_on_gpu, case, torch.device("cpu"))
+    check_attention(attend_on_gpu, case, CPU)
 
 
 def test_a_kernel_is_told_what_to_drop_and_not_asked_for_weights(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """As on a GPU: without its dropout a model would train otherwise."""
     monkeypatch.setattr(cuda_backend, "supports_triton", lambda q, v: True)
@@ -68,7 +69,7 @@ def test_scores_may_be_far_apart() -> None:
     torch.testing.assert_close(attend(q, k, v, mask).double(), exact, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@mark.parametrize("causal", [False, True])
 def test_dropout_drops_weights(causal: bool) -> None:
     torch.manual_seed(0)
     side = pack([[5] * 7, [5] * 20, [5] * 3])  # two groups
@@ -85,7 +86,7 @@ def test_dropout_drops_weights(causal: bool) -> None:
         for of_sentence, n in zip(cells, lengths, strict=True):
             factors[n] = of_sentence[:, :n, :n]
     kept = torch.cat([factor.flatten() for factor in factors.values()]) != 0
-    assert float(kept.double().mean()) == pytest.approx(0.6, abs=0.1)
+    assert float(kept.double().mean()) == approx(0.6, abs=0.1)
     expected = []
     for one_q, one_k, one_v in zip(*(x.split([7, 20, 3]) for x in (q, k, v)), strict=True):
         n = len(one_q)
@@ -114,8 +115,8 @@ def test_intervals_are_the_relation(
     window: int | None,
 ) -> None:
     q_lengths, k_lengths = [a for a, _ in pairs], [b for _, b in pairs]
-    queries = side(q_lengths, tails[0], torch.device("cpu"))
-    keys = side(k_lengths, tails[1], torch.device("cpu"))
+    queries = side(q_lengths, tails[0], CPU)
+    keys = side(k_lengths, tails[1], CPU)
     if is_self:
         keys, k_lengths, tails = queries, q_lengths, (tails[0], tails[0])
     field = AttentionMask(queries, keys, causal, window)
@@ -133,8 +134,8 @@ def test_intervals_are_the_relation(
         assert (first[sees].diff() >= 0).all() and (last[sees].diff() >= 0).all()
 
 
-@pytest.mark.parametrize("heads", [None, 2])
-@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 2), (False, 0)])
+@mark.parametrize("heads", [None, 2])
+@mark.parametrize("causal, window", [(False, None), (True, None), (True, 2), (False, 0)])
 def test_matrices_give_what_torch_gives(
     heads: int | None, causal: bool, window: int | None
 ) -> None:
@@ -165,8 +166,8 @@ def test_matrices_give_what_torch_gives(
     assert (by_head(weights @ by_head(v)) - expected).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("shapes", "dtype", "window", "message"),
+@mark.parametrize(
+    "shapes, dtype, window, message",
     [
         ([(3, 4), (5, 4), (5,)], torch.float32, None, "give matrices"),
         ([(3, 2, 4), (5, 4), (5, 4)], torch.float32, None, "give matrices"),
@@ -181,5 +182,5 @@ def test_matrices_that_do_not_fit_are_refused(
     shapes: list[tuple[int, ...]], dtype: torch.dtype, window: int | None, message: str
 ) -> None:
     q, k, v = (torch.ones(shape, dtype=dtype) for shape in shapes)
-    with pytest.raises(UserError, match=message):
+    with raises(UserError, match=message):
         attend_matrices(q, k, v, window=window)

@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 import torch
 import torch.nn.functional as F
+from pytest import mark
+from support.checkout import ROOT
 from support.torch_twin import make_torch_twin
 from torch import Tensor, nn
 
@@ -40,15 +40,15 @@ class Facts(NamedTuple):
     has_authors_rates: bool = False  # of sinusoids
 
 
-ROOT = math.sqrt(D)
+SQRT_D = math.sqrt(D)
 RETELLINGS = {
-    "jadore801120": Facts(False, False, 1, 1.0, 1 / ROOT, True, (0.1, 0.0)),
-    "tensor2tensor": Facts(True, False, 1, ROOT, 1.0, False, (0.1, 0.1), True),
-    "fairseq": Facts(False, True, 1, ROOT, 1.0, False, (0.0, 0.0), True),
-    "opennmt-py": Facts(True, False, 3, ROOT, 1.0, False, (0.1, 0.1)),
-    "joeynmt": Facts(True, True, 1, ROOT, 1.0, False, (0.1, 0.1)),
-    "annotated-transformer": Facts(True, True, 3, ROOT, 1.0, False, (0.1, 0.1)),
-    "marian": Facts(False, True, 1, ROOT, 1.0, False, (0.0, 0.0), True),
+    "jadore801120": Facts(False, False, 1, 1.0, 1 / SQRT_D, True, (0.1, 0.0)),
+    "tensor2tensor": Facts(True, False, 1, SQRT_D, 1.0, False, (0.1, 0.1), True),
+    "fairseq": Facts(False, True, 1, SQRT_D, 1.0, False, (0.0, 0.0), True),
+    "opennmt-py": Facts(True, False, 3, SQRT_D, 1.0, False, (0.1, 0.1)),
+    "joeynmt": Facts(True, True, 1, SQRT_D, 1.0, False, (0.1, 0.1)),
+    "annotated-transformer": Facts(True, True, 3, SQRT_D, 1.0, False, (0.1, 0.1)),
+    "marian": Facts(False, True, 1, SQRT_D, 1.0, False, (0.0, 0.0), True),
 }
 
 
@@ -59,11 +59,11 @@ def shrink(name: str) -> ModelConfig:
 def test_every_shipped_retelling_is_known_here() -> None:
     shipped = {path.stem for path in (find_shipped_configs() / "retellings").glob("*.yaml")}
     assert shipped == RETELLINGS.keys()
-    document = (Path(__file__).parents[2] / "docs" / "recipe.md").read_text()
+    document = (ROOT / "docs" / "recipe.md").read_text()
     assert shipped <= set(re.findall(r"^\| `([\w-]+)\.yaml` ", document, re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", RETELLINGS)
+@mark.parametrize("name", RETELLINGS)
 def test_its_config_states_its_facts_and_its_deviations(name: str) -> None:
     config, facts = load_config(f"{name}.yaml"), RETELLINGS[name]
     model = config.model
@@ -82,7 +82,7 @@ def test_its_config_states_its_facts_and_its_deviations(name: str) -> None:
         assert f"\n{section}:" in text and (f"  {key}: " in text or "  preset: " in text), row.key
 
 
-@pytest.mark.parametrize("name", RETELLINGS)
+@mark.parametrize("name", RETELLINGS)
 def test_it_equals_a_model_of_torchs_modules_in_float64(name: str) -> None:
     facts = RETELLINGS[name]
     torch.manual_seed(1)

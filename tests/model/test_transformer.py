@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-import pytest
 import torch
 import torch.nn.functional as F
+from pytest import approx, mark, raises
 from support.torch_twin import make_torch_twin
 from torch import Tensor
 
@@ -26,8 +26,8 @@ SRC = [[5, 6, 7, 3], [8, 3], [9, 10, 11, 12, 13, 3]]
 TGT = [[2, 14, 15], [2, 16, 17, 18, 19], [2]]
 
 
-def make(config: ModelConfig, seed: int = 0) -> Transformer:
-    torch.manual_seed(seed)
+def make(config: ModelConfig) -> Transformer:
+    torch.manual_seed(0)
     model = Transformer(config, V).double()
     for p in model.parameters():  # biases and norms too must matter
         p.data += 0.05 * torch.randn_like(p)
@@ -45,7 +45,7 @@ def with_tail(packed: Packed, n: int) -> Packed:
     )
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@mark.parametrize("norm", ["post", "pre"])
 def test_a_window_equals_torch_layers_in_float64(norm: Literal["post", "pre"]) -> None:
     """Without one, test_retellings.py holds all models to them."""
     model = make(replace(SMALL, norm=norm, window=1))
@@ -74,8 +74,8 @@ def test_biases_begin_at_zero_and_more_rows_than_pieces_are_kept() -> None:
     assert model.projection.weight.shape == (V + 6, 16)
 
 
-@pytest.mark.parametrize(
-    ("tied", "names"),
+@mark.parametrize(
+    "tied, names",
     [
         (True, {"tgt_embedding"}),
         (False, {"src_embedding", "tgt_embedding", "projection"}),
@@ -95,7 +95,7 @@ def test_matrices_are_one_where_they_are_tied(
     assert (source is target) is (tied in (True, "embeddings"))
     assert (projection is target) is (tied in (True, "decoder"))
     for weight in (source, target, projection):  # all are drawn alike
-        assert float(weight.std()) == pytest.approx(16**-0.5, rel=0.15)
+        assert float(weight.std()) == approx(16**-0.5, rel=0.15)
 
 
 OPTIONS = {
@@ -121,7 +121,7 @@ OPTIONS = {
         SMALL, scale_embeddings="none", embedding_norm="before_dropout", activation="gelu"
     ),
 }
-each_option = pytest.mark.parametrize("config", OPTIONS.values(), ids=OPTIONS)
+each_option = mark.parametrize("config", OPTIONS.values(), ids=OPTIONS)
 
 
 @each_option
@@ -160,7 +160,7 @@ def test_dropout_of_the_feed_forward_follows_its_activation() -> None:
     expected = F.gelu(F.linear(x, forward.inner.weight, forward.inner.bias))
     kept = seen[0] != 0
     assert (seen[0] - 2 * expected * kept).abs().max() < 1e-12
-    assert float(kept.double().mean()) == pytest.approx(0.5, abs=0.03)
+    assert float(kept.double().mean()) == approx(0.5, abs=0.03)
 
 
 def test_the_switches_draw_nothing_where_they_are_off() -> None:
@@ -183,7 +183,7 @@ def test_sinusoids_have_no_end_but_a_learned_table_has() -> None:
     long, shape = pack([[5] * 40]), replace(SMALL, max_positions=8)
     for config in (shape, replace(shape, positions="rotary")):
         assert make(config).encode(long).shape == (40, 16)
-    with pytest.raises(UserError, match="model.max_positions 8"):
+    with raises(UserError, match="model.max_positions 8"):
         make(replace(shape, positions="learned")).encode(long)
 
 

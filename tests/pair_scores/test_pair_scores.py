@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-import pytest
-import torch
+from pytest import MonkeyPatch, approx, mark
 from support.plain_search import Full, Ids
+from support.processor import CPU
 from support.toy_corpus import sentences
 from support.untrained import list_shapes, make_model, make_vocab
 
@@ -20,7 +20,6 @@ from nmt.extras.pair_scores.pair_scores import PairScore, PairScorer, compute_lo
 from nmt.translate.batching import Requests
 from nmt.translate.translator import Translator
 
-CPU = torch.device("cpu")
 SOURCES = [src for src, _ in sentences(12, seed=7)]
 SHAPES = list_shapes(max_positions=90)
 
@@ -46,7 +45,7 @@ def find_search_scores(scorer: PairScorer) -> list[tuple[list[int], list[int], f
     return found
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "names, preset",
     [
         *(((name,), "vaswani2017") for name in SHAPES),
@@ -67,7 +66,7 @@ def test_hypotheses_get_the_scores_that_the_search_gave_them(
     found = compute_log_probs(models, sources, targets, CPU, 64)
     for target, row in zip(targets, found, strict=True):
         scores.append(PairScore((*target, EOS), tuple(row)).value("search", config))
-    assert scores == pytest.approx(expected, abs=1e-5)
+    assert scores == approx(expected, abs=1e-5)
 
 
 def say_step_by_step(plain: Full, source: Ids, said: list[int]) -> list[float]:
@@ -86,7 +85,7 @@ def test_lines_are_scored_as_they_are_translated(vocab: Vocab) -> None:
 
 
 def test_logits_may_be_large_and_come_in_several_blocks(
-    vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+    vocab: Vocab, monkeypatch: MonkeyPatch
 ) -> None:
     scorer = make_scorer(vocab, DecodingConfig(), "released")
     pairs = [[5, 6], [7, 8, 9]], [[9, 8, 7, 6, 5], [4]]
@@ -96,7 +95,7 @@ def test_logits_may_be_large_and_come_in_several_blocks(
         monkeypatch.setattr(f"nmt.extras.pair_scores.pair_scores.{limit}", 3)
     scorer.translator.model.projection.bias.add_(100)  # which changes no probability
     found = compute_log_probs(models, *pairs, CPU, 64)
-    assert list(chain(*found)) == pytest.approx(list(chain(*expected)), abs=1e-4)
+    assert list(chain(*found)) == approx(list(chain(*expected)), abs=1e-4)
 
 
 def test_kinds_of_scores() -> None:
@@ -104,7 +103,7 @@ def test_kinds_of_scores() -> None:
     config = DecodingConfig()
     assert score.value("sum", config) == -6.0
     assert score.value("mean", config) == -2.0
-    assert score.value("search", config) == pytest.approx(-6.0 / ((5 + 3) / 6) ** 0.6)
+    assert score.value("search", config) == approx(-6.0 / ((5 + 3) / 6) ** 0.6)
     assert PairScore(problem="x").value("mean", config) == -math.inf
     assert PairScore().value("mean", config) == 0.0
 
@@ -148,4 +147,4 @@ def test_a_tag_is_in_front_of_each_source(tmp_path: Path) -> None:
     plain = Full(scorer.translator.model)
     expected = say_step_by_step(plain, marked, said)
     (score,) = scorer.score_pairs([source], [target])
-    assert score.log_probs == pytest.approx(expected, abs=1e-5)
+    assert score.log_probs == approx(expected, abs=1e-5)

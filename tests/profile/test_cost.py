@@ -1,7 +1,7 @@
 """Costs against counts made otherwise: by hand, by torch's counter, pair by pair."""
 
-import pytest
 import torch
+from pytest import approx, mark
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.config import ModelConfig
@@ -10,10 +10,8 @@ from nmt.extras.profile.cost import CHECKPOINT_BYTES, count_flop
 from nmt.model.size import count_weights
 from nmt.model.transformer import Transformer
 
-CPU = torch.device("cpu")
 
-
-@pytest.mark.parametrize(
+@mark.parametrize(
     "model",
     [
         ModelConfig(d_model=128, d_ff=256, n_heads=4, n_layers=2),
@@ -28,10 +26,10 @@ def test_operations_are_those_that_torch_counts(model: ModelConfig) -> None:
     with FlopCounterMode(display=False) as counter:
         (transformer(src, tgt) @ transformer.projection.weight.T).sum().backward()
     flop = count_flop(model, 500, 32, 16)
-    assert flop.src * 320 + flop.tgt * 160 == pytest.approx(counter.get_total_flops(), rel=0.02)
+    assert flop.src * 320 + flop.tgt * 160 == approx(counter.get_total_flops(), rel=0.02)
 
 
-@pytest.mark.parametrize("window", [None, 4, 100])
+@mark.parametrize("window", [None, 4, 100])
 def test_operations_of_attention_follow_the_pieces_seen(window: int | None) -> None:
     model = ModelConfig(d_model=64, n_heads=4, n_layers=3, d_k=8, d_v=24, window=window)
     n, reach = 80, window or 80
@@ -39,11 +37,11 @@ def test_operations_of_attention_follow_the_pieces_seen(window: int | None) -> N
     behind = [(q, k) for q, k in near if k <= q]
     per_pair = 6 * 3 * 4 * (8 + 24)
     empty, full = count_flop(model, 100, 0, 0), count_flop(model, 100, n, n)
-    assert (full.src - empty.src) * n == pytest.approx(per_pair * len(near), rel=0.04)
-    assert (full.tgt - empty.tgt) * n == pytest.approx(per_pair * (len(behind) + n * n), rel=0.04)
+    assert (full.src - empty.src) * n == approx(per_pair * len(near), rel=0.04)
+    assert (full.tgt - empty.tgt) * n == approx(per_pair * (len(behind) + n * n), rel=0.04)
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+@mark.parametrize("is_tied", [True, False])
 def test_bytes_are_those_of_the_tensors(is_tied: bool) -> None:
     model = Transformer(ModelConfig(d_model=16, d_ff=32, n_heads=2, n_layers=1, tied=is_tied), 50)
     adam = torch.optim.Adam(model.parameters())

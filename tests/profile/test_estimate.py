@@ -4,9 +4,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
+from support.capture import Capture
 from support.golden import check_golden
+from support.processor import ALONE, CPU
 
 from nmt.config import RunConfig
 from nmt.config_files import override_config
@@ -18,18 +20,14 @@ from nmt.system.errors import UserError
 from nmt.system.ranks import World
 from nmt.train.setup import open_setup
 
-ALONE = World(0, 1, torch.device("cpu"))
 
-
-@pytest.fixture
-def config(prepared: RunConfig, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+@fixture
+def config(prepared: RunConfig, monkeypatch: MonkeyPatch) -> RunConfig:
     monkeypatch.setattr(estimate, "TIMED_S", 0.1)
     return prepared
 
 
-def test_it_adds_up_and_leaves_nothing(
-    config: RunConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_adds_up_and_leaves_nothing(config: RunConfig, capsys: Capture) -> None:
     before = set(Path(config.data.root).rglob("*"))
     config = replace(config, training=replace(config.training, steps=500_000))
     dry_run = open_dry_run(config, ALONE)
@@ -42,10 +40,10 @@ def test_it_adds_up_and_leaves_nothing(
     epochs, tokens = re.findall(r"([0-9.,]+) epochs, ([0-9.]+)M target tokens", rows["recipe"])[0]
     assert 100 < float(tokens) <= 150
     n_tokens = dry_run.setup.store.tgt.n_tokens
-    assert float(epochs.replace(",", "")) == pytest.approx(1e6 * float(tokens) / n_tokens, rel=1e-3)
+    assert float(epochs.replace(",", "")) == approx(1e6 * float(tokens) / n_tokens, rel=1e-3)
 
 
-def test_golden_plans(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_plans(config: RunConfig, monkeypatch: MonkeyPatch) -> None:
     """Of a machine on which everything takes its time."""
 
     def run(dry_run: DryRun, updates: object, n: float, what: str) -> Timing:
@@ -77,7 +75,7 @@ def test_golden_plans(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Non
     check_golden("plan.txt", plans)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "error, is_memory",
     [
         (torch.OutOfMemoryError("CUDA out of memory"), True),
@@ -93,13 +91,13 @@ def test_golden_plans(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_a_micro_batch_that_does_not_fit(
-    error: Exception, is_memory: bool, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+    error: Exception, is_memory: bool, config: RunConfig, monkeypatch: MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(dry_run, "run_update", fail)
-    with pytest.raises(UserError if is_memory else RuntimeError) as raised:
+    with raises(UserError if is_memory else RuntimeError) as raised:
         estimate_run(open_dry_run(config, ALONE))
     assert ("training.micro_tokens=75" in str(raised.value)) == is_memory
 
@@ -108,7 +106,7 @@ def test_what_an_update_costs_the_network(config: RunConfig) -> None:
     """Of two ranks in bf16: half of all gradients in fp32, of matrices of layers in bf16, of the rest
     in fp32. On CPUs: half of all gradients, twice.
     """
-    world = World(1, 2, torch.device("cpu"))
+    world = World(1, 2, CPU)
     setup = open_setup(config, world)
     matrices = sum(p.numel() for name, p in setup.model.named_parameters() if is_of_layer(name, p))
     n = sum(p.numel() for p in setup.model.parameters())

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
-from support.toy_corpus import sentences, write_toy_config, write_toy_corpus
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_errors, read_stderr
+from support.in_process import Main, succeed
+from support.toy_corpus import sentences, write_toy
 from support.untrained import make_checkpoint, make_vocab
 
 import nmt.api
@@ -40,8 +42,7 @@ def call_api(function: Callable[..., object], *arguments: str) -> int:
     return run_command(work, "nmt-api")
 
 
-Capture = pytest.CaptureFixture[str]
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
+COMMANDS: dict[str, Main] = {
     "translate": nmt_translate,
     "score": nmt_score,
     "eval": nmt_eval,
@@ -141,13 +142,13 @@ NAMED = {
 }
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@fixture(scope="module")
+def ground(module_path: Path) -> Iterator[Path]:
     """The current folder, with these models, runs and lists."""
-    folder = tmp_path_factory.mktemp("agreement")
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    folder = module_path
+    with MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(folder)
-        write_toy_config(write_toy_corpus(folder), folder)
+        write_toy(folder)
         shutil.copytree("corpus", "other")
         for side, language in enumerate(("en", "de")):
             lines = [pair[side] + "\n" for pair in sentences(300, seed=9)]
@@ -172,7 +173,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             ["out=learned", "vocab.model=null", "data.store=learned-store"],
             ["out=run-back", *re.split(" (?=data)", turned)],
         ):
-            assert nmt_train([*name_config(folder), *settings]) == 0
+            succeed(nmt_train, *name_config(folder), *settings)
         yield folder
 
 
@@ -181,9 +182,7 @@ def name_config(folder: Path) -> list[str]:
     return ["--config", "toy.yaml", f"vocab.model={folder}/bpe", *settings]
 
 
-@pytest.mark.parametrize(
-    ("what", "line"), [(what, line) for what, lines in CELLS.items() for line in lines]
-)
+@mark.parametrize("what, line", [(what, line) for what, lines in CELLS.items() for line in lines])
 def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
     what: str, line: str, ground: Path, capsys: Capture
 ) -> None:
@@ -195,7 +194,7 @@ def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
         words += ["-o", "result"]
     capsys.readouterr()
     assert COMMANDS[command](words) == 2
-    message = capsys.readouterr().err.splitlines()[-1]
+    message = read_errors(capsys)[-1]
     assert ": error: " in message
     assert [word for word in CELLS[what][line].split() if word not in message] == []
     if "result" in words:
@@ -205,7 +204,7 @@ def test_a_mismatch_is_refused_in_one_line_that_names_both_sides(
 def test_an_output_in_the_wrong_language_is_not_written(ground: Path, capsys: Capture) -> None:
     assert COMMANDS["translate"](["go", "-i", "chinese", "-o", "new.fr"]) == 2
     assert "new.fr: its name says fr, but go translates en-de, and de is needed here" in (
-        capsys.readouterr().err
+        read_stderr(capsys)
     )
     assert not Path("new.fr").exists()
 
@@ -227,7 +226,7 @@ def test_names_that_fit_or_name_no_language_do_not_disturb() -> None:
     check_sides(["few.fr"], ["few.fr"], ["few.fr"], "go translates", None)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "corpus",
     [
         CorpusConfig(src="train.txt", tgt="train.tok"),
@@ -243,16 +242,14 @@ def test_a_corpus_that_fits_or_names_no_language_is_not_refused(corpus: CorpusCo
     check_corpus("data.train[0].", corpus, DataConfig(src="en", tgt="fr"))
 
 
-@pytest.mark.parametrize("tgt", ["train.en", "train.fr-en.en", "train.en.gz", "d.fr/train.fr.en"])
+@mark.parametrize("tgt", ["train.en", "train.fr-en.en", "train.en.gz", "d.fr/train.fr.en"])
 def test_the_end_of_a_corpus_name_is_its_language(tgt: str) -> None:
     corpus = CorpusConfig(src="train", tgt=tgt, archive="a.tgz")
-    with pytest.raises(
-        UserError, match=r"^data\.valid\.tgt: .*says en, .* en-fr, and fr is needed"
-    ):
+    with raises(UserError, match=r"^data\.valid\.tgt: .*says en, .* en-fr, and fr is needed"):
         check_corpus("data.valid.", corpus, DataConfig(src="en", tgt="fr"))
 
 
-@pytest.mark.parametrize("line", NAMED)
+@mark.parametrize("line", NAMED)
 def test_a_text_that_is_not_what_it_seems_is_named_once(
     line: str, ground: Path, capsys: Capture
 ) -> None:
@@ -265,7 +262,7 @@ def test_a_text_that_is_not_what_it_seems_is_named_once(
     code, expected = NAMED[line]
     Path("o").write_text("of yesterday")
     assert COMMANDS[command](words) == code
-    messages = capsys.readouterr().err.splitlines()
+    messages = read_errors(capsys)
     fitting = [one for one in messages if all(word in one for word in expected.split())]
     assert len(fitting) == 1
     assert code == 0 or Path("o").read_text() == "of yesterday"
@@ -277,13 +274,13 @@ def test_what_fits_or_is_asked_for_is_not_refused(ground: Path) -> None:
 
     # the same data elsewhere
     shutil.copytree("store", "moved")
-    assert nmt_train([*again, "data.store=moved"]) == 0
+    succeed(nmt_train, *again, "data.store=moved")
     # other data, from the weights alone
     other = ["out=new-2", "training.init_from=run-2", *OTHER_DATA.split()]
-    assert nmt_train([*again, *other]) == 0
+    succeed(nmt_train, *again, *other)
     # other names of the languages
     names = ["data.src=eng", "data.tgt=deu", "--force"]
-    assert nmt_eval(["go", "--src", "corpus/test.en", "--ref", "corpus/test.de", *names]) == 0
+    succeed(nmt_eval, "go", "--src", "corpus/test.en", "--ref", "corpus/test.de", *names)
     # a model whose tags choose the language
     assert find_direction(DataConfig(train=(CorpusConfig(src="a", tgt="b", tag="<de>"),))) is None
     assert find_direction(DataConfig(src="en_US", tgt="pt-BR")) == "en-pt"

@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
-import pytest
+from pytest import MonkeyPatch, approx, mark
 from support.ground import Ground, digest
+from support.in_process import succeed
 from support.rings import amount
 
 import nmt.train.loop
@@ -34,6 +35,7 @@ from nmt.evaluate.verdict import judge
 from nmt.paper import check_conformance
 from nmt.score.metrics import find_paper_metric
 from nmt.score.score import Score
+from nmt.system.files import read_json
 from nmt.system.run_folder import STATE_FILE, RunFolder
 from nmt.train.kept_checkpoints import prune_checkpoints
 from nmt.translate.translator import LoadedModel, TextToText
@@ -81,9 +83,9 @@ def has_papers_interval(config: RunConfig) -> bool:
     return not row.deviates
 
 
-@pytest.mark.parametrize("seconds", [A_MINUTE, HOURS])
+@mark.parametrize("seconds", [A_MINUTE, HOURS])
 def test_a_run_of_any_speed_averages_the_same_twenty(
-    seconds: float, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: float, toy: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     clock = Clock(seconds)
     monkeypatch.setattr(nmt.train.loop, "clock", clock)
@@ -100,15 +102,15 @@ def test_a_run_of_any_speed_averages_the_same_twenty(
         "training.tgt_tokens=60",
         "model.n_layers=1",
     ]
-    assert nmt_train(["--config", str(toy), *settings]) == 0
+    succeed(nmt_train, "--config", toy, *settings)
     run = RunFolder(tmp_path / "run")
     if seconds == HOURS:
         assert clock.now > 24 * 3600
     else:
         assert clock.now < 60
 
-    assert nmt_average([str(run.path), "--last", "20"]) == 0
-    averaged = json.loads((run.average / STATE_FILE).read_text())["averaged"]
+    succeed(nmt_average, run.path, "--last", "20")
+    averaged = read_json(run.average / STATE_FILE)["averaged"]
     assert averaged == [run.checkpoint(step).name for step in range(9, 67, 3)]
 
 
@@ -132,10 +134,10 @@ def save_at(run: RunFolder, step: int, seconds: float) -> None:
     (folder / STATE_FILE).write_text(json.dumps(asdict(state)))
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "share"), [("base", 5, 0.055), ("base-enfr", 5, 0.055), ("big", 20, 0.038)]
+@mark.parametrize(
+    "name, n, share", [("base", 5, 0.055), ("base-enfr", 5, 0.055), ("big", 20, 0.038)]
 )
-@pytest.mark.parametrize("update_s", [0.01, 4.0])
+@mark.parametrize("update_s", [0.01, 4.0])
 def test_the_papers_runs_average_the_same_share_at_any_speed(
     update_s: float, name: str, n: int, share: float, tmp_path: Path
 ) -> None:
@@ -161,7 +163,7 @@ def test_the_papers_runs_average_the_same_share_at_any_speed(
     assert last == training.steps  # base's 100,000 is no multiple of 1,500
     assert {after - before for before, after in pairwise(planned)} == {training.checkpoint_every}
     assert 0 < last - planned[-1] <= training.checkpoint_every
-    assert (last - steps[0]) / training.steps == pytest.approx(share)
+    assert (last - steps[0]) / training.steps == approx(share)
     assert has_papers_interval(config) and list_missing_averaging(config, steps) == []
     by_clock = replace(training, checkpoint_every=None)
     assert not has_papers_interval(replace(config, training=by_clock))

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import fixture, mark
+from support.capture import Capture, read_stderr
 from support.toy_commands import CASES, NOTHING, Bench, Outcome, make_bench
 
 from nmt.commands.eval import main as nmt_eval
@@ -43,15 +45,15 @@ STDIN_STATES = {"closed": "<&-", "ended": "</dev/null", "write-only": "0>/dev/nu
 def list_cases(states: dict[str, str], *usual: tuple[str, str]) -> Iterator[Any]:
     """Every command with every state; all but the usual ones are for the soak."""
     for pair in itertools.product(CASES, states):
-        yield pair if pair in usual else pytest.param(*pair, marks=pytest.mark.soak)
+        yield pair if pair in usual else pytest.param(*pair, marks=mark.soak)
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("edges"))
+@fixture(scope="module")
+def bench(module_path: Path) -> Bench:
+    return make_bench(module_path)
 
 
-@pytest.fixture
+@fixture
 def broken_pipe() -> Iterator[int]:
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -59,8 +61,8 @@ def broken_pipe() -> Iterator[int]:
     os.close(write_end)
 
 
-@pytest.mark.parametrize(
-    ("case", "state"),
+@mark.parametrize(
+    "case, state",
     list_cases(STDERR_STATES, ("average", "closed"), ("translate", "broken")),
 )
 def test_no_work_is_lost_with_standard_error(
@@ -71,7 +73,7 @@ def test_no_work_is_lost_with_standard_error(
     assert outcome == bench.expect(case)
 
 
-@pytest.mark.parametrize(("case", "state"), list_cases(STDERR_STATES, ("prepare", "full")))
+@mark.parametrize("case, state", list_cases(STDERR_STATES, ("prepare", "full")))
 def test_a_mistake_keeps_its_exit_code(
     case: str, state: str, tmp_path: Path, broken_pipe: int
 ) -> None:
@@ -85,7 +87,7 @@ def test_a_mistake_keeps_its_exit_code(
 WRITERS = ("eval", "stream", "converse", "inspect")
 
 
-@pytest.mark.parametrize(("case", "state"), list_cases(STDOUT_STATES))
+@mark.parametrize("case, state", list_cases(STDOUT_STATES))
 def test_only_the_reader_of_standard_output_may_leave(
     case: str, state: str, bench: Bench, tmp_path: Path, broken_pipe: int
 ) -> None:
@@ -114,7 +116,7 @@ def test_an_evaluation_is_kept_where_nobody_reads_it(bench: Bench, tmp_path: Pat
 CODES_OF_READERS = {"closed": 2, "ended": 0, "write-only": 2}
 
 
-@pytest.mark.parametrize(("case", "state"), list_cases(STDIN_STATES))
+@mark.parametrize("case, state", list_cases(STDIN_STATES))
 def test_standard_input(case: str, state: str, bench: Bench, tmp_path: Path) -> None:
     outcome = bench.start(case, tmp_path / "work", STDIN_STATES[state])
     if case in ("stream", "converse"):
@@ -123,8 +125,8 @@ def test_standard_input(case: str, state: str, bench: Bench, tmp_path: Path) -> 
         assert outcome == bench.expect(case)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("case", CASES)
+@mark.soak
+@mark.parametrize("case", CASES)
 def test_all_streams_closed(case: str, bench: Bench, tmp_path: Path) -> None:
     outcome = bench.start(case, tmp_path / "work", "<&- >&- 2>&-")
     code = 2 if case in ("stream", "converse") else 0
@@ -132,7 +134,7 @@ def test_all_streams_closed(case: str, bench: Bench, tmp_path: Path) -> None:
 
 
 def test_a_reader_of_another_output_is_missed(
-    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, capsys: Capture
 ) -> None:
     """What leaves here is not the reader of standard output, so the work is undone: a failure."""
     fifo = tmp_path / "fifo"
@@ -145,5 +147,5 @@ def test_a_reader_of_another_output_is_missed(
         )
         == 1
     )
-    assert f"failed: {fifo}: cannot be written (Broken pipe)" in capsys.readouterr().err
+    assert f"failed: {fifo}: cannot be written (Broken pipe)" in read_stderr(capsys)
     reader.join()

@@ -9,7 +9,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
+from pytest import FixtureRequest, MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_errors, read_stderr
 from support.ground import Ground
 from support.rings import amount
 from support.small_disk import mount_small_disk
@@ -24,7 +25,7 @@ from nmt.system.files import read_json, read_manifest, verify
 from nmt.system.run_folder import LEDGER_FILE, MANIFEST_FILE
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def ground(ground: Ground, vocab: Vocab) -> Ground:
     """Text to prepare, and two checkpoints."""
     for seed in (1, 2):
@@ -35,10 +36,8 @@ def ground(ground: Ground, vocab: Vocab) -> Ground:
 COMMANDS = ("prepare", "average", "export")
 
 
-@pytest.fixture(params=["current folder", "volume"])
-def fixed(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+@fixture(params=["current folder", "volume"])
+def fixed(request: FixtureRequest, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "a \\ b"
     if request.param == "volume":
         with mount_small_disk(folder):
@@ -70,41 +69,37 @@ def test_a_store_is_made_in_its_folder(ground: Ground, fixed: Path) -> None:
     assert beside == {fixed.resolve().name}
 
 
-@pytest.mark.parametrize("command", ["average", "export", "force"])
+@mark.parametrize("command", ["average", "export", "force"])
 def test_the_current_folder_is_not_exchanged(
     ground: Ground,
     command: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert list_commands(ground, Path("."))[command]() == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    (line,) = [line for line in read_errors(capsys) if "error: " in line]
     assert f"{tmp_path}: is the current folder" in line
     assert line.endswith("name a folder inside it")
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_files_of_the_user_stay(
-    ground: Ground, fixed: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@mark.parametrize("command", COMMANDS)
+def test_files_of_the_user_stay(ground: Ground, fixed: Path, command: str, capsys: Capture) -> None:
     (fixed / "thesis.tex").write_text("precious")
     assert list_commands(ground, fixed)[command]() == 2
-    assert f"{fixed.resolve()}: " in capsys.readouterr().err
+    assert f"{fixed.resolve()}: " in read_stderr(capsys)
     assert os.listdir(fixed) == ["thesis.tex"]
 
 
-def test_a_root_folder_is_not_taken_for_a_store(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_root_folder_is_not_taken_for_a_store(ground: Ground, capsys: Capture) -> None:
     assert list_commands(ground, Path("/"))["prepare"]() == 2
-    assert "/: exists but is not a prepared store" in capsys.readouterr().err
+    assert "/: exists but is not a prepared store" in read_stderr(capsys)
 
 
 def test_a_kill_while_files_are_moved(
-    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ground: Ground, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """In `make soak` after any number of files."""
     whole = tmp_path / "whole"
@@ -115,7 +110,7 @@ def test_a_kill_while_files_are_moved(
         run = list_commands(ground, out)["prepare"]
         with monkeypatch.context() as patch:
             patch.setattr(files, "on_change", stop_after(n_moved, out))
-            with pytest.raises(Killed):
+            with raises(Killed):
                 run()
         assert not (out / MANIFEST_FILE).exists()
         assert run() == 0
@@ -124,7 +119,7 @@ def test_a_kill_while_files_are_moved(
         assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("command", COMMANDS[1:])
+@mark.parametrize("command", COMMANDS[1:])
 def test_a_result_that_was_being_exchanged_comes_back(
     ground: Ground, tmp_path: Path, command: str
 ) -> None:

@@ -7,20 +7,20 @@ the scores agree. A draw too can fall so near the bound between two pieces that 
 with 6,000 pieces about one of 2,000 does. The compiled search gives the same bits.
 """
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
+from random import Random
 
-import pytest
 import torch
+from pytest import mark
 from support.plain_search import EOS, Ids
 from support.prepared_models import prepare_for_torch
+from support.processor import CPU
 from support.rings import amount
 from support.searches import (
-    CPU,
     SEARCHES,
     WAYS,
     MakeSearch,
@@ -56,11 +56,11 @@ def model(shape: ModelConfig, seed: int = 1) -> Transformer:
 
 
 def sources(n: int, seed: int) -> list[Ids]:
-    return make_sources(random.Random(seed), n, amount(24, 40), V)
+    return make_sources(Random(seed), n, amount(24, 40), V)
 
 
 def prefixes_of(given: list[Ids], seed: int = 0) -> list[Ids]:
-    return make_prefixes(random.Random(seed), len(given), V)
+    return make_prefixes(Random(seed), len(given), V)
 
 
 @contextmanager
@@ -83,7 +83,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "way", "name"), CASES)
+@mark.parametrize("shape, way, name", CASES)
 def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str, name: str) -> None:
     config, n = WAYS[way], amount(16, 64)
     is_exact = name.startswith("compiled")
@@ -99,7 +99,7 @@ def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str, nam
         assert found == expected or not is_exact
 
     # in another order
-    order = random.Random(3).sample(range(n), n)
+    order = Random(3).sample(range(n), n)
     shuffled, their_prefixes = [given[i] for i in order], [forced[i] for i in order]
     check(order, search(pack(shuffled), rules, their_prefixes))
     # alone
@@ -112,8 +112,8 @@ def test_a_sentence_is_translated_alike_in_any_company(shape: str, way: str, nam
     check([5, 6], beside[1::2])
 
 
-@pytest.mark.parametrize("n_threads", amount([2], [1, 2]))
-@pytest.mark.parametrize("way", ["greedy", "beam", "sample"])
+@mark.parametrize("n_threads", amount([2], [1, 2]))
+@mark.parametrize("way", ["greedy", "beam", "sample"])
 def test_batches_of_any_size_and_threads(way: str, n_threads: int) -> None:
     config, n, n_best = WAYS[way], amount(16, 110), 1 if way == "greedy" else 3
     ours, given = prepare_for_torch(model(TINY, seed=2)), sources(n, 5)

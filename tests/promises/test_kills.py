@@ -7,7 +7,6 @@ file. Starts are forks (support/forks.py); one test holds them against a start f
 
 import collections
 import os
-import random
 import re
 import shutil
 import signal
@@ -15,8 +14,9 @@ import socket
 import subprocess
 import sys
 import time
+from random import Random
 
-import pytest
+from pytest import mark
 from support.ground import Ground, check_done, check_readable, check_same, steps_logged
 from support.rings import amount
 from support.torchrun import Torchrun
@@ -42,14 +42,14 @@ def list_traces(run: RunFolder) -> frozenset[object]:
     return frozenset(traces)
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("size", "score", "kills"),
+@mark.timeout(3600)
+@mark.parametrize(
+    "size, score, kills",
     amount([(2, BLEU, 1)], [(1, BLEU, 70), (1, NLL, 50), (2, BLEU, 80)]),
 )
 def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Ground) -> None:
     """The moments are drawn over what is left of the run's life, so late ones come as often as early ones."""
-    rng = random.Random(f"{size} {score} {kills}")
+    rng = Random(f"{size} {score} {kills}")
     ground.finish(f"first-{size}-{score}", score, size=size)
     started_at = time.monotonic()
     whole = ground.finish(f"whole-{size}-{score}", score, size=size)
@@ -89,7 +89,7 @@ def test_kills_at_random_moments(size: int, score: str, kills: int, ground: Grou
     )
 
 
-@pytest.mark.timeout(3600)
+@mark.timeout(3600)
 def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> None:
     """One update, a validation, a checkpoint, pruning: killed before the first change of a file, the second, ...
 
@@ -135,7 +135,7 @@ def test_kills_at_every_change_that_a_save_makes_to_a_file(ground: Ground) -> No
     assert any("within a removal" in change for change in changes)  # pruning was among them
 
 
-@pytest.mark.soak  # of the harness, not of the run
+@mark.soak  # of the harness, not of the run
 def test_a_fork_ends_in_the_bits_of_a_start_from_the_shell(ground: Ground) -> None:
     command = [sys.executable, "-m", "nmt.commands.train", *ground.argv("shell")]
     done = subprocess.run(
@@ -172,9 +172,9 @@ def test_of_many_starts_at_once_one_trains(ground: Ground) -> None:
     check_same(ground.finish("crowded"), whole)
 
 
-@pytest.mark.soak  # half a minute; test_launch.py starts torchrun
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("attempt", range(5))
+@mark.soak  # half a minute; test_launch.py starts torchrun
+@mark.timeout(900)
+@mark.parametrize("attempt", range(5))
 def test_torchrun_starts_ranks_again_after_a_kill(attempt: int, ground: Ground) -> None:
     steps = amount(30, 120)
     settings = (
@@ -186,7 +186,7 @@ def test_torchrun_starts_ranks_again_after_a_kill(attempt: int, ground: Ground) 
     whole, run = ground.folder / "calm", ground.run(f"restarted-{attempt}")
     if not whole.exists():
         ground.finish("calm", *settings, size=2)
-    rng = random.Random(attempt)
+    rng = Random(attempt)
     start = Torchrun(
         ground.folder / f"torchrun-{attempt}",
         ground.argv(run.path.name, *settings),

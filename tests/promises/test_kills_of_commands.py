@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-import pytest
+from pytest import fixture, mark
 from support.canary import digest_tensors
 from support.faults import Faults
 from support.forks import Start
 from support.ground import Ground
 from support.rings import amount
+from support.text_lines import read_text_lines
 
 # Files of results, and what differs in them between any two starts.
 TIMES = re.compile(
@@ -61,7 +62,7 @@ CASES = {
 QUICK_CASES = ("average", "export to safetensors")
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def ground(ground: Ground) -> Ground:
     """A corpus, its store and a run."""
     ground.finish("run")
@@ -92,7 +93,7 @@ class Scene:
         start = Start(folder, argv.split(), faults=faults, command=self.case.command)
         codes = start.wait()
         assert codes == [-signal.SIGKILL if die_at else 0] or codes == [0], start.told()
-        self.changes = (start.folders[0] / "changes").read_text().splitlines()
+        self.changes = read_text_lines(start.folders[0] / "changes")
         return start
 
     def list_results(self) -> dict[str, str]:
@@ -115,8 +116,8 @@ def list_moments() -> Iterator[int]:
     yield from amount([9, 21], range(1, 10_000))
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", amount(QUICK_CASES, tuple(CASES)))
+@mark.timeout(3600)
+@mark.parametrize("name", amount(QUICK_CASES, tuple(CASES)))
 def test_a_killed_command_starts_again(name: str, ground: Ground, tmp_path: Path) -> None:
     scene = Scene(CASES[name], ground, tmp_path / "work")
     scene.begin()

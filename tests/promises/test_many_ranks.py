@@ -5,20 +5,20 @@ sums over ranks are taken in another order, which is all that may differ. A rank
 micro-batch left in an update gets a blank one, and nothing of it counts.
 """
 
-import json
 import math
 import re
-from typing import Any
 
-import pytest
+from pytest import approx
 from support.finished_run import read_lines, read_tensors
 from support.ground import Ground
 from support.rings import amount
+from support.text_lines import read_json_lines
 
 from nmt.checkpoint.checkpoint import TrainState
 from nmt.checkpoint.run_checkpoints import find_newest
 from nmt.config import COURSE_KEYS, MACHINE_KEYS
 from nmt.config_files import list_setting_keys
+from nmt.system.strict_json import Fields
 
 BOUND = 1e-5
 # The toy's own warm-up ends at a rate of 0.06, where the last bit of a sum becomes another model
@@ -67,11 +67,11 @@ RECIPES = {
 
 def trained(
     ground: Ground, name: str, stages: list[tuple[int, int]], *settings: str
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, Fields]:
     """Train the run `name` in `stages` of (ranks, until which update); what the ranks saw of each
     update.
     """
-    seen: dict[int, dict[str, Any]] = {}
+    seen: dict[int, Fields] = {}
     for size, steps in stages:
         first = len(seen) + 1
         start = ground.start(
@@ -79,9 +79,7 @@ def trained(
         )
         assert start.wait() == [0] * size, start.told()
         for folder in start.folders:
-            lines = [
-                json.loads(line) for line in (folder / "updates.jsonl").read_text().splitlines()
-            ]
+            lines = read_json_lines(folder / "updates.jsonl")
             assert [line["step"] for line in lines] == list(range(first, steps + 1))
             for line in lines:
                 update = seen.setdefault(line["step"], line | {"micros": {}, "blanks": 0})
@@ -95,9 +93,9 @@ def trained(
 def check_alike(
     ground: Ground,
     name: str,
-    seen: dict[int, dict[str, Any]],
+    seen: dict[int, Fields],
     whole_name: str,
-    whole: dict[int, dict[str, Any]],
+    whole: dict[int, Fields],
 ) -> None:
     """The same pairs in each micro-batch; sums, norms and weights but for rounding; the same place in the data."""
     assert seen.keys() == whole.keys()
@@ -111,7 +109,7 @@ def check_alike(
             assert abs(sums[0] - sums[1]) <= BOUND * update["n_tgt"]
     runs = ground.run(name), ground.run(whole_name)
     norms = [[line["grad_norm"] for line in read_lines(run.path, "train")] for run in runs]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-3) and len(norms[0]) == len(whole)
+    assert norms[0] == approx(norms[1], rel=1e-3) and len(norms[0]) == len(whole)
     states = []
     for run in runs:
         newest = find_newest(run)
@@ -125,7 +123,7 @@ def check_alike(
         assert gap <= BOUND, tensor
 
 
-def list_pairs(update: dict[str, Any]) -> dict[str, str]:
+def list_pairs(update: Fields) -> dict[str, str]:
     """The micro-batches of an update by number: a digest of their pairs."""
     return {number: content for number, (content, _) in update["micros"].items()}
 

@@ -8,9 +8,9 @@ the run.
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import mark
 from support.rings import amount
 
 from nmt.config import Grouping, TrainingConfig
@@ -43,9 +43,9 @@ def draw_lengths(kind: str, n: int) -> np.ndarray:
     return sides.round().clip(2, 256).astype(np.int64)
 
 
-@pytest.mark.parametrize("kind", ["news", "even", "unrelated"])
-@pytest.mark.parametrize("n_ranks", [1, 3, 16])
-@pytest.mark.parametrize("grouping", ["random", "length"])
+@mark.parametrize("kind", ["news", "even", "unrelated"])
+@mark.parametrize("n_ranks", [1, 3, 16])
+@mark.parametrize("grouping", ["random", "length"])
 def test_ranks_are_nearly_full(grouping: Grouping, n_ranks: int, kind: str) -> None:
     (src, tgt), micro_tokens = draw_lengths(kind, 5_400), divide_tokens(UPDATE, n_ranks)
     shape = choose_shape(src, tgt, micro_tokens, None, grouping)
@@ -62,8 +62,8 @@ def test_ranks_are_nearly_full(grouping: Grouping, n_ranks: int, kind: str) -> N
     assert min(useful) > 0.9  # no update takes a second round
 
 
-@pytest.mark.parametrize("n_ranks", [1, 8])
-@pytest.mark.parametrize("sparse", [0, 1])
+@mark.parametrize("n_ranks", [1, 8])
+@mark.parametrize("sparse", [0, 1])
 def test_rows_that_one_side_never_fills_are_left_out_and_updates_still_fit(
     n_ranks: int, sparse: int
 ) -> None:

@@ -18,8 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch, fixture, mark
 from support.canary import record
+from support.capture import Capture, read_errors
 from support.ground import check_readable
+from support.in_process import succeed
 from support.rings import amount
 from support.small_disk import SmallDisk, mount_small_disk
 from support.toy_commands import CASES, COMMANDS, MAINS, Bench, Outcome, make_bench, results
@@ -60,12 +63,12 @@ def list_homes() -> Iterator[tuple[str, str]]:
             yield "translate", home
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("places"))
+@fixture(scope="module")
+def bench(module_path: Path) -> Bench:
+    return make_bench(module_path)
 
 
-@pytest.fixture
+@fixture
 def shared_folder() -> Iterator[Path]:
     """A folder that other users can reach, as they cannot that of pytest."""
     with tempfile.TemporaryDirectory() as name:
@@ -73,7 +76,7 @@ def shared_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize(("case", "home"), list_homes())
+@mark.parametrize("case, home", list_homes())
 def test_a_home_costs_time_at_most(
     case: str, home: str, bench: Bench, shared_folder: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +115,7 @@ class Roomy:
     free = 1 << 40
 
 
-def run_here(bench: Bench, case: str, work: Path, capsys: pytest.CaptureFixture[str]) -> Outcome:
+def run_here(bench: Bench, case: str, work: Path, capsys: Capture) -> Outcome:
     name, _, export_format = case.partition(" ")
     argv = bench.argv(name, work)
     if export_format:
@@ -140,15 +143,14 @@ def check_complete_or_absent(work: Path, whole: Outcome, translated: bytes) -> N
             assert results(work)[path.name] == whole.results[path.name]
 
 
-@pytest.mark.timeout(amount(60, 1_000))
-@pytest.mark.parametrize("case", amount(USUAL_CASES, WRITING_CASES))
+@mark.timeout(amount(60, 1_000))
+@mark.parametrize("case", amount(USUAL_CASES, WRITING_CASES))
 def test_a_full_disk(
     case: str,
     bench: Bench,
     small_disk: SmallDisk,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: Roomy)
     bench.expect("train")
@@ -167,7 +169,7 @@ def test_a_full_disk(
         work.mkdir()
         ballast = small_disk.fill(n_pages * PAGE)
         outcome = run_here(bench, case, work, capsys)
-        lines = capsys.readouterr().err.splitlines()
+        lines = read_errors(capsys)
         ballast.unlink()
         check_complete_or_absent(work, whole, translated)
         if outcome == whole:
@@ -194,10 +196,10 @@ def test_a_full_disk(
 # ---- mount points -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.soak  # test_fixed_folders.py mounts results
-@pytest.mark.parametrize("name", ["run", "run/checkpoints"])
+@mark.soak  # test_fixed_folders.py mounts results
+@mark.parametrize("name", ["run", "run/checkpoints"])
 def test_a_run_or_its_checkpoints_may_be_mounted(
-    name: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, bench: Bench, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: Roomy)
     whole = bench.expect("train").results
@@ -208,4 +210,4 @@ def test_a_run_or_its_checkpoints_may_be_mounted(
         argv = bench.argv("train", tmp_path / "work")
         assert train([*argv, "training.steps=3"]) == train(argv) == 0
         assert results(tmp_path / "work") == whole
-        assert MAINS["average"]([str(tmp_path / "work/run"), "--last", "2"]) == 0
+        succeed(MAINS["average"], tmp_path / "work/run", "--last", "2")

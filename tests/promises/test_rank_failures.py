@@ -5,15 +5,16 @@ torchrun ends a run when it sees a rank exit, so the exit must not wait for anyb
 destroy_process_group; gloo does not, so here that function is exchanged for one that never returns.
 """
 
-import json
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch, mark, raises
+from support.capture import Capture, read_stderr
 from support.forks import run_on_ranks
 from support.rings import amount
 
 from nmt.commands.cli import run_command
 from nmt.system.errors import Failure, UserError
+from nmt.system.files import read_json
 
 PROGRAM = """
 import os, sys, time
@@ -49,8 +50,8 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "told"),
+@mark.parametrize(
+    "error, code, told",
     amount(ERRORS[:1], ERRORS),
     ids=lambda value: str(value).partition("(")[0],
 )
@@ -61,14 +62,14 @@ def test_a_rank_that_fails_leaves_at_once(
     ended = run_on_ranks(2, PROGRAM, tmp_path / "rank.py", *argv)
     assert ended.codes[1] == code and told in ended.told(), ended.told()
     assert not (tmp_path / "hangs").exists()
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    status = read_json(tmp_path / "run" / "status.json")
     # Which is how a rank leaves whose main rank has told why
     if not error.startswith("SystemExit"):
         assert (status["state"], status["exit_code"]) == ("failed", 1 if code == 130 else code)
 
 
 def test_one_process_alone_returns_and_one_of_many_leaves(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     def refuse() -> int:
         raise UserError("not so")
@@ -91,14 +92,14 @@ def test_one_process_alone_returns_and_one_of_many_leaves(
     monkeypatch.setattr("os._exit", leave)
     assert (run_command(refuse, "nmt"), run_command(stumble, "nmt")) == (2, 1)
     for work, kind in ((crash, ValueError), (follow_main, SystemExit)):
-        with pytest.raises(kind):
+        with raises(kind):
             run_command(work, "nmt")
     assert left == []
     monkeypatch.setenv("WORLD_SIZE", "2")
     for work in (refuse, stumble, crash, follow_main):
-        with pytest.raises(InterruptedError):
+        with raises(InterruptedError):
             run_command(work, "nmt")
     assert left == [2, 1, 1, 2]
     # All ranks agreed on this end: it is an ordinary one
     assert run_command(lambda: 75, "nmt") == 75
-    assert capsys.readouterr().err.count("ValueError: a bug") == 1
+    assert read_stderr(capsys).count("ValueError: a bug") == 1

@@ -2,16 +2,18 @@
 place can take one vocabulary for the other unnoticed.
 """
 
-import json
 import shutil
 from pathlib import Path
 
 import ctranslate2
 import numpy as np
-import pytest
 import sentencepiece
+from pytest import TempPathFactory, fixture, mark, raises
 from safetensors.torch import load_file
+from support.capture import Capture, read_errors
+from support.in_process import succeed
 from support.once import make_once
+from support.text_lines import join_lines, read_json_lines, read_text_lines
 from support.toy_corpus import write_toy_config, write_toy_corpus
 
 import nmt.api
@@ -26,6 +28,7 @@ from nmt.config_files import load_config
 from nmt.data.store import open_store
 from nmt.data.vocab import UNK, load_vocab
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
 
 FILES = ("vocab.src.model", "vocab.tgt.model")
@@ -42,14 +45,14 @@ def write_corpus(folder: Path) -> Path:
     return corpus
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def ground(tmp_path_factory: TempPathFactory) -> Path:
     """A folder with a run of 8 updates, with BPE-dropout, and its average; tests only read it."""
 
     def make(folder: Path) -> None:
         write_toy_config(write_corpus(folder), folder)
         assert train(folder, *DRAWN, "training.checkpoint_every=4") == 0
-        assert nmt_average([str(folder / "run"), "--last", "2"]) == 0
+        succeed(nmt_average, folder / "run", "--last", "2")
 
     return make_once(tmp_path_factory, "separate-vocabs", make)
 
@@ -59,11 +62,11 @@ def train(folder: Path, *settings: str) -> int:
 
 
 def read_lines(ground: Path, name: str) -> list[str]:
-    return (ground / "corpus" / name).read_text().splitlines()
+    return read_text_lines(ground / "corpus" / name)
 
 
-def last_error(capsys: pytest.CaptureFixture[str]) -> str:
-    return capsys.readouterr().err.splitlines()[-1]
+def last_error(capsys: Capture) -> str:
+    return read_errors(capsys)[-1]
 
 
 def test_each_side_has_the_ids_of_its_own_model(ground: Path) -> None:
@@ -81,10 +84,8 @@ def test_each_side_has_the_ids_of_its_own_model(ground: Path) -> None:
     assert not (store / "vocab.model").exists()
 
 
-def test_the_ledger_has_both(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger = json.loads((ground / "store" / "ledger.json").read_text())
+def test_the_ledger_has_both(ground: Path, tmp_path: Path, capsys: Capture) -> None:
+    ledger = read_json(ground / "store" / "ledger.json")
     assert [ledger[key]["pieces"] for key in ("bpe", "tgt_bpe")] == [70, 60]
     assert ledger["settings"]["vocab"]["joint"] is False
     again = [*DRAWN, f"out={tmp_path}/again", "training.steps=1"]
@@ -111,7 +112,7 @@ def test_a_checkpoint_has_both_and_continues_exactly(ground: Path, tmp_path: Pat
 
 
 def test_what_does_not_fit_together_is_refused(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     for settings, expected in (
         ("model.tied=true", "set model.tied=decoder or false"),
@@ -131,13 +132,11 @@ def test_what_does_not_fit_together_is_refused(
     mixed = tmp_path / "mixed"
     shutil.copytree(ground / "run" / "average", mixed)
     shutil.copy(mixed / FILES[1], mixed / FILES[0])
-    with pytest.raises(UserError, match=r"vocab\.src\.model: is damaged"):
+    with raises(UserError, match=r"vocab\.src\.model: is damaged"):
         open_checkpoint(mixed)
 
 
-def test_training_starts_from_its_weights(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_starts_from_its_weights(ground: Path, tmp_path: Path, capsys: Capture) -> None:
     start = [f"training.init_from={ground}/run/average", f"out={tmp_path}/tuned"]
     start += [f"data.store={tmp_path}/store", "training.steps=1", "evaluation.bleu=false"]
     assert train(ground, *start) == 0
@@ -147,9 +146,7 @@ def test_training_starts_from_its_weights(
     assert "was trained with vocab.joint=false; set the same here" in last_error(capsys)
 
 
-def test_it_translates_scores_and_evaluates(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_translates_scores_and_evaluates(ground: Path, tmp_path: Path, capsys: Capture) -> None:
     run = shutil.copytree(ground / "run", tmp_path / "run")
     average = str(run / "average")
     files = [str(ground / "corpus" / name) for name in ("test.en", "test.de")]
@@ -158,9 +155,9 @@ def test_it_translates_scores_and_evaluates(
     # the text is what SentencePiece makes of the ids
     out = tmp_path / "out.json"
     aligned = ["--json", "--alignments", "-i", files[0], "-o", str(out)]
-    assert nmt_translate([average, *aligned]) == 0
+    succeed(nmt_translate, average, *aligned)
     src, tgt = (sentencepiece.SentencePieceProcessor(f"{average}/{name}") for name in FILES)
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = read_json_lines(out)
     for line, row in zip(lines, rows, strict=True):
         (best,) = row["candidates"]
         assert best["text"] == tgt.decode_pieces(best["pieces"])
@@ -169,10 +166,10 @@ def test_it_translates_scores_and_evaluates(
     # a prefix is the target's
     prefixes = tmp_path / "prefixes"
     starts = [line.split()[0] for line in read_lines(ground, "test.de")]
-    prefixes.write_text("".join(start + "\n" for start in starts))
+    prefixes.write_text(join_lines(starts))
     arguments = ["--prefix", str(prefixes), "-i", files[0], "-o", str(tmp_path / "forced")]
-    assert nmt_translate([average, *arguments]) == 0
-    forced = (tmp_path / "forced").read_text().splitlines()
+    succeed(nmt_translate, average, *arguments)
+    forced = read_text_lines(tmp_path / "forced")
     assert all(text.startswith(start) for text, start in zip(forced, starts, strict=True))
 
     # a score is that of the search; an ensemble of a model with itself is the model
@@ -181,7 +178,7 @@ def test_it_translates_scores_and_evaluates(
     hypotheses = translator.translate(lines)
     (tmp_path / "hyp").write_text("".join(one.text + "\n" for one in hypotheses))
     scored = ["--src", files[0], "--tgt", str(tmp_path / "hyp"), "--score", "search"]
-    assert nmt_score([average, *scored]) == 0
+    succeed(nmt_score, average, *scored)
     scores = np.array([float(line) for line in capsys.readouterr().out.split()])
     is_same = []
     for one in hypotheses:  # a search may write a text in pieces that nobody would cut it into
@@ -189,8 +186,8 @@ def test_it_translates_scores_and_evaluates(
     expected = np.array([one.score for one in hypotheses])
     assert any(is_same) and np.allclose(scores[is_same], expected[is_same], atol=1e-4)
 
-    assert nmt_eval([average]) == 0
-    record = json.loads((run / "results.json").read_text())[-1]
+    succeed(nmt_eval, average)
+    record = read_json(run / "results.json")[-1]
     assert record["vocab_sha256"] == load_vocab(run).digest
     card = (run / "average" / "README.md").read_text()
     assert (
@@ -198,12 +195,12 @@ def test_it_translates_scores_and_evaluates(
     )
 
 
-@pytest.mark.parametrize("to", ["ctranslate2", "huggingface", "safetensors"])
+@mark.parametrize("to", ["ctranslate2", "huggingface", "safetensors"])
 def test_an_export_agrees_with_the_checkpoint(to: str, ground: Path, tmp_path: Path) -> None:
     out = tmp_path / to
     lines = ["--check-lines", str(ground / "corpus" / "test.en")]
-    assert nmt_export([str(ground / "run" / "average"), "--to", to, "-o", str(out), *lines]) == 0
-    record = json.loads((out / "export.json").read_text())
+    succeed(nmt_export, ground / "run" / "average", "--to", to, "-o", out, *lines)
+    record = read_json(out / "export.json")
     assert record["check"]["differing"] == 0 and record["check"]["largest"] < 1e-4
     if to == "ctranslate2":
         src, tgt = (sentencepiece.SentencePieceProcessor(str(out / name)) for name in FILES)
@@ -228,7 +225,7 @@ def test_an_export_agrees_with_the_checkpoint(to: str, ground: Path, tmp_path: P
 
 
 def test_an_export_that_has_one_vocabulary_is_refused(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     run = tmp_path / "run"
     assert train(ground, f"out={run}", "model.norm=pre", "training.steps=1") == 0
@@ -245,5 +242,5 @@ def test_a_tag_is_a_symbol_of_the_source_alone(ground: Path, tmp_path: Path) -> 
     train_set = open_store(tmp_path / "store", "train", vocab)
     tag = vocab.src.find_symbol("<ru>")
     assert (train_set.src.ids[train_set.src.offsets[:-1]] == tag).all()
-    with pytest.raises(UserError, match="is not a symbol of this BPE model"):
+    with raises(UserError, match="is not a symbol of this BPE model"):
         vocab.tgt.find_symbol("<ru>")

@@ -8,12 +8,12 @@ checkpoint. Nobody is left behind.
 
 import itertools
 import os
-import random
 import signal
 import time
 from pathlib import Path
+from random import Random
 
-import pytest
+from pytest import FixtureRequest, fixture, mark
 from support.forks import Start
 from support.ground import Ground, check_done, check_readable, check_same, steps_logged
 from support.rings import amount
@@ -35,13 +35,13 @@ SPELLED = [(1, 0), (2, 0), (2, 1)]  # ranks, and which of them is asked
 EACH = [(number, size, victim) for number in CODES for size, victim in SPELLED]
 
 
-@pytest.fixture(params=range(amount(1, 10)))
-def attempt(request: pytest.FixtureRequest) -> int:
+@fixture(params=range(amount(1, 10)))
+def attempt(request: FixtureRequest) -> int:
     number: int = request.param
     return number
 
 
-@pytest.fixture
+@fixture
 def run(ground: Ground, tmp_path: Path) -> RunFolder:
     """One of this test's own."""
     return ground.run(tmp_path.name)
@@ -84,11 +84,11 @@ def check_end(ground: Ground, start: Start, run: RunFolder, code: int, *settings
     return step
 
 
-@pytest.mark.parametrize(("number", "size", "victim"), amount([EACH[0], EACH[8]], EACH))
+@mark.parametrize("number, size, victim", amount([EACH[0], EACH[8]], EACH))
 def test_a_signal_to_one_rank(
     number: signal.Signals, size: int, victim: int, attempt: int, ground: Ground, run: RunFolder
 ) -> None:
-    rng = random.Random(f"{number} {size} {victim} {attempt}")
+    rng = Random(f"{number} {size} {victim} {attempt}")
     moment, name = rng.randint(1, STEPS - 6), run.path.name
     start = ground.start(name, *SETTINGS, *QUIET, size=size, slow={"update": 0.1})
     start.until(lambda: steps_logged(run) >= moment)
@@ -102,8 +102,8 @@ def test_a_signal_to_one_rank(
     assert before <= step <= after + 2, f"asked after update {before} to {after}, saved at {step}"
 
 
-@pytest.mark.parametrize(
-    ("settings", "step", "size", "victim"),
+@mark.parametrize(
+    "settings, step, size, victim",
     amount(
         [(QUIET, STEPS, 1, 0)],
         [(*how, *who) for how in (((), 4), (QUIET, STEPS)) for who in SPELLED],
@@ -130,7 +130,7 @@ def test_a_signal_during_validation_cuts_it_short(
     assert all(len(start.told("slow-decode", [rank])) < 6 for rank in range(size))
 
 
-@pytest.mark.parametrize(("size", "victim"), amount(SPELLED[2:], SPELLED))
+@mark.parametrize("size, victim", amount(SPELLED[2:], SPELLED))
 def test_a_signal_during_a_save(
     size: int, victim: int, attempt: int, ground: Ground, run: RunFolder
 ) -> None:
@@ -140,8 +140,8 @@ def test_a_signal_during_a_save(
     assert check_end(ground, start, run, 75) <= 4
 
 
-@pytest.mark.parametrize(
-    ("number", "size", "slow"),
+@mark.parametrize(
+    "number, size, slow",
     amount(
         [(signal.SIGINT, 2, "save")],
         list(itertools.product(CODES, (1, 2), ("save", "decode"))),
@@ -166,7 +166,7 @@ def test_who_asks_twice_gets_an_end_at_once(
     finish(ground, run, size)
 
 
-@pytest.mark.parametrize("number", amount([signal.SIGKILL], [*CODES, signal.SIGKILL]))
+@mark.parametrize("number", amount([signal.SIGKILL], [*CODES, signal.SIGKILL]))
 def test_a_signal_to_torchrun(
     number: signal.Signals, attempt: int, ground: Ground, run: RunFolder
 ) -> None:

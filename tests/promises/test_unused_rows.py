@@ -6,9 +6,9 @@ The authors' models of June 2017 were such: 40,960 rows for about 36,500 pieces.
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-import torch
+from pytest import fixture, raises
 from support.prepared_toy import prepare_toy
+from support.processor import ALONE, CPU
 from support.untrained import TINY, make_checkpoint, make_random_model
 
 from nmt.average.mean import average_checkpoints
@@ -21,7 +21,6 @@ from nmt.data.vocab import EOS, Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
 from nmt.system.files import seal
-from nmt.system.ranks import World
 from nmt.system.run_folder import CONFIG_FILE, MODEL_FILE, RunFolder
 from nmt.train.checkpoint_writer import Mirror
 from nmt.train.events import Listener
@@ -32,11 +31,10 @@ from nmt.translate.translator import make_translator
 
 V, ROWS = 80, 120
 WIDE = replace(TINY, attention_bias=True, vocab_rows=ROWS)
-CPU = torch.device("cpu")
 SOURCES = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, EOS]]
 
 
-@pytest.fixture(scope="module", name="model")
+@fixture(scope="module", name="model")
 def make_model() -> Transformer:
     """Its unused rows are the most probable ones."""
     model = make_random_model(WIDE, V)
@@ -51,9 +49,9 @@ def test_samples_hold_no_unused_row(model: Transformer) -> None:
     assert len(ids) > V // 2 and max(ids) < V
 
 
-@pytest.fixture(scope="module", name="config")
-def prepare_config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    toy = prepare_toy(tmp_path_factory.mktemp("toy"))
+@fixture(scope="module", name="config")
+def prepare_config(module_path: Path) -> RunConfig:
+    toy = prepare_toy(module_path)
     overrides = [
         f"model.vocab_rows={ROWS}",
         "model.attention_bias=true",
@@ -66,7 +64,7 @@ def prepare_config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 def test_a_run_continues_and_averages(config: RunConfig, tmp_path: Path) -> None:
-    world = World(0, 1, CPU)
+    world = ALONE
     whole, two = [replace(config, out=str(tmp_path / name)) for name in ("whole", "two")]
     assert train(whole, whole, world, Listener(), Mirror()) == 0
     three = override_config(two, ["training.steps=3"])
@@ -99,14 +97,14 @@ def test_models_of_different_rows_translate_together(vocab: Vocab, tmp_path: Pat
 
 
 def test_too_few_rows_are_refused_by_name(vocab: Vocab, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="model.vocab_rows is 79, but vocab.size is 80"):
+    with raises(UserError, match="model.vocab_rows is 79, but vocab.size is 80"):
         override_config(RunConfig(), ["vocab.size=80", "model.vocab_rows=79"])
-    with pytest.raises(UserError, match="model.vocab_rows is 79, but the vocabulary has 80 pieces"):
+    with raises(UserError, match="model.vocab_rows is 79, but the vocabulary has 80 pieces"):
         Transformer(replace(TINY, vocab_rows=79), V)
     folder = make_checkpoint(tmp_path / "checkpoint", vocab, WIDE)
     text = (folder / CONFIG_FILE).read_text()
     text = text.replace("size: 80", "size: 70").replace(f"vocab_rows: {ROWS}", "vocab_rows: 75")
     (folder / CONFIG_FILE).write_text(text)
     seal(folder)
-    with pytest.raises(UserError, match="config.yaml: model.vocab_rows is 75, but the vocabulary"):
+    with raises(UserError, match="config.yaml: model.vocab_rows is 75, but the vocabulary"):
         open_checkpoint(folder)

@@ -1,10 +1,11 @@
 """What nmt-translate --attention writes: as many lines as fit, complete or not at all."""
 
-import json
 from pathlib import Path
 
-import pytest
-import torch
+from pytest import MonkeyPatch, fixture, raises
+from support.capture import Capture, read_stderr
+from support.processor import CPU
+from support.text_lines import read_json_lines
 from support.untrained import DECODING, make_model
 
 from nmt.data.vocab import Vocab
@@ -16,9 +17,9 @@ from nmt.translate.translator import Translator
 LINES = ["red dog", "", "the blue cat", "a tree"]
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def translator(vocab: Vocab) -> Translator:
-    return Translator(make_model(vocab), vocab, DECODING, torch.device("cpu"))
+    return Translator(make_model(vocab), vocab, DECODING, CPU)
 
 
 def write(path: Path, translator: Translator, n_chunks: int = 1) -> None:
@@ -33,7 +34,7 @@ def test_json_has_an_object_for_each_line(
 ) -> None:
     path = tmp_path / "a.json"
     write(path, translator, n_chunks=2)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_json_lines(path)
     assert [row.pop("line") for row in rows] == list(range(1, 9))
     best = translator.translate(LINES)
     for number, row in enumerate(rows):
@@ -48,19 +49,19 @@ def test_json_has_an_object_for_each_line(
 def test_a_page_has_as_many_lines_as_fit(
     translator: Translator,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     path = tmp_path / "a.html"
     write(path, translator)
     assert path.read_text().count("application/json") == 3
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
 
     monkeypatch.setattr("nmt.extras.report.attention_file.MAX_PAGE_LINES", 4)
     write(path, translator, n_chunks=3)
     message = "the first 6 of 12 lines"  # one of four is empty
     assert path.read_text().count("application/json") == 4
-    assert message in path.read_text() and message in capsys.readouterr().err
+    assert message in path.read_text() and message in read_stderr(capsys)
 
     monkeypatch.setattr("nmt.extras.report.attention_file.MAX_PAGE_WEIGHTS", 10)
     write(path, translator)
@@ -68,16 +69,16 @@ def test_a_page_has_as_many_lines_as_fit(
 
 
 def test_only_a_whole_file_replaces_what_was_there(translator: Translator, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist"):
+    with raises(UserError, match="does not exist"):
         write(tmp_path / "nowhere" / "a.html", translator)
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match="belongs to a run"):
+    with raises(UserError, match="belongs to a run"):
         write(tmp_path / "a.html", translator)
     (tmp_path / "manifest.json").unlink()
 
     path = tmp_path / "a.json"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), open_attention_file(path, "title") as file:
+    with raises(KeyboardInterrupt), open_attention_file(path, "title") as file:
         file.add(translator, LINES, translator.translate(LINES))
         raise KeyboardInterrupt
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

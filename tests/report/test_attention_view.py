@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from pytest import approx
 from support.browser import open_page
 from support.hostile_text import OBEYED, PAYLOADS
 from support.needs import needs_chromium
@@ -103,7 +103,7 @@ def test_view_by_keys_and_pointer(tmp_path: Path) -> None:
             page.keyboard.press(key)
         row, column, weight = read_cell(page)
         assert (row, column) == ("▁H", "▁dog")
-        assert weight == pytest.approx(100 * memory[1].mean(0)[1, 1], abs=0.3)
+        assert weight == approx(100 * memory[1].mean(0)[1, 1], abs=0.3)
         page.keyboard.press("End")
         page.keyboard.press("PageDown")
         page.keyboard.press("ArrowDown")  # stays
@@ -111,20 +111,20 @@ def test_view_by_keys_and_pointer(tmp_path: Path) -> None:
 
         # the mean of all, then one head of one layer of the decoder
         selects.nth(1).select_option(value="mean")
-        assert read_cell(page)[2] == pytest.approx(100 * memory.mean((0, 1))[3, 2], abs=0.3)
+        assert read_cell(page)[2] == approx(100 * memory.mean((0, 1))[3, 2], abs=0.3)
         selects.nth(0).select_option(value="decoder")
         selects.nth(1).select_option(index=2)
         selects.nth(2).select_option(index=2)  # below the mean
         page.locator(".attention-plot").hover(position={"x": 30, "y": 50})  # row 2, column 1
         row, column, weight = read_cell(page)
         assert (row, column) == ("und", "▁der")  # what the decoder has read is one piece behind
-        assert weight == pytest.approx(100 * decoder[2, 1, 2, 1], abs=0.3)
+        assert weight == approx(100 * decoder[2, 1, 2, 1], abs=0.3)
 
         # the table has the same numbers
         page.locator(".attention-table summary").click()
         page.locator("tbody tr").nth(2).wait_for()
         cells = page.locator("tbody tr").nth(2).locator("td").all_text_contents()
-        assert [float(cell) for cell in cells] == pytest.approx(100 * decoder[2, 1, 2], abs=0.3)
+        assert [float(cell) for cell in cells] == approx(100 * decoder[2, 1, 2], abs=0.3)
 
         # hard alignment
         selects.nth(0).select_option(value="memory")

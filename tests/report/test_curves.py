@@ -1,12 +1,12 @@
 """Curves keep what a reader would miss, and charts know their references."""
 
-import random
+from random import Random
 
 from nmt.extras.report.curves import thin_points
 
 
 def test_a_thinned_curve_keeps_its_ends_and_its_extremes() -> None:
-    rng = random.Random(1)
+    rng = Random(1)
     points = [(step, rng.gauss(0, 1)) for step in range(100_000)]
     points[60_123] = (60_123, 99.0)
     points[60_124] = (60_124, -99.0)

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch
 from support.browser import open_page
+from support.capture import Capture
 from support.hostile_text import OBEYED, PAYLOADS, check_together
+from support.in_process import succeed
 from support.needs import needs_chromium, needs_package
 from support.page_elements import Elements
 
@@ -129,9 +131,7 @@ def read_hostile_page(folder: Path, texts: Sequence[str]) -> tuple[str, Elements
     return page, Elements(page)
 
 
-def test_nothing_of_a_strangers_run_is_markup(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_a_strangers_run_is_markup(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """The tags and attributes are those of any page, and the texts show as they are."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     for limit in ("sections.RESULTS_SHOWN", "sentences.LINES_SHOWN"):
@@ -155,7 +155,7 @@ def test_nothing_of_a_strangers_run_is_markup(
 @needs_chromium()
 @needs_package("vl_convert", "report")
 def test_nothing_of_hostile_runs_is_executed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # the power does not fail here
     one = write_hostile_run(tmp_path / "one", SCRIPTS)
@@ -164,8 +164,8 @@ def test_nothing_of_hostile_runs_is_executed(
     folder = "\x1b[31m<img src=x onerror=alert(1)>\x07".replace("/", "")
     shutil.copytree(one, tmp_path / folder)
     pages = [tmp_path / folder / "report.html", tmp_path / "many.html"]
-    assert nmt_report([str(tmp_path / folder)]) == 0
-    assert nmt_report([*map(str, many), "-o", str(pages[1])]) == 0
+    succeed(nmt_report, tmp_path / folder)
+    succeed(nmt_report, *many, "-o", pages[1])
     assert not OBEYED & set("".join(capsys.readouterr())) - {"\n"}
 
     for page in pages:

@@ -6,9 +6,8 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
+from pytest import mark, raises
 from sacrebleu import sentence_chrf
 from support.browser import open_page
 from support.golden import check_golden
@@ -26,13 +25,14 @@ from nmt.extras.report.markup import read_page_file
 from nmt.extras.report.page import render_page, write_page, write_report
 from nmt.extras.report.sentences import rank_lines, score_lines
 from nmt.system.errors import UserError
+from nmt.system.strict_json import Fields
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 SCRIPT = "window.vegaEmbed = null;"  # in place of the real one
 
 
-def make_metrics() -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
+def make_metrics() -> list[Fields]:
+    lines: list[Fields] = []
     for step, loss in ((100, 8.25), (200, 6.5), (300, 5.0)):
         speed, memory = 5_000.0 + step, 3 * 2**29
         train = {"kind": "train", "step": step, "loss": loss + 0.5, "nll": loss, "lr": 1e-6 * step}
@@ -47,7 +47,7 @@ def make_metrics() -> list[dict[str, Any]]:
     return lines
 
 
-def to_jsonl(lines: list[dict[str, Any]]) -> bytes:
+def to_jsonl(lines: list[Fields]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
@@ -113,7 +113,7 @@ def hide_scripts(page: str) -> str:
     return re.sub('(?={"spec":|"layer":|"series":)', "\n", page)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "metrics, has_curves, note",
     [
         (b"", False, None),
@@ -134,7 +134,7 @@ def test_damaged_metrics_are_no_reason_to_fail(
     assert (note or "") in page and "demo run" in page
 
 
-@pytest.mark.parametrize("name", ["results.json", "translations.json", "vocab.model"])
+@mark.parametrize("name", ["results.json", "translations.json", "vocab.model"])
 def test_a_damaged_file_is_a_note_on_the_page(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\xff{")
     page = render_page([write_run(tmp_path)], None)
@@ -143,7 +143,7 @@ def test_a_damaged_file_is_a_note_on_the_page(tmp_path: Path, name: str) -> None
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"config\.yaml: cannot be read \(.+\); give a run folder"):
+    with raises(UserError, match=r"config\.yaml: cannot be read \(.+\); give a run folder"):
         write_report(tmp_path)
 
 

@@ -3,7 +3,8 @@
 import subprocess
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch, fixture
+from support.capture import Capture, read_stderr
 
 from nmt.extras.report import vega
 from nmt.extras.report.facts import RunFacts
@@ -11,8 +12,8 @@ from nmt.extras.report.page import write_page
 from nmt.extras.report.vega import read_chart_script
 
 
-@pytest.fixture(name="cache")
-def make_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@fixture(name="cache")
+def make_empty_cache(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """An empty cache beside a pretended vl-convert 1.2."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(vega, "is_installed", lambda _: True)
@@ -20,9 +21,7 @@ def make_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "nmt"
 
 
-def test_the_script_is_kept_in_the_users_cache(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_is_kept_in_the_users_cache(cache: Path, monkeypatch: MonkeyPatch) -> None:
     bundled = []
 
     def bundle(*args: object, **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -39,8 +38,8 @@ def test_the_script_is_kept_in_the_users_cache(
 def test_a_bundle_that_fails_leaves_tables(
     cache: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     """An engine of JavaScript that dies, hangs or finds a strange file takes nothing with it."""
     page = tmp_path / "page.html"
@@ -48,8 +47,8 @@ def test_a_bundle_that_fails_leaves_tables(
     for program in ("import os; os.abort()", "import time; time.sleep(9)"):
         monkeypatch.setattr(vega, "BUNDLE_PROGRAM", program)
         write_page([RunFacts("one", {})], page)
-        assert "has tables instead of charts" in capsys.readouterr().err
+        assert "has tables instead of charts" in read_stderr(capsys)
     (cache / "vega-1.2.js").symlink_to("/dev/zero")
     write_page([RunFacts("one", {})], page)
-    assert "has tables instead of charts" in capsys.readouterr().err
+    assert "has tables instead of charts" in read_stderr(capsys)
     assert "<h1>one</h1>" in page.read_text()

@@ -6,13 +6,14 @@ guards against a number that would look like a score and be none.
 
 import logging
 import os
-import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 import sacrebleu
+from pytest import approx, mark, raises
 from sacrebleu.metrics.base import Metric as Counter
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -46,7 +47,7 @@ HYPOTHESES = [
 
 def damaged(lines: Sequence[str], seed: int) -> list[str]:
     """Lines with words dropped and doubled: hypotheses shorter and longer than their references."""
-    rng = random.Random(seed)
+    rng = Random(seed)
     return [
         " ".join(w for word in line.split() for w in [word] * rng.choice([0, 1, 1, 1, 1, 2]))
         for line in lines
@@ -61,8 +62,8 @@ def value_of(metric: Metric, hypotheses: Sequence[str], references: Sequence[str
     return compute_score(metric, hypotheses, references, "demo", "en-de", 1).value
 
 
-@pytest.mark.parametrize(
-    ("name", "counter"),
+@mark.parametrize(
+    "name, counter",
     [
         ("BLEU", BLEU()),
         ("BLEU, lower-cased", BLEU(lowercase=True)),
@@ -87,7 +88,7 @@ def test_plain_text_is_scored_as_sacrebleu_scores_it(name: str, counter: Counter
     assert found.low and found.high and found.low < found.value < found.high
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "language, likeliest, n_readings",
     [
         ("de_AT", "BLEU tokenised, split", 4),
@@ -135,11 +136,11 @@ def test_signatures_say_how_it_was_counted() -> None:
         assert found == f"nrefs:1|bs:1|seed:12345|test:demo|lang:en-de|{expected[metric.name]}{end}"
 
 
-@pytest.mark.parametrize("n_hypotheses, n_references", [(2, 3), (3, 2), (0, 1), (1, 0), (0, 0)])
+@mark.parametrize("n_hypotheses, n_references", [(2, 3), (3, 2), (0, 1), (1, 0), (0, 0)])
 def test_unequal_and_empty_lists_are_refused(n_hypotheses: int, n_references: int) -> None:
     lists = REFERENCES[:n_hypotheses], REFERENCES[:n_references]
     for score in (score_bleu, partial(value_of, HEADLINE)):
-        with pytest.raises(UserError, match=rf"\b{n_hypotheses}\b.*\b{n_references}\b"):
+        with raises(UserError, match=rf"\b{n_hypotheses}\b.*\b{n_references}\b"):
             score(*lists)
 
 
@@ -201,11 +202,11 @@ TER|d e f g h a b c|a b c d e f g h|12.5
 """
 
 
-@pytest.mark.parametrize("line", PUBLISHED.strip().splitlines())
+@mark.parametrize("line", PUBLISHED.strip().splitlines())
 def test_made_cases(line: str) -> None:
     name, hypotheses, references, value = line.split("|")
     found = value_of(METRICS[name], hypotheses.split("/"), references.split("/"))
-    assert found == pytest.approx(float(value), abs=1e-4)
+    assert found == approx(float(value), abs=1e-4)
 
 
 # test.sh: MTEVAL (13a) and TER of newstest2017 en-de, MTEVAL14 (intl), CHRF. Mteval rounds; one
@@ -235,11 +236,9 @@ TER SYSTRAN.4847 61.1 0.0501
 """
 
 
-@pytest.mark.skipif(
-    not WMT17, reason="NMT_WMT17 names no folder with the WMT17 systems as plain text"
-)
-@pytest.mark.parametrize("line", SYSTEMS.strip().splitlines())
+@mark.skipif(not WMT17, reason="NMT_WMT17 names no folder with the WMT17 systems as plain text")
+@mark.parametrize("line", SYSTEMS.strip().splitlines())
 def test_whole_systems(line: str) -> None:
     name, system, value, rounding = line.rsplit(" ", 3)
     found = value_of(METRICS[name], wmt17(f"newstest2017.{system}.en-de"), wmt17("reference"))
-    assert found == pytest.approx(float(value), abs=float(rounding))
+    assert found == approx(float(value), abs=float(rounding))

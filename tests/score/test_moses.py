@@ -6,7 +6,6 @@ against their digest first, so that a generator that drifted is not taken for a 
 No Perl is needed, except for a comparison with each script alone, which is skipped without it.
 """
 
-import json
 import lzma
 import operator
 import os
@@ -16,14 +15,17 @@ import sys
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pytest import approx, mark
 from sacrebleu.metrics.bleu import BLEU
 from support.awkward import awkward_lines, real_lines
+from support.checkout import ROOT
 from support.needs import REAL_TEXT
 
-ROOT = Path(__file__).parents[2]
+from nmt.system.files import read_json
+from nmt.system.strict_json import Fields
+
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from make_golden import GOLDEN, LANGUAGES, SEEDS, N, digest, line_digest, pairs, perl  # noqa: E402
@@ -36,7 +38,7 @@ from nmt.score.moses import (  # noqa: E402
     split_compounds,
 )
 
-FACTS: dict[str, Any] = json.loads((GOLDEN / "moses.json").read_text())
+FACTS: Fields = read_json(GOLDEN / "moses.json")
 
 
 def unpacked(name: str) -> list[str]:
@@ -68,7 +70,7 @@ def differing(
     return [triple for triple in zip(inputs, ours, expected, strict=True) if triple[1] != triple[2]]
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@mark.parametrize("language", LANGUAGES)
 def test_tokens_of_awkward_lines_are_perls(language: str) -> None:
     """As the golden files are made: replace-unicode-punctuation.perl, tokenizer.perl, and compounds
     split.
@@ -81,7 +83,7 @@ def test_tokens_of_awkward_lines_are_perls(language: str) -> None:
     assert sum(map(operator.ne, expected, expected_split)) > N / 4
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@mark.parametrize("language", LANGUAGES)
 def test_tokens_of_real_lines_are_perls(language: str) -> None:
     try:
         lines = real_lines(REAL_TEXT, language, N)
@@ -103,7 +105,7 @@ def test_bleu_is_multi_bleus() -> None:
     systems = pairs({language: golden(language)[1] for language in LANGUAGES})
     scores = [metric.corpus_score(hypotheses, [references]) for hypotheses, references in systems]
     assert [score.score for score in scores] == [
-        pytest.approx(expected, abs=0.0051) for expected in FACTS["multi_bleu"]
+        approx(expected, abs=0.0051) for expected in FACTS["multi_bleu"]
     ]  # Perl prints two decimals
     ratios = [score.sys_len / score.ref_len for score in scores]
     assert (
@@ -115,7 +117,7 @@ def test_bleu_is_multi_bleus() -> None:
     assert min(len(references) for _, references in systems) < 10 and max(FACTS["multi_bleu"]) > 50
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "line, tokens",
     [
         ("１２", "１２"),
@@ -132,7 +134,7 @@ def test_where_perl_surprises(line: str, tokens: str) -> None:
     assert make_tokenizer("de")(line) == tokens
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "line, replaced",
     [
         ("“Ja”, „nein‟ «a» ‚b‘", '"Ja", „nein‟ «a» ‚b‘'),  # low quotes and guillemets stay
@@ -145,7 +147,7 @@ def test_unicode_punctuation_that_is_replaced(line: str, replaced: str) -> None:
     assert replace_unicode_punctuation(line) == replaced
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "line, tokens",
     [
         ("est-à-dire", "est @-@ à @-@ dire"),  # the lookahead leaves the à for the next hyphen
@@ -159,15 +161,15 @@ def test_aggressive_splitting_is_at_hyphens_inside_words(line: str, tokens: str)
 
 # The Perl scripts themselves, of any date from June 2017 to October 2018
 SCRIPTS = os.environ.get("NMT_MOSES", "")
-NEEDS_SCRIPTS = pytest.mark.skipif(
+NEEDS_SCRIPTS = mark.skipif(
     not (SCRIPTS and shutil.which("perl")),
     reason="needs Perl, and NMT_MOSES must name the folder scripts/ of a mosesdecoder of 2017",
 )
 
 
 @NEEDS_SCRIPTS
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("options", [(), ("-a",)])
+@mark.parametrize("language", LANGUAGES)
+@mark.parametrize("options", [(), ("-a",)])
 def test_each_script_alone_gives_our_lines(language: str, options: tuple[str, ...]) -> None:
     lines, folder = made(language), Path(SCRIPTS, "tokenizer")
     tokenize = make_tokenizer(language, is_aggressive="-a" in options)

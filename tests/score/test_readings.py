@@ -11,9 +11,9 @@ import shutil
 import sys
 from pathlib import Path
 
-import pytest
+from pytest import approx, mark
+from support.checkout import ROOT
 
-ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from make_golden import SPLIT, multi_bleu, perl  # noqa: E402
@@ -90,7 +90,7 @@ EXPECTED = {
     "fr, mixed": "41.32 52.85",
 }
 SCRIPTS = os.environ.get("NMT_MOSES", "")
-NEEDS_SCRIPTS = pytest.mark.skipif(
+NEEDS_SCRIPTS = mark.skipif(
     not (SCRIPTS and shutil.which("perl")),
     reason="needs Perl, and NMT_MOSES must name the folder scripts/ of a mosesdecoder of 2017",
 )
@@ -100,7 +100,7 @@ def read_expected(output: str) -> list[float]:
     return [float(value) for value in EXPECTED[output].split()]
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
+@mark.parametrize("output", OUTPUTS)
 def test_each_reading_is_what_perl_printed(output: str) -> None:
     language = output[:2]
     found = [
@@ -108,11 +108,11 @@ def test_each_reading_is_what_perl_printed(output: str) -> None:
         for metric in list_metrics(language)
         if metric.reading
     ]
-    assert found == pytest.approx(read_expected(output), abs=0.00501)
+    assert found == approx(read_expected(output), abs=0.00501)
 
 
 @NEEDS_SCRIPTS
-@pytest.mark.parametrize("output", OUTPUTS)
+@mark.parametrize("output", OUTPUTS)
 def test_perl_prints_what_is_expected(output: str) -> None:
     assert score_with_perl(Path(SCRIPTS), output) == read_expected(output)
 

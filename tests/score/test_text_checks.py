@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable
 from itertools import islice
 
-import pytest
+from pytest import mark
 
 from nmt.corpus.demo import generate_pairs
 from nmt.score.text_checks import Problem, Text, find_problems
@@ -125,7 +125,7 @@ def test_good_text_is_let_through() -> None:
     assert look(good(), sources=ENGLISH) == []
 
 
-@pytest.mark.parametrize("damage, word", DAMAGES)
+@mark.parametrize("damage, word", DAMAGES)
 def test_a_damaged_side_is_refused_by_name(damage: Callable[[str], str], word: str) -> None:
     for hypotheses, references, name in (
         (list(map(damage, good())), GERMAN, "out.txt:"),
@@ -135,7 +135,7 @@ def test_a_damaged_side_is_refused_by_name(damage: Callable[[str], str], word: s
         assert first.is_fatal and word in first.message and first.message.startswith(name)
 
 
-@pytest.mark.parametrize("damage, word", DAMAGES)
+@mark.parametrize("damage, word", DAMAGES)
 def test_one_odd_line_refuses_two_lines_but_not_303(
     damage: Callable[[str], str], word: str
 ) -> None:
@@ -146,7 +146,7 @@ def test_one_odd_line_refuses_two_lines_but_not_303(
     assert first.is_fatal and word in first.message and first.message.startswith("out.txt:2:")
 
 
-@pytest.mark.parametrize("damage, word", DAMAGES)
+@mark.parametrize("damage, word", DAMAGES)
 def test_the_same_damage_on_both_sides(damage: Callable[[str], str], word: str) -> None:
     found = look(list(map(damage, good())), list(map(damage, GERMAN)))
     is_fatal = word in ("BPE", "split")
@@ -166,7 +166,7 @@ def test_where_what_and_how_many_are_told() -> None:
     assert "Kat@@ ze" in fatal.message and "in 196 of 303 lines; join" in fatal.message
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "n, m, words",
     [
         (3003, 2737, ("3,003 translations", "2,737 references", "filtered wmt14", "wmt14/full")),
@@ -198,7 +198,7 @@ def test_languages_without_spaces_are_warned_of() -> None:
     assert not chinese.is_fatal and "Chinese has no spaces" in chinese.message
 
 
-@pytest.mark.parametrize("hypotheses, references", [([], ["a"]), (["a"], [""])])
+@mark.parametrize("hypotheses, references", [([], ["a"]), (["a"], [""])])
 def test_nothing_is_refused(hypotheses: list[str], references: list[str]) -> None:
     first = look(hypotheses, references)[0]
     assert first.is_fatal and "nothing to score" in first.message
@@ -208,7 +208,7 @@ def change(line: str, at: int = 0) -> list[str]:
     return [line if i % 10 == at else old for i, old in enumerate(good())]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "hypotheses, words",
     [
         (change("", 3), ("out.txt:4: empty translations", "in 30 of 303")),
@@ -292,8 +292,8 @@ GENUINE = {
 }
 
 
-@pytest.mark.parametrize("language", GENUINE)
-@pytest.mark.parametrize("times", [1, 100])
+@mark.parametrize("language", GENUINE)
+@mark.parametrize("times", [1, 100])
 def test_what_looks_like_damage_and_is_none(language: str, times: int) -> None:
     lines = GENUINE[language] * times
     hypotheses = [line.replace("ist", "war").replace("vrai", "faux") for line in lines]

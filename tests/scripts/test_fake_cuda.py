@@ -9,8 +9,8 @@ autograd's threads want a real one.
 
 from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, mark
 from torch import nn
 
 from nmt.config import ModelConfig
@@ -22,7 +22,7 @@ from nmt.model.multi_head_attention import MemoryAttention, SelfAttention
 from nmt.model.transformer import LayerNorm, Transformer
 from nmt.train.loss import Objective
 
-pytestmark = pytest.mark.skipif(
+pytestmark = mark.skipif(
     torch.version.cuda is None, reason="needs the CUDA build of torch: make gpu-dry"
 )
 TOKENS, SENTENCES, N_VOCAB = 640, 64, 1_000
@@ -50,10 +50,8 @@ class Switch:
         torch.set_autocast_enabled("cuda", self.before)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_everything_between_embedding_and_loss_is_bf16(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@mark.parametrize("name", SHAPES)
+def test_everything_between_embedding_and_loss_is_bf16(name: str, monkeypatch: MonkeyPatch) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     torch._C._ensureCUDADeviceGuardSet()

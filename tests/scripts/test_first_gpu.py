@@ -9,12 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
-import pytest
+from pytest import MonkeyPatch, mark
+from support.checkout import ROOT
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
+sys.path.insert(0, str(ROOT / "scripts" / "bench"))
 
 import first_gpu  # noqa: E402
 import gpu_checks  # noqa: E402
@@ -67,14 +67,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.gpu_dry
-@pytest.mark.parametrize(("name", "place", "make_wrong", "named"), FAULTS.values(), ids=FAULTS)
+@mark.gpu_dry
+@mark.parametrize("name, place, make_wrong, named", FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_named(
     name: str,
     place: str,
     make_wrong: Callable[[Any], Any],
     named: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     check = pkgutil.resolve_name(first_gpu.BY_NAME[name].function)
     monkeypatch.setattr(place, make_wrong(pkgutil.resolve_name(place)))

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import torch
+from pytest import MonkeyPatch, fixture, mark
 
 from nmt.engines.cuda import attention_triton, loss_triton
 from nmt.model.dropout_masks import count_dropped
+from nmt.system.strict_json import Fields
 
-pytestmark = pytest.mark.skipif(
+pytestmark = mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
     reason="needs triton, not interpreted",
 )
@@ -36,9 +37,7 @@ class Built(NamedTuple):
     ptx: str
 
 
-def build(
-    kernel: Any, constants: dict[str, Any], dtype: torch.dtype, capability: int, warps: int
-) -> Built:
+def build(kernel: Any, constants: Fields, dtype: torch.dtype, capability: int, warps: int) -> Built:
     """Compile as at a launch with aligned rows, and ask ptxas what it took."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -73,8 +72,8 @@ def build(
     return built
 
 
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@fixture(autouse=True)
+def no_cache(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
@@ -87,10 +86,10 @@ HEADS = {
 CASES = [(dtype, heads) for dtype, sizes in HEADS.items() for heads in sizes.split()]
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES if IS_DRY_RUN else [90])
-@pytest.mark.parametrize("name", KERNELS if IS_DRY_RUN else KERNELS[:1])
-@pytest.mark.parametrize(("dtype", "heads"), CASES if IS_DRY_RUN else CASES[:1], ids=str)
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@mark.parametrize("capability", CAPABILITIES if IS_DRY_RUN else [90])
+@mark.parametrize("name", KERNELS if IS_DRY_RUN else KERNELS[:1])
+@mark.parametrize("dtype, heads", CASES if IS_DRY_RUN else CASES[:1], ids=str)
+@mark.parametrize("dropout", [0.0, 0.1])
 def test_attention_stays_in_registers(
     dropout: float, dtype: torch.dtype, heads: str, name: str, capability: int
 ) -> None:
@@ -111,10 +110,10 @@ def test_attention_stays_in_registers(
     assert not re.search(r"(?m)^\s*(@\S+\s+)?(atom|red)\.", built.ptx)
 
 
-@pytest.mark.gpu_dry
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("n_vocab", [37_000, 32_000, 49_152, 16_000, 8000, 80, 42_024])
-@pytest.mark.parametrize("needs_grad", [True, False])
+@mark.gpu_dry
+@mark.parametrize("capability", CAPABILITIES)
+@mark.parametrize("n_vocab", [37_000, 32_000, 49_152, 16_000, 8000, 80, 42_024])
+@mark.parametrize("needs_grad", [True, False])
 def test_a_row_of_logits_is_read_once(n_vocab: int, needs_grad: bool, capability: int) -> None:
     n_columns = -(-n_vocab // 64) * 64
     assert loss_triton.reads_once(torch.zeros(1, n_columns, dtype=BF16))
@@ -129,9 +128,9 @@ def test_a_row_of_logits_is_read_once(n_vocab: int, needs_grad: bool, capability
     assert moved == {"ld": row, "st": row if needs_grad else 0}  # and no more, in wide loads
 
 
-@pytest.mark.gpu_dry
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("dtype", TYPES)
+@mark.gpu_dry
+@mark.parametrize("capability", CAPABILITIES)
+@mark.parametrize("dtype", TYPES)
 def test_a_row_read_twice_does_not_spill(dtype: torch.dtype, capability: int) -> None:
     constants = {"BLOCK": 4096, "NEEDS_GRAD": True}
     assert build(loss_triton.loss_rows_twice, constants, dtype, capability, 8).spilled == 0
@@ -143,7 +142,7 @@ def test_rows_that_do_not_fit_are_read_twice() -> None:
     assert not loss_triton.reads_once(torch.zeros(1, 37, dtype=BF16))
 
 
-def test_launches_follow_from_row_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_follow_from_row_counts_alone(monkeypatch: MonkeyPatch) -> None:
     """One kernel forward, one backward, whatever a query may see: they are recorded as one graph."""
     grids: list[object] = []
 

@@ -19,14 +19,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytest import MonkeyPatch, fixture, mark
+from support.capture import Capture, read_stderr
+from support.checkout import ROOT
+from support.text_lines import read_text_lines
 from support.waiting import is_alive, until
 from torch.distributed.run import parse_args
 
 from nmt.commands.cli import run_command
 from nmt.commands.train import parse_arguments, use_gpus
 from nmt.config_files import format_config, load_config
+from nmt.system.files import read_json
 
-ROOT = Path(__file__).parents[2]
 LAUNCH, SLURM = ROOT / "scripts" / "nmt-launch", ROOT / "scripts" / "nmt-slurm"
 BIN = Path(sys.executable).parent
 
@@ -128,7 +132,7 @@ class Machine:
 
     def arguments(self, name: str) -> list[str]:
         path = self.notes / f"{name}.arguments"
-        return path.read_text().splitlines() if path.exists() else []
+        return read_text_lines(path) if path.exists() else []
 
     def heard(self, name: str) -> list[str]:
         return (self.notes / f"{name}.heard").read_text().split()
@@ -139,7 +143,7 @@ class Machine:
         return int(path.read_text())
 
 
-@pytest.fixture
+@fixture
 def machine(toy: Path, tmp_path: Path) -> Machine:
     return Machine(tmp_path, toy)
 
@@ -157,7 +161,7 @@ rdzv_endpoint=localhost:1234 rdzv_conf=is_host=false,read_timeout=300 local_addr
 """
 
 
-@pytest.mark.parametrize(("options", "asked"), read_table(STARTS))
+@mark.parametrize("options, asked", read_table(STARTS))
 def test_what_torchrun_is_started_with(machine: Machine, options: str, asked: str) -> None:
     assert machine.launch(*options.split())[0] == 0
     args = vars(parse_args(machine.arguments("torchrun")))
@@ -186,7 +190,7 @@ running    -     0           1
 """
 
 
-@pytest.mark.parametrize(("state", "said", "torchruns", "code"), read_table(CODES))
+@mark.parametrize("state, said, torchruns, code", read_table(CODES))
 def test_the_exit_code_is_the_runs_own(
     machine: Machine, state: str, said: str, torchruns: str, code: str
 ) -> None:
@@ -206,7 +210,7 @@ host's rank  state      said  starts
 """
 
 
-@pytest.mark.parametrize(("rank", "state", "said", "starts"), read_table(LOST))
+@mark.parametrize("rank, state, said, starts", read_table(LOST))
 def test_a_host_that_lost_the_main_one_joins_again(
     machine: Machine, rank: str, state: str, said: str, starts: str
 ) -> None:
@@ -238,7 +242,7 @@ options | what is told
 """
 
 
-@pytest.mark.parametrize(("words", "told"), read_table(MISTAKES))
+@mark.parametrize("words, told", read_table(MISTAKES))
 def test_mistakes_are_told_in_one_line(machine: Machine, words: str, told: str) -> None:
     code, out, err = machine.run(LAUNCH, *words.split())
     assert (code, out, err.count("\n")) == (2, "", 1) and told in err, err
@@ -270,7 +274,7 @@ def test_gpus_that_cannot_be_used_are_told_before_torchrun(
     assert "--nproc-per-node=1" in machine.arguments("torchrun")
 
 
-@pytest.mark.parametrize(("options", "n_ranks"), [("", 3), ("--gpus 2", 2)])
+@mark.parametrize("options, n_ranks", [("", 3), ("--gpus 2", 2)])
 def test_the_plain_command_uses_all_gpus(
     machine: Machine, tmp_path: Path, options: str, n_ranks: int
 ) -> None:
@@ -309,14 +313,14 @@ called from Python | 8 | | using 1 of the 8 GPUs here
 """
 
 
-@pytest.mark.parametrize(("options", "n_gpus", "variable", "told"), read_table(ALONE))
+@mark.parametrize("options, n_gpus, variable, told", read_table(ALONE))
 def test_one_process_stays_where_it_is(
     options: str,
     n_gpus: str,
     variable: str,
     told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -336,7 +340,7 @@ def test_one_process_stays_where_it_is(
 
     code = run_command(start, "nmt-train")
     assert code == (2 if "error" in told else 0)
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert told in said and said.count("\n") == (told != "")
 
 
@@ -354,7 +358,7 @@ INT     -          130
 """
 
 
-@pytest.mark.parametrize(("name", "state", "code"), read_table(SIGNALS))
+@mark.parametrize("name, state, code", read_table(SIGNALS))
 def test_a_signal_is_handed_on_once(machine: Machine, name: str, state: str, code: str) -> None:
     """Also where a terminal signals its whole foreground group, and people and schedulers are impatient."""
     told = "" if state == "-" else status(state, "75")
@@ -369,7 +373,7 @@ def test_a_signal_is_handed_on_once(machine: Machine, name: str, state: str, cod
     assert machine.heard("torchrun") == [name] and not is_alive(pid)
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+@mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
 def test_torchrun_does_not_outlive_a_killed_script(machine: Machine) -> None:
     process = machine.start(LAUNCH, "--gpus", "1", *machine.training, PATIENCE="0.1")
     pid = machine.pid("torchrun")
@@ -400,7 +404,7 @@ def test_real_ranks_are_preempted(toy: Path, tmp_path: Path) -> None:
         finally:
             process.kill()
             process.wait()
-    said = json.loads((run / "status.json").read_text())
+    said = read_json(run / "status.json")
     assert (said["state"], said["exit_code"]) == ("preempted", 75) and 0 < said["step"] < 100_000
     assert (run / "checkpoints" / "last").readlink().name == f"step-{said['step']:07d}"
     assert not is_alive(said["pid"])
@@ -445,7 +449,7 @@ unchanged  75    -       CODE=75                 yes
 """  # in the last, a preemption signalled the tasks alone before the run began
 
 
-@pytest.mark.parametrize(("state", "said", "sent", "more", "asked"), read_table(QUEUED))
+@mark.parametrize("state, said, sent, more, asked", read_table(QUEUED))
 def test_a_job_is_queued_again(
     machine: Machine, state: str, said: str, sent: str, more: str, asked: str
 ) -> None:
@@ -507,7 +511,7 @@ def test_the_image_is_made_of_what_is_there() -> None:
     copied = [rest.split()[:-1] for name, rest in steps if name == "COPY"]
     sources = sum(copied, [])
     assert sources and all((ROOT / source).exists() for source in sources)
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    ignored = read_text_lines(ROOT / ".dockerignore")
     allowed = [line[1:] for line in ignored if line.startswith("!")]
     assert sorted(allowed) == sorted(sources) and "*" in ignored  # all else stays out
     # A list: no shell stands before it, deaf to SIGTERM

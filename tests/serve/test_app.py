@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
-import pytest
+from pytest import mark
 from support.rings import amount
 from support.running_server import (  # noqa: F401
     LINES,
@@ -16,14 +16,16 @@ from support.running_server import (  # noqa: F401
     share_server,
 )
 
+from nmt.system.strict_json import Fields
+
 ALONE: dict[str, tuple[str, list[str]]] = {}  # what was found
 
 
-def ask(q: str | list[str], target: str = "de", **more: Any) -> dict[str, Any]:
+def ask(q: str | list[str], target: str = "de", **more: Any) -> Fields:
     return {"q": q, "source": "en", "target": target, **more}
 
 
-def find_alone(server: RunningServer, question: dict[str, Any]) -> list[tuple[str, list[str]]]:
+def find_alone(server: RunningServer, question: Fields) -> list[tuple[str, list[str]]]:
     """What the translator says to each line alone: the best, and the alternatives."""
     (model,) = (model for model in server.models if model.tgt == question["target"])
     found = []
@@ -38,13 +40,13 @@ def find_alone(server: RunningServer, question: dict[str, Any]) -> list[tuple[st
     return found
 
 
-def assert_same(server: RunningServer, question: dict[str, Any], answer: Any) -> None:
+def assert_same(server: RunningServer, question: Fields, answer: Any) -> None:
     expected = find_alone(server, question)
     assert answer["translatedText"] == [best for best, _ in expected]
     assert answer.get("alternatives", [[]] * len(expected)) == [others for _, others in expected]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "question",
     [
         ask(LINES[:3]),
@@ -52,7 +54,7 @@ def assert_same(server: RunningServer, question: dict[str, Any], answer: Any) ->
         ask(LINES[:2], "fr", alternatives=1),
     ],
 )
-def test_answers_are_the_translators(server: RunningServer, question: dict[str, Any]) -> None:
+def test_answers_are_the_translators(server: RunningServer, question: Fields) -> None:
     answer = server.post("/translate", question)
     assert answer.status == 200
     assert_same(server, question, answer.json)
@@ -66,7 +68,7 @@ def test_languages_may_be_in_capitals_with_a_region_or_names(server: RunningServ
 
 def test_requests_mixed_in_batches_are_answered_as_if_alone(server: RunningServer) -> None:
     rng = Random(1)
-    questions: list[dict[str, Any]] = []
+    questions: list[Fields] = []
     for _ in range(amount(60, 200)):
         question = ask(rng.sample(LINES[:25], rng.randint(1, 3)))
         question |= rng.choice([{}, {}, {"alternatives": 1}, {"target": "fr"}])
@@ -94,7 +96,7 @@ def test_a_long_text_is_answered_in_groups_that_leave_room_for_others(
     assert lines == [one.text for one in server.models[0].translator.translate(texts)]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "question, status, words",
     [
         ([], 400, "not a JSON object"),

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import pytest
+from pytest import MonkeyPatch, fixture
+from support.capture import Capture, read_stderr
 from support.running_server import (  # noqa: F401
     DEFAULTS,
     RunningServer,
@@ -39,8 +40,8 @@ class Gate:
         return [[Translation(text=text, score=-1.0)] for text in texts]
 
 
-@pytest.fixture(name="gate")
-def make_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+@fixture(name="gate")
+def make_gate(monkeypatch: MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
     monkeypatch.setattr(batcher, "search_lines", gate.translate)
     monkeypatch.setattr("nmt.extras.serve.server.count_search_threads", lambda models: 1)
@@ -98,7 +99,7 @@ def test_an_idle_server_answers_what_is_longer_than_its_queue(
 
 
 def test_a_bug_in_one_line_does_not_affect_its_neighbours(
-    models: list[ServedModel], gate: Gate, capfd: pytest.CaptureFixture[str]
+    models: list[ServedModel], gate: Gate, capfd: Capture
 ) -> None:
     with hold_server(models, gate) as (server, first):
         others = [send(server, ask(text)) for text in ("b", "bug", "c")]
@@ -107,7 +108,7 @@ def test_a_bug_in_one_line_does_not_affect_its_neighbours(
         found = [one.recv(4096) for one in (first, *others)]
         assert [answer.split()[1] for answer in found] == [b"200", b"200", b"500", b"200"]
         assert b"ZeroDivisionError" not in b"".join(found)
-        assert "ZeroDivisionError" in capfd.readouterr().err  # for the operator
+        assert "ZeroDivisionError" in read_stderr(capfd)  # for the operator
         assert server.ask("GET", "/health").status == 200
 
 

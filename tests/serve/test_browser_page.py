@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
+from pytest import fixture, mark
 from support.browser import OpenPage, open_page
 from support.hostile_text import PAYLOADS
 from support.needs import needs_chromium
@@ -31,7 +31,8 @@ LEXICON = {
     "bushes": "Büschen",
 }  # fmt: skip
 JSON = dict[str, Any]
-Respond = Callable[[JSON], tuple[int, JSON, dict[str, str]]]
+Response = tuple[int, JSON, dict[str, str]]  # status, body, headers
+Respond = Callable[[JSON], Response]
 
 
 class StandIn:
@@ -94,7 +95,7 @@ class StandIn:
         return Answer
 
 
-def translate_words(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+def translate_words(body: JSON) -> Response:
     translated = [translate_line(text) for text in body["q"]]
     answer: JSON = {"translatedText": translated}
     if body["alternatives"]:
@@ -126,12 +127,12 @@ document.addEventListener("securitypolicyviolation", (event) => breaches.push(ev
 STATUS_OF_ANSWER = "console: Failed to load resource"  # tests let the server refuse and fail
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def stand_in() -> StandIn:
     return StandIn()
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def tab(stand_in: StandIn) -> Iterator[OpenPage]:
     """One tab for all tests: a browser takes a second to start, a page a tenth to load again."""
     with open_page(stand_in.url) as opened:
@@ -140,7 +141,7 @@ def tab(stand_in: StandIn) -> Iterator[OpenPage]:
         yield opened
 
 
-@pytest.fixture
+@fixture
 def page(tab: OpenPage, stand_in: StandIn) -> Iterator[Any]:
     stand_in.reset()
     tab.faults.clear()
@@ -167,9 +168,9 @@ def expect_rows(page: Any, *rows: str) -> None:
     until_page(page, lambda: read_rows(page) == list(rows), lambda: read_rows(page))
 
 
-def expect_text(page: Any, selector: str, pattern: str) -> None:
+def expect_problem(page: Any, pattern: str) -> None:
     def read() -> str:
-        text: str = page.locator(selector).inner_text()
+        text: str = page.locator("#problem").inner_text()
         return text
 
     until_page(page, lambda: re.search(pattern, read()) is not None, read)
@@ -206,7 +207,7 @@ def test_a_pause_is_waited_for_and_ctrl_enter_does_not_wait(page: Any, stand_in:
 def test_an_older_answer_never_replaces_a_newer_one(page: Any, stand_in: StandIn) -> None:
     is_old_answered = threading.Event()
 
-    def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def respond(body: JSON) -> Response:
         if body["q"] == ["a dog"]:
             time.sleep(0.6)  # the newer question is answered long before
             is_old_answered.set()
@@ -302,14 +303,14 @@ def test_the_translation_is_copied_line_by_line(page: Any) -> None:
 
 
 def test_a_busy_server_is_asked_again_when_it_said(page: Any, stand_in: StandIn) -> None:
-    def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def respond(body: JSON) -> Response:
         if len(stand_in.questions) == 1:
             return 503, {"error": "too many requests wait"}, {"Retry-After": "1"}
         return translate_words(body)
 
     stand_in.respond = respond
     type_text(page, "a dog")
-    expect_text(page, "#problem", "The server is busy.")
+    expect_problem(page, "The server is busy.")
     expect_rows(page, "ein Hund")
     assert page.locator("#problem").is_hidden()
 
@@ -319,7 +320,7 @@ def test_a_server_that_is_gone_is_said_and_the_text_stays(page: Any) -> None:
     expect_rows(page, "ein Hund")
     page.context.set_offline(True)
     type_text(page, "a man")
-    expect_text(page, "#problem", "The server does not answer.")
+    expect_problem(page, "The server does not answer.")
     assert read_rows(page) == ["ein Hund"]
     assert page.locator(".line.stale").count() == 1
     page.context.set_offline(False)
@@ -330,7 +331,7 @@ def test_a_server_that_is_gone_is_said_and_the_text_stays(page: Any) -> None:
 def test_a_refused_line_does_not_cost_its_neighbours_their_translation(
     page: Any, stand_in: StandIn
 ) -> None:
-    def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def respond(body: JSON) -> Response:
         if any(len(text) > 20 for text in body["q"]):
             return 400, {"error": "a line has more than 20 characters"}, {}
         return translate_words(body)
@@ -344,14 +345,14 @@ def test_a_refused_line_does_not_cost_its_neighbours_their_translation(
 def test_a_failure_is_said_and_not_repeated_by_itself(page: Any, stand_in: StandIn) -> None:
     stand_in.respond = lambda _: (500, {"error": "a bug"}, {})
     type_text(page, "a dog")
-    expect_text(page, "#problem", "The server failed: a bug")
+    expect_problem(page, "The server failed: a bug")
     stand_in.respond = translate_words
     page.click("#tryAgain")
     expect_rows(page, "ein Hund")
 
 
 def test_a_key_is_asked_for_and_kept_in_memory_only(page: Any, stand_in: StandIn) -> None:
-    def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def respond(body: JSON) -> Response:
         if body.get("api_key") != "open sesame":
             return 403, {"error": "Invalid API key"}, {}
         return translate_words(body)
@@ -360,7 +361,7 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(page: Any, stand_in: StandIn
     type_text(page, "a dog")
     page.fill("#key", "wrong")
     page.keyboard.press("Enter")
-    expect_text(page, "#problem", "Invalid API key")
+    expect_problem(page, "Invalid API key")
     page.fill("#key", "open sesame")
     page.keyboard.press("Enter")
     expect_rows(page, "ein Hund")
@@ -377,7 +378,7 @@ def test_hostile_translations_are_shown_as_text(page: Any, stand_in: StandIn) ->
     tags = " ".join(payload for payload in payloads if "<" in payload)
     lines = [*payloads, tags]
 
-    def respond(body: JSON) -> tuple[int, JSON, dict[str, str]]:
+    def respond(body: JSON) -> Response:
         others = [[f"{text} x"] for text in body["q"]]
         return 200, {"translatedText": body["q"], "alternatives": others}, {}
 
@@ -395,7 +396,7 @@ def test_hostile_errors_are_shown_as_text(page: Any, stand_in: StandIn) -> None:
     message = "<img src=x onerror=alert(1)>"
     stand_in.respond = lambda _: (500, {"error": message}, {})
     type_text(page, "a dog")
-    expect_text(page, "#problem", re.escape(message))
+    expect_problem(page, re.escape(message))
     stand_in.respond = lambda _: (400, {"error": message}, {})
     page.click("#tryAgain")
     expect_rows(page, message)
@@ -433,7 +434,7 @@ def test_every_control_has_a_name_and_tab_reaches_all(page: Any) -> None:
     assert [node for node in shown if not node["name"].get("value")] == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(page: Any, stand_in: StandIn, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     show_everything(page, stand_in)

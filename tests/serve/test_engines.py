@@ -3,7 +3,6 @@
 import socket
 from pathlib import Path
 
-import pytest
 import torch
 from support.needs import needs_package
 from support.untrained import make_checkpoint
@@ -19,9 +18,7 @@ from nmt.extras.serve.server import open_socket
 
 
 @needs_package("ctranslate2")
-def test_each_core_has_a_batch(
-    vocab: Vocab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_core_has_a_batch(vocab: Vocab, tmp_path: Path) -> None:
     place = make_checkpoint(tmp_path / "average", vocab)
     export(open_checkpoint(place), "ctranslate2", tmp_path / "ct2", "float32", ["a dog"])
     n_before = torch.get_num_threads()

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from pytest import mark, raises
 from starlette.exceptions import HTTPException
 from support.running_server import (  # noqa: F401
     LINES,
@@ -86,7 +87,7 @@ def test_html_is_refused_and_names_who_takes_it(server: RunningServer) -> None:
     assert "LibreTranslate translates HTML with this model" in answer.json["error"]
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "headers, body, status, words",
     [
         (JSON, b"{", 400, "not JSON"),
@@ -144,7 +145,7 @@ def test_auto_is_refused_where_there_is_a_choice() -> None:
         src, tgt = "en", "de"
 
     both = [one, Another(None)]  # type: ignore[arg-type]
-    with pytest.raises(HTTPException, match="does not detect en or fr"):
+    with raises(HTTPException, match="does not detect en or fr"):
         choose_model(asked, both)
 
 
@@ -168,7 +169,7 @@ const ask = query => translate({{ query, source: "en", target: "de", apiurl: {ur
 """
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "package, program",
     [("deep_translator", DEEP_TRANSLATOR), ("libretranslatepy", LIBRETRANSLATEPY)],
 )

@@ -2,7 +2,8 @@
 
 import socket
 
-import pytest
+from pytest import mark, raises
+from support.capture import Capture, read_stderr
 from support.running_server import (  # noqa: F401
     LINES,
     RunningServer,
@@ -26,7 +27,7 @@ def connect(server: RunningServer, data: bytes = b"") -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "data, status",
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 TLS\r\n\r\n", 400),
@@ -38,13 +39,11 @@ def connect(server: RunningServer, data: bytes = b"") -> socket.socket:
         (HEAD + b"\r\n", 400),  # no body
     ],
 )
-def test_bad_http(
-    server: RunningServer, data: bytes, status: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_http(server: RunningServer, data: bytes, status: int, capfd: Capture) -> None:
     answer = connect(server, data).recv(4096)
     assert int(answer.split()[1]) == status
     assert server.ask("GET", "/health").status == 200
-    assert "Traceback" not in capfd.readouterr().err
+    assert "Traceback" not in read_stderr(capfd)
 
 
 def test_a_body_without_a_length_is_bounded_too(server: RunningServer) -> None:
@@ -55,23 +54,23 @@ def test_a_body_without_a_length_is_bounded_too(server: RunningServer) -> None:
 
 
 def test_a_client_that_leaves_while_it_sends_is_no_bug(
-    models: list[ServedModel], capfd: pytest.CaptureFixture[str]
+    models: list[ServedModel], capfd: Capture
 ) -> None:
     with run_in_thread(models) as server:
         with connect(server, HEAD + b"Content-Length: 99\r\n\r\n{"):
             until(lambda: server.server.server_state.tasks)
         until(lambda: not server.server.server_state.tasks)
-    assert "Traceback" not in capfd.readouterr().err
+    assert "Traceback" not in read_stderr(capfd)
 
 
-@pytest.mark.parametrize("host", ["a" * 300, "a..b"])
+@mark.parametrize("host", ["a" * 300, "a..b"])
 def test_a_host_that_is_no_name_is_refused(host: str) -> None:
-    with pytest.raises(UserError, match="give another --host"):
+    with raises(UserError, match="give another --host"):
         open_socket(host, 0)
 
 
 def test_an_address_in_use_is_a_mistake(server: RunningServer) -> None:
-    with pytest.raises(UserError, match=f"127.0.0.1 port {server.port} cannot be used"):
+    with raises(UserError, match=f"127.0.0.1 port {server.port} cannot be used"):
         open_socket("127.0.0.1", server.port)
 
 
@@ -81,7 +80,7 @@ def test_what_was_asked_is_answered_before_the_end(models: list[ServedModel], ga
         wait_in_queue(server, 9)
         server.server.should_exit = True
         until(lambda: not server.server.servers[0].is_serving())
-        with pytest.raises(OSError):
+        with raises(OSError):
             connect(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         gate.is_open.set()
         for connection in (first, *begun):

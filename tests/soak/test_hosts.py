@@ -18,15 +18,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
+from pytest import fixture, mark
 from safetensors.torch import load_file
+from support.checkout import ROOT
 from support.ground import check_same, steps_logged
+from support.in_process import succeed
 from support.waiting import until
 
 from nmt.commands.train import main
 from nmt.system.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[2]
 WEIGHTS = "checkpoints/last/model.safetensors"
 IP = shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 # So that two test runs at once seldom choose the same
@@ -53,7 +54,7 @@ def why_not() -> str:
 
 
 WHY_NOT = why_not()
-pytestmark = [pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT), pytest.mark.timeout(120)]
+pytestmark = [mark.skipif(WHY_NOT != "", reason=WHY_NOT), mark.timeout(120)]
 
 
 @dataclass
@@ -125,7 +126,7 @@ class Pair:
                 ip("netns", "del", self.name(host))  # and the cable with it
 
 
-@pytest.fixture
+@fixture
 def hosts(tmp_path: Path) -> Iterator[Pair]:
     pair = Pair(next(NUMBERS) % 250, tmp_path)
     try:
@@ -145,7 +146,7 @@ def train(pair: Pair, *arguments: str) -> None:
 
 
 def test_two_hosts_train_what_one_does(hosts: Pair, toy: Path, tmp_path: Path) -> None:
-    assert main(["--config", str(toy), f"out={tmp_path}/one"]) == 0
+    succeed(main, "--config", toy, f"out={tmp_path}/one")
     train(hosts, "--config", str(toy), f"out={tmp_path}/two")
     one, two = (load_file(tmp_path / name / WEIGHTS) for name in ("one", "two"))
     for name, tensor in one.items():
@@ -162,8 +163,8 @@ def undisturbed(pair: Pair, toy: Path, run: Path) -> tuple[str, ...]:
     return arguments
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("seconds", "retries"), [(20, 15), (100, 15), (60, 5)])
+@mark.timeout(600)
+@mark.parametrize("seconds, retries", [(20, 15), (100, 15), (60, 5)])
 def test_a_cable_that_is_pulled_and_plugged_in_again(
     hosts: Pair, toy: Path, tmp_path: Path, seconds: int, retries: int
 ) -> None:
@@ -188,7 +189,7 @@ def test_a_cable_that_is_pulled_and_plugged_in_again(
     check_same(RunFolder(run), RunFolder(tmp_path / "calm"))
 
 
-@pytest.mark.timeout(600)
+@mark.timeout(600)
 def test_a_host_that_lost_its_power_is_started_again(
     hosts: Pair, toy: Path, tmp_path: Path
 ) -> None:

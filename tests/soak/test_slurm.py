@@ -6,7 +6,6 @@ play two nodes of this machine. Nothing of it is left behind. It needs Debian's 
 and slurm-client, and minutes.
 """
 
-import json
 import os
 import re
 import shutil
@@ -17,16 +16,19 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
+from pytest import FixtureRequest, fixture, mark
+from support.capture import Capture
+from support.checkout import ROOT
 from support.forks import find_free_port
 from support.ground import check_same
-from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.in_process import succeed
+from support.toy_corpus import write_toy
 from support.waiting import until
 
 from nmt.commands.eval import main as nmt_eval
+from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[2]
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
 MISSING = [
     name
@@ -38,8 +40,8 @@ NODES = ("127.0.0.1", "127.0.0.2")  # names that need no resolver
 WAIT_S = 300.0  # for what takes seconds on a machine that does nothing else
 
 pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {', '.join(MISSING)} not found"),
-    pytest.mark.timeout(1200),
+    mark.skipif(bool(MISSING), reason=f"no Slurm here: {', '.join(MISSING)} not found"),
+    mark.timeout(1200),
 ]
 
 # Two nodes of two cores. A job in `high` takes the nodes of one in `low` after a time of grace, and
@@ -99,7 +101,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
         }
         self.daemons: list[subprocess.Popen[bytes]] = []
-        self.toy = write_toy_config(write_toy_corpus(folder), folder)
+        self.toy = write_toy(folder)
 
     def start(self) -> None:
         for name in ("state", *NODES):
@@ -173,9 +175,9 @@ class Cluster:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+@fixture(scope="module")
+def cluster(module_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(module_path)
     try:
         cluster.start()
         yield cluster
@@ -183,7 +185,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.stop()
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def whole(cluster: Cluster) -> RunFolder:
     """A run that nobody disturbs; it also prepares the data of the others."""
     job = cluster.train("whole")
@@ -209,8 +211,8 @@ def shorten(cluster: Cluster, job: str) -> None:
     cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=60")
 
 
-@pytest.mark.parametrize(
-    ("take_away", "partition"),
+@mark.parametrize(
+    "take_away, partition",
     [(requeue, "low"), (preempt, "low"), (preempt, "abrupt"), (shorten, "low")],
     ids=["requeued", "preempted", "preempted without grace", "time is up"],
 )
@@ -219,7 +221,7 @@ def test_a_job_that_is_taken_away_comes_back_and_ends_in_the_same_bits(
     whole: RunFolder,
     take_away: Callable[[Cluster, str], None],
     partition: str,
-    request: pytest.FixtureRequest,
+    request: FixtureRequest,
 ) -> None:
     name = request.node.callspec.id.replace(" ", "-")
     job = cluster.train(name, options=(f"--partition={partition}", "--time=60"))
@@ -243,7 +245,7 @@ def test_a_cancelled_job_ends_for_good_with_its_checkpoint(
     assert cluster.until_ended(job) == "CANCELLED"
     time.sleep(8)  # longer than it takes a job to come back
     assert cluster.state(job) == "CANCELLED" and cluster.n_restarts(job) == 0
-    said = json.loads(cluster.run("cancelled").status.read_text())
+    said = read_json(cluster.run("cancelled").status)
     assert said["state"] == "preempted" and said["step"] > 0, cluster.log("cancelled")
     job = cluster.train("cancelled")
     assert cluster.until_ended(job) == "COMPLETED"
@@ -265,7 +267,7 @@ def test_two_nodes_train_one_model_and_are_requeued_together(
 
 
 def test_a_sweep_is_an_array_and_one_of_its_tasks_comes_back_alone(
-    cluster: Cluster, whole: RunFolder, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, whole: RunFolder, capsys: Capture
 ) -> None:
     job = cluster.train("seed-%a", "seed=%a", options=("--array=1-2",))
     cluster.until_trains("seed-2")
@@ -274,5 +276,5 @@ def test_a_sweep_is_an_array_and_one_of_its_tasks_comes_back_alone(
     for task in ("1", "2"):
         assert cluster.until_ended(f"{job}_{task}") == "COMPLETED", cluster.log(f"seed-{task}")
     assert [cluster.n_restarts(f"{job}_{task}") for task in "12"] == [0, 1]
-    assert nmt_eval([*(str(cluster.folder / f"seed-{task}") for task in "12"), "--verdict"]) == 0
+    succeed(nmt_eval, *(str(cluster.folder / f"seed-{task}") for task in "12"), "--verdict")
     assert "spread of seeds" in capsys.readouterr().out

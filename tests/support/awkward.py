@@ -7,13 +7,14 @@ lines that are used beside them lie outside the project and are only read.
 """
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from random import Random
+
+from nmt.system.strict_json import Fields
 
 # Words, and what is hard about each kind of text
-TRAPS: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+TRAPS: Fields = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 PLAIN_TRAPS = "dashes numbers numbers links entities brackets ellipses spaces letters money asia signs".split()
 REAL = {
     "de": ("news-en-de/newstest2013.de", "news-en-de/newstest2012.de"),
@@ -29,7 +30,7 @@ def real_lines(data: Path, language: str, n: int) -> list[str]:
 
 def awkward_lines(language: str, n: int, seed: int) -> list[str]:
     """Meaningless lines without line feeds: each is a few pieces, most of them a trap, some glued together."""
-    rng = random.Random(seed)
+    rng = Random(seed)
 
     def pick(items: Sequence[str]) -> str:
         return items[int(rng.random() * len(items))]
@@ -98,7 +99,7 @@ def damaged_pair(lines: Sequence[str], seed: int) -> tuple[list[str], list[str]]
 
     Seeds run from one line to hundreds and from too short to too long; each seventh has no four right words in a row.
     """
-    rng = random.Random(seed)
+    rng = Random(seed)
     n = 1 + int(rng.random() ** 2 * 400)
     start = int(rng.random() * (len(lines) - n))
     loss, gain, wrong = rng.random() * 0.3, rng.random() * 0.3, rng.random() * 0.2

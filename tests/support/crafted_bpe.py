@@ -4,11 +4,11 @@ makes none of them.
 A model is a protocol buffer of a few fields, so no library for protocol buffers is needed.
 """
 
-import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from random import Random
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of pieces
 UNIGRAM, BPE, WORD, CHAR = range(1, 5)  # types of models
@@ -160,7 +160,7 @@ def craft_refused() -> dict[str, bytes]:
     }  # fmt: skip
 
 
-def draw_damaged_model(rng: random.Random) -> bytes:
+def draw_damaged_model(rng: Random) -> bytes:
     """A model with a few wrong bytes, or a charsmap of random ones: nobody knows which are readable."""
     if rng.random() < 0.5:
         trie = rng.randbytes(rng.choice((1024, 2048, 4096)))

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from test_checkpoint import STATE, write
 
 from nmt.checkpoint.tensors import MAX_HEADER_BYTES
-from nmt.system.files import seal
+from nmt.system.files import read_json, seal
 from nmt.system.run_folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -28,6 +28,7 @@ from nmt.system.run_folder import (
     VOCAB_FILE,
     RunFolder,
 )
+from nmt.system.strict_json import Fields
 from support.crafted_bpe import craft_model
 from support.hunting import READ, REFUSED, Case, Change
 
@@ -75,9 +76,9 @@ def text(name: str, old: str, new: str) -> Change:
     return content(name, edit)
 
 
-def edit_json(name: str, edit: Callable[[dict[str, Any]], Any]) -> Change:
+def edit_json(name: str, edit: Callable[[Fields], Any]) -> Change:
     def change(folder: Path) -> None:
-        values = json.loads((folder / name).read_text())
+        values = read_json(folder / name)
         edit(values)
         (folder / name).write_text(json.dumps(values))
         if name != MANIFEST_FILE:
@@ -90,7 +91,7 @@ def state(**values: Any) -> Change:
     return edit_json(STATE_FILE, lambda before: before.update(values))
 
 
-def manifest(edit: Callable[[dict[str, Any]], Any]) -> Change:
+def manifest(edit: Callable[[Fields], Any]) -> Change:
     return edit_json(MANIFEST_FILE, edit)
 
 
@@ -104,7 +105,7 @@ def tensors(edit: Callable[[dict[str, torch.Tensor]], Any], name: str = MODEL_FI
     return change
 
 
-def header(values: dict[str, Any]) -> Change:
+def header(values: Fields) -> Change:
     """Another header before the same data: other values for one tensor."""
 
     def edit(folder: Path) -> bytes:

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
 from huggingface_hub import constants
+from pytest import MonkeyPatch
 
 COMMIT = "b199e406369ec1b7634206d3ded5ba45de2fe696"
 LARGE = (".parquet", ".safetensors")
@@ -157,7 +157,7 @@ def run_hub(name: str, files: dict[str, bytes], kind: str = "datasets") -> Itera
             thread.join()
 
 
-def use_hub(monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path) -> None:
+def use_hub(monkeypatch: MonkeyPatch, endpoint: str, cache: Path) -> None:
     """What HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE say when huggingface_hub is imported."""
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"

@@ -1,8 +1,6 @@
 """Trains a toy in this process, and reads what is in its run folder."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -10,6 +8,8 @@ from safetensors.torch import load_file
 import nmt.api
 from nmt.config import RunConfig
 from nmt.system.run_folder import RunFolder
+from nmt.system.strict_json import Fields
+from support.text_lines import read_json_lines
 
 
 def train_toy(toy: Path, *settings: str) -> RunConfig:
@@ -18,9 +18,9 @@ def train_toy(toy: Path, *settings: str) -> RunConfig:
     return config
 
 
-def read_lines(run: Path, *kinds: str) -> list[dict[str, Any]]:
+def read_lines(run: Path, *kinds: str) -> list[Fields]:
     """The lines of metrics.jsonl that are of these kinds; all if none is named."""
-    lines = map(json.loads, RunFolder(run).metrics.read_text().splitlines())
+    lines = read_json_lines(RunFolder(run).metrics)
     return [line for line in lines if not kinds or line["kind"] in kinds]
 
 

@@ -5,11 +5,12 @@ changes it. `UPDATE_GOLDEN=1 .venv/bin/pytest -k golden` writes all of them anew
 import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+from support.checkout import TESTS
+
+GOLDEN = TESTS / "golden"
 
 
 def check_golden(name: str, outputs: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from nmt.checkpoint.checkpoint import COMMON_FILES
 from nmt.checkpoint.run_checkpoints import find_newest, list_steps
 from nmt.system.files import digest_values, read_json, verify
 from nmt.system.run_folder import MODEL_FILE, OPTIMIZER_FILE, VOCAB_FILE, RunFolder
+from nmt.system.strict_json import Fields
 from nmt.train.events import read_events
 from support.canary import digest_tensors
 from support.faults import Faults
@@ -79,7 +80,7 @@ evaluation: {{sentences: 6}}
     return Ground(folder, config)
 
 
-def read_contents(run: RunFolder) -> dict[str, Any]:
+def read_contents(run: RunFolder) -> Fields:
     """What a run is to end in: the integers it continues from, its metrics, weights and moments."""
     last = run.checkpoints / "last"
     state = read_json(last / "state.json")
@@ -104,7 +105,7 @@ def digest_checkpoint(folder: Path) -> dict[str, str]:
     return {name: digest_tensors(folder / name) for name in (MODEL_FILE, OPTIMIZER_FILE)}
 
 
-def untime(run: RunFolder) -> list[dict[str, Any]]:
+def untime(run: RunFolder) -> list[Fields]:
     """metrics.jsonl without what differs between any two runs."""
     return [
         {

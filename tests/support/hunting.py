@@ -25,6 +25,7 @@ from random import Random
 
 from nmt.system.errors import UserError
 from nmt.system.escapes import escape_line
+from support.text_lines import read_text_lines
 
 SECONDS_PER_CASE = 4  # of processor time
 MEMORY_MB = 200  # for each case
@@ -147,7 +148,7 @@ def _hunt(target: Target, find_case: Callable[[int], Case], n: int, folder: Path
         if os.WIFSIGNALED(status):
             name = signal.Signals(os.WTERMSIG(status)).name
             _note(finds, target, find_case(number), f"the process died of {name}")
-        report.finds = finds.read_text().splitlines()
+        report.finds = read_text_lines(finds)
         if not os.WIFSIGNALED(status):
             assert status == 0, f"{target.name} {number}: the case could not be made"
             break

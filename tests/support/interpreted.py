@@ -12,29 +12,30 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch, fixture, importorskip, mark
 from torch import Tensor
 
+from support.checkout import ROOT
 from support.rings import amount
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TAKES_ALL = amount(torch.cuda.is_available(), True)
 BOUNDS = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float64: 1e-13}
-needs_interpreter = pytest.mark.skipif(
+needs_interpreter = mark.skipif(
     IS_INTERPRETED or torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
     reason="triton is not installed, or this process computes by itself",
 )
 
 
-@pytest.fixture(name="device")
-def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+@fixture(name="device")
+def kernel_device(monkeypatch: MonkeyPatch) -> torch.device:
     """Where the kernels run."""
-    pytest.importorskip("triton", reason="triton is not installed")
+    importorskip("triton", reason="triton is not installed")
     if IS_INTERPRETED:
         mend_bf16(monkeypatch)
         return torch.device("cpu")
@@ -43,7 +44,7 @@ def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return torch.device("cuda")
 
 
-def mend_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def mend_bf16(monkeypatch: MonkeyPatch) -> None:
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -77,7 +78,7 @@ def run_interpreted(*files: str) -> None:
     """Run the tests of these files, or these tests, in one process that interprets kernels."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *files],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

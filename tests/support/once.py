@@ -10,10 +10,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
+from pytest import TempPathFactory
 
 
-def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+def make_once(factory: TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """Let `make` fill an empty folder, unless another worker has done so; return the folder."""
     base = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

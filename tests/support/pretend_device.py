@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.engines.cuda.backend import CudaBackend
 from nmt.model.backend import use_backend
+from nmt.system.strict_json import Fields
 
 Module = TypeVar("Module", bound=nn.Module)
 GPU = torch.device("cuda", 0)
@@ -360,7 +361,7 @@ def _no_grad(_: bool) -> torch.no_grad:
 def pretend_device(budget: int | None = None) -> Iterator[PretendDevice]:
     """A fresh device. Meanwhile `torch.inference_mode` is `torch.no_grad`."""
     device = PretendDevice(budget=budget)
-    replaced: dict[str, Any] = {
+    replaced: Fields = {
         "Event": _Event,
         "Stream": _Stream,
         "CUDAGraph": _Graph,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
+from pytest import TempPathFactory, fixture, importorskip
 
 from nmt.api import open_model
 from support.toy_corpus import sentences
@@ -17,7 +17,7 @@ from support.untrained import DATA, make_checkpoint, make_vocab
 from support.waiting import until
 
 for package in ("fastapi", "uvicorn", "python_multipart"):
-    pytest.importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
+    importorskip(package, reason=f"{package} is not installed; pip install '.[serve]'")
 
 from nmt.extras.serve.app import ServeLimits  # noqa: E402
 from nmt.extras.serve.models import ServedModel  # noqa: E402
@@ -93,12 +93,12 @@ def run_in_thread(
             assert not thread.is_alive()
 
 
-@pytest.fixture(scope="module", name="models")
-def share_models(tmp_path_factory: pytest.TempPathFactory) -> list[ServedModel]:
+@fixture(scope="module", name="models")
+def share_models(tmp_path_factory: TempPathFactory) -> list[ServedModel]:
     return open_toy_models(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module", name="server")
+@fixture(scope="module", name="server")
 def share_server(models: list[ServedModel]) -> Iterator[RunningServer]:
     with run_in_thread(models) as server:
         yield server

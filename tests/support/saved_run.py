@@ -6,15 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
+from pytest import TempPathFactory, fixture
 from safetensors.torch import load_file
 from test_checkpoint import STATE, write
 
+from nmt.system.files import read_json
 from nmt.system.run_folder import MODEL_FILE, STATE_FILE, RunFolder
+from support.text_lines import join_lines
 
 
-@pytest.fixture(scope="module", name="template")
-def make_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module", name="template")
+def make_template(tmp_path_factory: TempPathFactory) -> Path:
     """Checkpoints after 3, 13, 14, 24 and 30 minutes."""
     folder = RunFolder(tmp_path_factory.mktemp("template") / "run")
     folder.checkpoints.mkdir(parents=True)
@@ -24,7 +26,7 @@ def make_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.path
 
 
-@pytest.fixture(name="run")
+@fixture(name="run")
 def copy_template(template: Path, tmp_path: Path) -> RunFolder:
     """Those, of which four were validated."""
     shutil.copytree(template.parent, tmp_path, dirs_exist_ok=True)
@@ -39,15 +41,12 @@ def copy_template(template: Path, tmp_path: Path) -> RunFolder:
             (50, 22.0, 2.2),
         )
     ]
-    folder.metrics.write_text(
-        "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "valid", "st'
-    )
+    folder.metrics.write_text(join_lines(map(json.dumps, lines)) + '{"kind": "valid", "st')
     return folder
 
 
 def read_state(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((folder / STATE_FILE).read_text())
-    return found
+    return read_json(folder / STATE_FILE)
 
 
 def compute_mean(folders: list[Path]) -> dict[str, np.ndarray]:

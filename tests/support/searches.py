@@ -7,13 +7,13 @@ The rules that they share are told by `support/plain_search.py`.
 import functools
 import importlib
 import itertools
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import pytest
-import torch
+from pytest import approx
 
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.model.decoding_copy import copy_sharing_weights
@@ -25,7 +25,6 @@ from support.prepared_models import prepare_for_torch
 from support.rings import amount
 from support.untrained import make_random_model
 
-CPU = torch.device("cpu")
 NEAR = 1e-5  # of scores: other products round otherwise, so either of two hypotheses may be kept
 SMALL = ModelConfig(d_model=8, d_ff=16, n_heads=2, n_layers=1)
 RULES = list(itertools.product(("any", "top", "shrink"), ("exact", "full", "likely", "never")))
@@ -40,14 +39,14 @@ WAYS = {
 }
 
 
-def make_sources(rng: random.Random, n: int, longest: int, size: int) -> list[Ids]:
+def make_sources(rng: Random, n: int, longest: int, size: int) -> list[Ids]:
     """Sentences of different content, eos at their ends."""
     return [
         (*(rng.randrange(4, size) for _ in range(rng.randint(1, longest))), EOS) for _ in range(n)
     ]
 
 
-def make_prefixes(rng: random.Random, n: int, size: int) -> list[Ids]:
+def make_prefixes(rng: Random, n: int, size: int) -> list[Ids]:
     """Empty ones for most."""
     lengths = [rng.choice((0, 0, 0, 1, 4, 9)) for _ in range(n)]
     return [tuple(rng.randrange(4, size) for _ in range(length)) for length in lengths]
@@ -121,7 +120,7 @@ def make_task(seed: int) -> Task:
         replace(SMALL, d_k=3, d_v=5, n_layers=2),
     ]
     size = 12
-    rng = random.Random(seed)
+    rng = Random(seed)
     model = make_random_model(shapes[seed % len(shapes)], size, seed)
     sources = make_sources(rng, 5, 6, size)
     prefixes: list[Ids] = [rng.choice(((), (), (5,), (8, 1, 4, 4), (6,) * 9)) for _ in sources]
@@ -143,7 +142,7 @@ class RuleCase:
 @functools.cache
 def make_rule_case(finishing: Any, stopping: Any, beam: int, number: int) -> RuleCase:
     """Make a case whose answers do not depend on rounding."""
-    rng = random.Random(f"{finishing} {stopping} {beam} {number}")
+    rng = Random(f"{finishing} {stopping} {beam} {number}")
     task = make_task(rng.randrange(N_RULE_MODELS))
     config = DecodingConfig(
         beam=beam,
@@ -175,7 +174,7 @@ def assert_alike(found: Iterable[list[Hypothesis]], expected: Iterable[list[Hypo
     """
     for some, others in zip(found, expected, strict=True):
         scores = [b.score for b in others]
-        assert [a.score for a in some] == pytest.approx(scores, abs=NEAR, rel=1e-6)
+        assert [a.score for a in some] == approx(scores, abs=NEAR, rel=1e-6)
         for a, b in zip(some, others, strict=True):
             assert a.ids == b.ids or any(
                 a.ids == c.ids and abs(b.score - c.score) < NEAR for c in others

@@ -7,12 +7,13 @@ from typing import Any
 import sentencepiece
 
 from nmt.data.vocab import BOS, EOS, PAD, UNK
+from nmt.system.strict_json import Fields
 
 
 def train_sentencepiece(lines: Iterable[str], size: int, **options: Any) -> bytes:
     """Learn a BPE with the ids of nmt, which normalises nothing unless `options` say otherwise."""
     model = io.BytesIO()
-    defaults: dict[str, Any] = {
+    defaults: Fields = {
         "model_type": "bpe",
         "normalization_rule_name": "identity",
         "pad_id": PAD,

@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nmt.system.strict_json import Fields
+
 
 def make_torch_twin(model: Any) -> tuple[nn.Module, nn.Module]:
     """torch.nn's encoder and decoder with the model's weights."""
     c, is_pre = model.config, model.config.norm == "pre"
-    functions: dict[str, Any] = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
+    functions: Fields = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
     activation = functions[c.activation]
     encoder_layer = nn.TransformerEncoderLayer(
         c.d_model, c.n_heads, c.d_ff, 0.0, activation, batch_first=True, norm_first=is_pre

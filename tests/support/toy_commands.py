@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -21,10 +21,11 @@ from nmt.commands.prepare import main as nmt_prepare
 from nmt.commands.train import main as nmt_train
 from nmt.commands.translate import main as nmt_translate
 from support.canary import digest_tensors, record
-from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.in_process import Main
+from support.toy_corpus import write_toy
 from support.untrained import make_checkpoint, make_vocab
 
-MAINS: dict[str, Callable[[list[str]], int]] = {
+MAINS: dict[str, Main] = {
     "prepare": nmt_prepare,
     "train": nmt_train,
     "average": nmt_average,
@@ -156,7 +157,7 @@ def results(folder: Path) -> dict[str, str]:
 
 
 def make_bench(folder: Path) -> Bench:
-    config = write_toy_config(write_toy_corpus(folder), folder)
+    config = write_toy(folder)
     text = config.read_text().replace("  steps: 20", "  steps: 6\n  checkpoint_every: 3")
     config.write_text(text, encoding="utf-8")
     make_checkpoint(folder / "sharp", make_vocab(folder))

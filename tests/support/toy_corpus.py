@@ -1,14 +1,15 @@
 """A toy corpus and the config of a toy run, which the tests of whole commands use."""
 
-import random
 from pathlib import Path
+from random import Random
 
+from support.text_lines import join_lines
 from support.toy_words import WORDS
 
 
 def sentences(n: int, seed: int) -> list[tuple[str, str]]:
     """Random words and their word-by-word translations."""
-    rng = random.Random(seed)
+    rng = Random(seed)
     drawn = [[rng.choice(list(WORDS)) for _ in range(rng.randint(2, 9))] for _ in range(n)]
     return [(" ".join(words), " ".join(WORDS[word] for word in words)) for words in drawn]
 
@@ -27,7 +28,7 @@ def write_splits(folder: Path, **sizes: int) -> None:
         for language, lines in zip(
             ("en", "de"), zip(*sentences(n, seed), strict=True), strict=True
         ):
-            text = "".join(f"{line}\n" for line in lines)
+            text = join_lines(lines)
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
 
 
@@ -63,3 +64,8 @@ decoding: {{max_extra: 5}}
         encoding="utf-8",
     )
     return path
+
+
+def write_toy(folder: Path) -> Path:
+    """Write a toy corpus and the config of a run on it, and return the config."""
+    return write_toy_config(write_toy_corpus(folder), folder)

@@ -22,9 +22,10 @@ from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
+from support.checkout import TESTS
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["support.warm_imports"])
-TESTS = Path(__file__).parents[1]
 
 
 def start_fork(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:

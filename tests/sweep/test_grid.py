@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import pytest
+from pytest import mark, raises
 
 from nmt.config_files import find_shipped_configs, format_config
 from nmt.extras.sweep.grid import Sweep, read_grid
@@ -67,7 +67,7 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
     assert run.label == "only-seed5"
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text, overrides, complaint",
     [
         (f"{HEAD}bass: 1\n{TWO}", (), "grid.yaml:2: bass: unknown key; did you mean base?"),
@@ -136,7 +136,7 @@ def test_a_base_is_found_beside_the_grid(tmp_path: Path) -> None:
 def test_mistakes_are_refused(
     text: str, overrides: tuple[str, ...], complaint: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError) as error:
+    with raises(UserError) as error:
         read(tmp_path, text, *overrides)
     assert complaint.replace("{grid}", str(tmp_path / "grid.yaml")) in str(error.value)
     assert "\n" not in str(error.value)
@@ -144,7 +144,7 @@ def test_mistakes_are_refused(
 
 
 def test_a_grid_that_is_not_there_brings_up_the_shipped_ones(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="smoothing.yaml: not found; .*label-smoothing.yaml"):
+    with raises(UserError, match="smoothing.yaml: not found; .*label-smoothing.yaml"):
         read_grid("smoothing.yaml", tmp_path)
 
 
@@ -154,13 +154,13 @@ def test_a_run_that_exists_keeps_its_settings(tmp_path: Path) -> None:
     run.folder.path.mkdir(parents=True)
     run.folder.config.write_text(format_config(run.config))
     read(tmp_path, f"{HEAD}seeds: [1, 2]\n{TWO}  third: {{model.n_layers: 4}}\n", "data.root=moved")
-    with pytest.raises(UserError, match=r"run 'N = 2': .*N-2-seed1: .*model.n_layers: 2 -> 1"):
+    with raises(UserError, match=r"run 'N = 2': .*N-2-seed1: .*model.n_layers: 2 -> 1"):
         read(tmp_path, HEAD + TWO.replace("model.n_layers: 2", "model.n_layers: 1"))
-    with pytest.raises(UserError, match=r"run 'N = 2': .*training.steps: 600 -> 900"):
+    with raises(UserError, match=r"run 'N = 2': .*training.steps: 600 -> 900"):
         read(tmp_path, HEAD + TWO, "training.steps=900")
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "name", sorted(path.name for path in find_shipped_configs().glob("sweeps/*.yaml"))
 )
 def test_shipped_grids_can_be_read(name: str, tmp_path: Path) -> None:

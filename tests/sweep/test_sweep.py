@@ -2,7 +2,6 @@
 
 import csv
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -11,9 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
-import pytest
-from support.toy_corpus import write_toy_config, write_toy_corpus
+from pytest import MonkeyPatch, approx, fixture, mark, raises
+from support.capture import Capture, read_stderr
+from support.in_process import refuse, succeed
+from support.text_lines import read_text_lines
+from support.toy_corpus import write_toy
 from support.waiting import is_alive, until
 
 import nmt.api
@@ -38,16 +41,16 @@ runs:
 """
 
 
-@pytest.fixture(scope="module", name="place")
-def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module", name="place")
+def make_place(module_path: Path) -> Path:
     """A grid beside a toy config and its corpus."""
-    folder = tmp_path_factory.mktemp("sweep")
-    write_toy_config(write_toy_corpus(folder), folder)
+    folder = module_path
+    write_toy(folder)
     (folder / "grid.yaml").write_text(GRID)
     return folder
 
 
-@pytest.fixture(scope="module", name="whole")
+@fixture(scope="module", name="whole")
 def finish_whole(place: Path) -> Sweep:
     """A finished sweep, whose trainings ran in this process."""
 
@@ -72,9 +75,7 @@ def read_table(folder: Path) -> list[dict[str, str]]:
     return rows
 
 
-def test_scores_are_those_of_other_commands(
-    whole: Sweep, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_are_those_of_other_commands(whole: Sweep, place: Path, capsys: Capture) -> None:
     table = read_table(whole.folder)
     assert [row["run"] for row in table] == ["base", "N = 2"]
     for run, row in zip(whole.runs, table, strict=True):
@@ -85,11 +86,11 @@ def test_scores_are_those_of_other_commands(
         assert dev.checkpoint == "average"
 
         # the NLL, by another way: the log-probabilities of the dev set's pairs
-        texts = [(place / f"corpus/valid.{side}").read_text().splitlines() for side in ("en", "de")]
+        texts = [read_text_lines(place / f"corpus/valid.{side}") for side in ("en", "de")]
         scores = nmt.api.score_pairs(zip(*texts, strict=True), run.folder.average)
         n_pieces = sum(len(score.log_probs) for score in scores)
         nll = -sum(score.log_prob for score in scores) / n_pieces
-        assert float(row["dev NLL"]) == pytest.approx(nll, abs=1e-4)
+        assert float(row["dev NLL"]) == approx(nll, abs=1e-4)
 
     capsys.readouterr()
     assert nmt_sweep(argv(place, "whole")) == 0  # nothing is left to do
@@ -104,7 +105,7 @@ def test_what_is_missing_is_made(whole: Sweep) -> None:
     shutil.rmtree(run.folder.average)
     run.folder.results.unlink()
     # an average of other checkpoints is made anew
-    assert nmt_average([str(run.folder.path), "--last", "3"]) == 0
+    succeed(nmt_average, run.folder.path, "--last", "3")
     assert nmt_sweep(argv(whole.folder.parent, "whole")) == 0
     assert len(read_results(run.folder.path)) == 2 and read_table(whole.folder) == table
 
@@ -117,38 +118,34 @@ def test_a_run_that_exists_keeps_its_text(whole: Sweep, place: Path, tmp_path: P
     elsewhere = f"data.root={moved}"
     read_again(elsewhere)
     shutil.copy(moved / "train.de", moved / "train.en")
-    with pytest.raises(
-        UserError, match="run 'base': .*moved/train.en: differs .*; restore what it had"
-    ):
+    with raises(UserError, match="run 'base': .*moved/train.en: differs .*; restore what it had"):
         read_again(elsewhere)
     config = whole.runs[0].config
     data = replace(config.data, root=str(moved), store=str(store))
     assert prepare(data, config.vocab, config.seed)
-    with pytest.raises(
-        UserError, match="run 'base': .*store: holds other text .*; restore what it had"
-    ):
+    with raises(UserError, match="run 'base': .*store: holds other text .*; restore what it had"):
         read_again(f"data.store={store}")
 
 
-def test_the_command_line_is_checked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_is_checked(place: Path, capsys: Capture) -> None:
     assert nmt_sweep(argv(place, "new", "--dry-run")) == 0
     assert "2  N-2-seed3  0.01M parameters, 8 updates" in capsys.readouterr().out
-    assert nmt_sweep(argv(place, "new", "--only", "3")) == 2
-    assert "--only 3: the grid has only 2 runs" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
+    line = refuse(capsys, nmt_sweep, *argv(place, "new", "--only", "3"))
+    assert "--only 3: the grid has only 2 runs" in line
+    with raises(SystemExit):
         nmt_sweep(argv(place, "new", "--only", "1", "--dry-run"))
     assert not (place / "new").exists()
     (place / "new").mkdir()
     with lock(place / "new", "nmt-sweep"):
         assert nmt_sweep(argv(place, "new")) == 2
-    assert "is in use by nmt-sweep" in capsys.readouterr().err
+    assert "is in use by nmt-sweep" in read_stderr(capsys)
 
 
 # ---- processes that stand for runs --------------------------------------------------------------------
 
 
-@pytest.fixture(name="pretended")
-def pretend_runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
+@fixture(name="pretended")
+def pretend_runs(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Sweep]:
     """Two runs whose processes are shells."""
     sweep = read_grid(str(place / "grid.yaml"), tmp_path / "out")
 
@@ -160,7 +157,7 @@ def pretend_runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_run_that_fails_leaves_the_others_alone(
-    pretended: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pretended: Sweep, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(jobs, "count_cores", lambda: 8)
@@ -210,7 +207,7 @@ def list_processes(word: str) -> list[int]:
     return [pid for pid in found if is_alive(pid)]
 
 
-@pytest.mark.soak  # takes ten seconds
+@mark.soak  # takes ten seconds
 def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> None:
     """One run is finished, the other is killed while it trains."""
     shutil.copytree(whole.folder, place / "killed", symlinks=True)
@@ -227,15 +224,15 @@ def test_a_killed_sweep_ends_in_the_same_table(whole: Sweep, place: Path) -> Non
     assert read_table(place / "killed") == read_table(whole.folder)
 
 
-@pytest.mark.soak  # takes minutes
-@pytest.mark.timeout(3600)
+@mark.soak  # takes minutes
+@mark.timeout(3600)
 def test_kills_at_random_moments(place: Path) -> None:
     (place / "grid.yaml").write_text(f"{GRID}seeds: [1, 2]\n")
     began_at = time.monotonic()
     assert start_sweep(place, "calm").wait() == 0
     run_s = (time.monotonic() - began_at) / 4
     for seed in range(5):
-        rng = random.Random(seed)
+        rng = Random(seed)
         while True:
             process = start_sweep(place, f"storm{seed}")
             try:

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from pytest import fixture, mark, raises
 
 from nmt.config_files import format_config
 from nmt.extras.sweep.grid import Sweep, read_grid
@@ -34,7 +34,7 @@ def make_result(bleu: float) -> RunResult:
     return RunResult(None, 1_500_000, 600, 2.0, 2.0, {"dev": score})
 
 
-@pytest.fixture(name="sweep")
+@fixture(name="sweep")
 def make_sweep(tmp_path: Path) -> Sweep:
     (tmp_path / "grid.yaml").write_text(GRID)
     sweep = read_grid(str(tmp_path / "grid.yaml"), tmp_path / "out")
@@ -108,12 +108,12 @@ def test_names_of_strangers_only_appear(sweep: Sweep) -> None:
     assert r"\<script>" in text
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe"])
+@mark.parametrize("kind", ["link", "pipe"])
 def test_a_log_is_not_written_through_a_link(sweep: Sweep, kind: str, tmp_path: Path) -> None:
     log, theirs = sweep.log_path(sweep.runs[0]), tmp_path / "theirs"
     log.parent.mkdir()
     theirs.write_text("precious")
     log.symlink_to(theirs) if kind == "link" else os.mkfifo(log)
-    with pytest.raises(UserError, match=str(log)):
+    with raises(UserError, match=str(log)):
         RunQueue(sweep, sweep.runs, 1).start(sweep.runs[0])
     assert theirs.read_text() == "precious"

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_errors, read_stderr
 
 from nmt.system import caches
 from nmt.system.caches import COMPILER_CACHES, provide_caches
@@ -24,8 +26,8 @@ VARIABLES = (
 )
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@fixture
+def home(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """The home of an environment that holds nothing else, with an empty current folder."""
     monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path / "home")})
     monkeypatch.setattr(caches, "make_temporary_folder", lambda: str(tmp_path / "temporary"))
@@ -48,15 +50,13 @@ def test_caches_are_kept_in_the_home(home: Path) -> None:
     assert "HF_HOME" not in os.environ and "SACREBLEU" not in os.environ
 
 
-@pytest.mark.parametrize("name", ["/dev/null", "/proc/nope", "~", "relative", "/" + "x" * 300])
+@mark.parametrize("name", ["/dev/null", "/proc/nope", "~", "relative", "/" + "x" * 300])
 def test_without_a_home_caches_are_temporary(name: str, home: Path, tmp_path: Path) -> None:
     os.environ["HOME"] = name
     check_moved(tmp_path)
 
 
-def test_an_unknown_user_has_no_home(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_user_has_no_home(home: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     check_moved(tmp_path)
 
@@ -99,7 +99,7 @@ def exchange(folder: Path, owner: int = 0, mode: int = 0o755) -> None:
     folder.symlink_to(other)
 
 
-@pytest.fixture
+@fixture
 def open_home(home: Path) -> Iterator[Path]:
     """A home that others can enter, which pytest's folders are not."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
@@ -108,9 +108,9 @@ def open_home(home: Path) -> Iterator[Path]:
         yield Path(folder) / "home"
 
 
-@pytest.mark.parametrize("name", INTRUSIONS)
+@mark.parametrize("name", INTRUSIONS)
 def test_code_that_another_user_could_exchange_is_not_run(
-    name: str, open_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, open_home: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     if os.geteuid() != 0 and any(word in name for word in NEEDS_ROOT):
         pytest.skip("only root can give files away")
@@ -126,7 +126,7 @@ def test_code_that_another_user_could_exchange_is_not_run(
     say_once.cache_clear()
     provide_caches()
     assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "temporary")
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = read_errors(capsys)
     assert (
         "so compiled code is not kept; remove it, or make it yours and writable by you alone"
         in line
@@ -134,9 +134,7 @@ def test_code_that_another_user_could_exchange_is_not_run(
     assert "HF_HOME" not in os.environ  # it holds no compiled code, and can be written
 
 
-def test_own_folders_stay_caches(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_own_folders_stay_caches(home: Path, tmp_path: Path, capsys: Capture) -> None:
     """With a link to a disk of their own, in a folder like /tmp, and a umask that hides nothing."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -155,7 +153,7 @@ def test_own_folders_stay_caches(
     finally:
         os.umask(usual)
     assert stat.S_IMODE((disk / "mine" / "nmt").stat().st_mode) == 0o700
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
 
 
 def test_where_no_code_is_kept_downloads_are_in_a_folder_like_any(open_home: Path) -> None:
@@ -176,7 +174,7 @@ def test_earlier_downloads_are_read_where_they_are(home: Path, tmp_path: Path) -
     def refuse(path: Path, mode: int) -> Path:
         raise UserError(f"{path}: cannot be written")
 
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr(caches, "make_folder", refuse)
         provide_caches()
     assert os.environ["HF_HOME"] == str(tmp_path / "temporary")
@@ -184,14 +182,14 @@ def test_earlier_downloads_are_read_where_they_are(home: Path, tmp_path: Path) -
 
 
 def test_a_folder_of_the_user_that_cannot_be_written_is_told(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     os.environ["TRITON_CACHE_DIR"] = "/dev/null/triton"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{tmp_path}/mine"
     provide_caches()
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "temporary")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/mine"
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = read_errors(capsys)
     assert line.startswith("warning: TRITON_CACHE_DIR=/dev/null/triton: cannot be written")
 
 
@@ -221,12 +219,12 @@ def test_a_temporary_folder_is_private_and_goes_with_its_process(tmp_path: Path)
     assert told.returncode == 0 and list(tmp_path.iterdir()) == []
 
 
-def test_nothing_at_all_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_at_all_can_be_written(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"HOME": "/dev/null"})
 
     def refuse(prefix: str) -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.setattr("tempfile.mkdtemp", refuse)
-    with pytest.raises(UserError, match="set TMPDIR"):
+    with raises(UserError, match="set TMPDIR"):
         provide_caches()

@@ -2,9 +2,9 @@
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import importorskip
 from support.hostile_text import BIDI, CONTROLS, OBEYED, PAYLOADS, SEPARATORS
 
 from nmt.system.escapes import escape_line, escape_lines, escape_markdown
@@ -43,7 +43,7 @@ def test_a_recorded_config_says_what_the_config_said() -> None:
 
 @given(st.one_of(TEXT, st.sampled_from(PAYLOADS)))
 def test_markdown_shows_a_text_and_nothing_else(text: str) -> None:
-    markdown_it = pytest.importorskip("markdown_it")
+    markdown_it = importorskip("markdown_it")
     parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
     table = f"| head |\n|---|\n| a {escape_markdown(text)} b |\n"
     tokens = parser.parse(table)

@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
-import pytest
+from pytest import MonkeyPatch, mark, raises
+from support.checkout import ROOT
 
 from nmt.system.errors import UserError
 from nmt.system.files import (
@@ -39,8 +40,6 @@ from nmt.system.files import (
     write_text,
 )
 from nmt.system.run_folder import MANIFEST_FILE
-
-ROOT = Path(__file__).parents[2]
 
 
 class Injected(Exception):
@@ -97,16 +96,16 @@ def check_outside(path: Path) -> None:
     assert (outside / "precious").read_text() == "precious"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@mark.parametrize("kind", KINDS)
 def test_only_plain_files_are_opened(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "file"
     put(kind, path)
     message = f"{path}: is {KINDS[kind]}; remove it, or put a plain file there"
     for read in (has_plain_file, read_bytes, read_json, digest_file):
-        with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        with raises(UserError, match=f"^{re.escape(message)}$"):
             read(path)
     for mode in MODES:
-        with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        with raises(UserError, match=f"^{re.escape(message)}$"):
             open_plain_file(path, mode)
     check_outside(path)
 
@@ -114,7 +113,7 @@ def test_only_plain_files_are_opened(tmp_path: Path, kind: str) -> None:
 def test_plain_files_open_as_ever(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert not has_plain_file(path)
-    with pytest.raises(FileNotFoundError):
+    with raises(FileNotFoundError):
         open_plain_file(path)
     with open_plain_file(path, "xb") as file:
         file.write(b"one")
@@ -127,12 +126,12 @@ def test_plain_files_open_as_ever(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "linked" / "file") == b"Onetwo"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@mark.parametrize("kind", KINDS)
 def test_a_write_replaces_what_is_there_and_not_what_it_leads_to(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "file"
     put(kind, path)
     if kind == "folder":
-        with pytest.raises(UserError, match="file: is a folder, not a file"):
+        with raises(UserError, match="file: is a folder, not a file"):
             write_text(path, "new")
     else:
         write_text(path, "new")
@@ -164,7 +163,7 @@ def test_a_folder_is_no_link_that_leads_out(tmp_path: Path) -> None:
         for name in ("step-1", "best", "nothing"):
             check_own_folder(folder / name, inside=folder)
         for name in ("out", "up"):
-            with pytest.raises(UserError, match=rf"{name}: is a link to .*, outside {folder};"):
+            with raises(UserError, match=rf"{name}: is a link to .*, outside {folder};"):
                 check_own_folder(folder / name, inside=folder)
 
 
@@ -178,13 +177,13 @@ def test_text_is_written_as_it_is(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
+@mark.parametrize("step", ["fsync", "replace"])
 def test_a_failure_in_the_middle_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path, monkeypatch: MonkeyPatch, step: str
 ) -> None:
     path = tmp_path / "a"
     write_text(path, "old")
-    with monkeypatch.context() as patch, pytest.raises(Injected):
+    with monkeypatch.context() as patch, raises(Injected):
         patch.setattr(os, step, fail)
         write_text(path, "new, and longer")
     assert path.read_text() == "old"
@@ -214,9 +213,9 @@ def test_json_round_trip_and_damage(tmp_path: Path) -> None:
     write_json(path, {"step": 3, "names": ["ä"], "best": None})
     assert read_json(path) == {"step": 3, "names": ["ä"], "best": None}
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(UserError, match=r"state\.json: is damaged"):
+    with raises(UserError, match=r"state\.json: is damaged"):
         read_json(path)
-    with pytest.raises(UserError, match=r"none\.json: cannot be read"):
+    with raises(UserError, match=r"none\.json: cannot be read"):
         read_json(tmp_path / "none.json")
 
 
@@ -250,7 +249,7 @@ def test_make_folder_complains_at_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a/b") == []
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file/inside", Path("/proc/nothing")):
-        with pytest.raises(
+        with raises(
             UserError,
             match=rf"^{re.escape(str(path))}: cannot be written .*; choose another folder$",
         ):
@@ -285,7 +284,7 @@ def test_a_folder_appears_whole_and_verifies(tmp_path: Path) -> None:
 
 def test_of_two_who_write_one_folder_the_second_is_refused(tmp_path: Path) -> None:
     def fill(folder: Path) -> None:
-        with pytest.raises(FolderInUse, match="twice: is in use by a command that writes it on"):
+        with raises(FolderInUse, match="twice: is in use by a command that writes it on"):
             write_folder(tmp_path / "twice", lambda other: write_text(other / "a", "second"))
         write_text(folder / "a", "first")
 
@@ -296,7 +295,7 @@ def test_of_two_who_write_one_folder_the_second_is_refused(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["twice"]
 
 
-@pytest.mark.parametrize("is_there", [False, True])
+@mark.parametrize("is_there", [False, True])
 def test_a_failure_in_the_middle_leaves_no_half_folder(tmp_path: Path, is_there: bool) -> None:
     def fill(folder: Path) -> None:
         filler("new")(folder)
@@ -305,7 +304,7 @@ def test_a_failure_in_the_middle_leaves_no_half_folder(tmp_path: Path, is_there:
     path = tmp_path / "step-1"
     if is_there:
         write_folder(path, filler("old"))
-    with pytest.raises(Injected):
+    with raises(Injected):
         write_folder(path, fill)
     assert os.listdir(tmp_path) == ["step-1"] * is_there
     if is_there:
@@ -313,7 +312,7 @@ def test_a_failure_in_the_middle_leaves_no_half_folder(tmp_path: Path, is_there:
         assert (path / "weights").read_text() == "old"
 
 
-@pytest.mark.parametrize("is_there", [False, True])
+@mark.parametrize("is_there", [False, True])
 def test_a_killed_writer_leaves_no_half_folder(tmp_path: Path, is_there: bool) -> None:
     path = tmp_path / "step-1"
     if is_there:
@@ -362,7 +361,7 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "damage, complaint",
     [
         (damage_nothing, None),
@@ -381,7 +380,7 @@ def test_verify_names_the_damaged_file(
     if complaint is None:
         verify(path)
     else:
-        with pytest.raises(
+        with raises(
             UserError, match=rf"step-1/weights: .*{complaint}.*; if it is a prepared store"
         ):
             verify(path)
@@ -395,12 +394,10 @@ def test_verify_wants_a_manifest_that_stays_in_its_folder(tmp_path: Path) -> Non
         path / MANIFEST_FILE,
         {"../outside": {"sha256": digest_file(tmp_path / "outside"), "size": 1}},
     )
-    with pytest.raises(UserError, match="outside"):
+    with raises(UserError, match="outside"):
         verify(path)
     (path / MANIFEST_FILE).unlink()
-    with pytest.raises(
-        UserError, match=rf"has no {MANIFEST_FILE}, so it is no checkpoint or store; give"
-    ):
+    with raises(UserError, match=rf"has no {MANIFEST_FILE}, so it is no checkpoint or store; give"):
         verify(path)
 
 
@@ -421,7 +418,7 @@ def test_a_lock_refuses_the_second_by_name_and_dies_with_its_holder(tmp_path: Pa
     )
     try:
         with (
-            pytest.raises(
+            raises(
                 UserError,
                 match=rf"in use by training on .*pid {holder.pid}\b.*choose another folder",
             ),
@@ -440,7 +437,7 @@ def test_a_lock_refuses_the_second_by_name_and_dies_with_its_holder(tmp_path: Pa
 
 
 def test_a_lock_file_that_its_last_holder_removes_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     path, flock = tmp_path / ".run.lock", fcntl.flock
     removals = [path.unlink]
@@ -453,15 +450,15 @@ def test_a_lock_file_that_its_last_holder_removes_is_made_anew(
     monkeypatch.setattr(fcntl, "flock", remove_and_lock)
     with lock(tmp_path / "run", "training", path.name):
         assert path.exists()  # otherwise another could take it
-        with pytest.raises(UserError, match="in use by training"):
+        with raises(UserError, match="in use by training"):
             lock(tmp_path / "run", "averaging", path.name).__enter__()
     assert not path.exists()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@mark.parametrize("kind", KINDS)
 def test_a_lock_is_a_plain_file(tmp_path: Path, kind: str) -> None:
     put(kind, tmp_path / ".lock")
-    with pytest.raises(UserError, match=rf"/\.lock: is {KINDS[kind]}"), lock(tmp_path, "training"):
+    with raises(UserError, match=rf"/\.lock: is {KINDS[kind]}"), lock(tmp_path, "training"):
         pass
     check_outside(tmp_path / ".lock")
 

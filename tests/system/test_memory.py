@@ -5,7 +5,7 @@ jobs.
 import resource
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch, mark
 
 from nmt.system.memory import ADDRESS_SPACE, find_memory_limit, format_memory
 
@@ -24,8 +24,8 @@ def find(tmp_path: Path, cgroup: str, files: dict[str, str]) -> int:
     return find_memory_limit(proc, cgroups).n_bytes // GIB
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "files", "expected"),
+@mark.parametrize(
+    "cgroup, files, expected",
     [
         ("", {}, 72),
         ("0::/\n", {"memory.max": "max\n"}, 72),
@@ -43,7 +43,7 @@ def test_the_lowest_limit_counts(
     assert find(tmp_path, cgroup, files) == expected
 
 
-def test_a_shells_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_shells_limit_counts(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (3 * GIB, resource.RLIM_INFINITY))
     assert find(tmp_path, "", {}) == 3
 
@@ -52,8 +52,8 @@ def test_where_nothing_is_known_the_address_space_is_the_limit(tmp_path: Path) -
     assert find_memory_limit(tmp_path, tmp_path).n_bytes == ADDRESS_SPACE
 
 
-@pytest.mark.parametrize(
-    ("n_bytes", "text"),
+@mark.parametrize(
+    "n_bytes, text",
     [(3 * GIB // 2, "1.5 GiB"), (1e15, "931,322.6 GiB"), (4**100, "1.5e+51 GiB")],
 )
 def test_sizes_beyond_all_bounds_stay_short(n_bytes: int, text: str) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import pytest
+from pytest import fixture, mark, raises
 
 from nmt.system.errors import UserError
 from nmt.system.files import seal
@@ -15,7 +15,7 @@ from nmt.system.output_folder import (
 from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE
 
 
-@pytest.fixture
+@fixture
 def out(tmp_path: Path) -> Path:
     """What a command wrote: one file, and the manifest."""
     folder = tmp_path / "out"
@@ -38,28 +38,26 @@ def test_only_what_the_command_wrote(out: Path, tmp_path: Path) -> None:
     check(tmp_path / "empty")
     (out / "notes.txt").write_text("mine")
     for is_forced in (False, True):
-        with pytest.raises(
-            UserError, match=r"than a result \(notes.txt\); choose another -o DIR; no"
-        ):
+        with raises(UserError, match=r"than a result \(notes.txt\); choose another -o DIR; no"):
             check(out, is_forced)
-        with pytest.raises(UserError, match="notes.txt: is a file; give a folder"):
+        with raises(UserError, match="notes.txt: is a file; give a folder"):
             check(out / "notes.txt", is_forced)
-    with pytest.raises(UserError, match="contains the input"):
+    with raises(UserError, match="contains the input"):
         check(out, is_forced=True, inputs=(out / "part",))
     (out / "notes.txt").unlink()
     (out / MANIFEST_FILE).write_text("{}")
     for is_forced in (False, True):
-        with pytest.raises(UserError, match="contains something other than a result"):
+        with raises(UserError, match="contains something other than a result"):
             check(out, is_forced)
 
 
-@pytest.mark.parametrize("name", ["export.json", CARD_FILE])
+@mark.parametrize("name", ["export.json", CARD_FILE])
 def test_not_what_another_command_or_the_user_wrote(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     if name != CARD_FILE:
         seal(tmp_path)
     for is_forced in (False, True):
-        with pytest.raises(UserError, match=f"something other than a result .{name}.; choose"):
+        with raises(UserError, match=f"something other than a result .{name}.; choose"):
             check(tmp_path, is_forced)
 
 
@@ -84,12 +82,12 @@ def test_a_signed_card_until_somebody_edits_it(out: Path) -> None:
     for text in edits:
         card.write_text(text, newline="")
         assert not is_unedited_card(card)
-        with pytest.raises(UserError, match="README.md: was edited"):
+        with raises(UserError, match="README.md: was edited"):
             check(out)
     check(out, is_forced=True)
     card.unlink()
     card.symlink_to(out / "part")
-    with pytest.raises(UserError, match="README.md: was edited"):
+    with raises(UserError, match="README.md: was edited"):
         check(out)
 
 
@@ -99,7 +97,7 @@ def test_a_card_in_the_manifest_until_somebody_edits_it(out: Path) -> None:
     seal(out)
     check(out)
     card.write_text("mine\n")
-    with pytest.raises(UserError, match="README.md: was edited"):
+    with raises(UserError, match="README.md: was edited"):
         check(out)
     card.unlink()
     check(out)

@@ -12,7 +12,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import pytest
+from pytest import mark, raises
+from support.capture import Capture, read_stderr
+from support.checkout import ROOT, TESTS
 from support.pool_tasks import (
     CountingWorker,
     FrailWorker,
@@ -37,7 +39,7 @@ from nmt.system.pool import (
 )
 
 
-@pytest.mark.parametrize(("workers", "n"), [(1, 12), (2, 0), (2, 1), (2, 2), (3, 12)])
+@mark.parametrize("workers, n", [(1, 12), (2, 0), (2, 1), (2, 2), (3, 12)])
 def test_is_map_in_order(workers: int, n: int) -> None:
     results = list(map_in_order(square_late, range(n), use_processes(workers)))
     assert [result for result, _ in results] == [i * i for i in range(n)]
@@ -88,39 +90,37 @@ def test_a_worker_is_made_once_in_each_process() -> None:
 
 def test_a_user_error_in_a_task_is_raised_as_one() -> None:
     results = map_in_order(refuse, range(9), use_processes(2))
-    with pytest.raises(UserError, match="three is too many"):
+    with raises(UserError, match="three is too many"):
         list(results)
 
 
 def test_a_task_that_kills_every_worker_is_a_message() -> None:
-    with pytest.raises(UserError, match=rf"{MAX_LOSSES + 1} workers were killed.*data\.workers=1"):
+    with raises(UserError, match=rf"{MAX_LOSSES + 1} workers were killed.*data\.workers=1"):
         list(map_in_order(die, range(9), use_processes(2)))
 
 
 N_TASKS = 14
 
 
-def test_killed_workers_lose_no_task_and_double_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_workers_lose_no_task_and_double_none(tmp_path: Path, capsys: Capture) -> None:
     frail = partial(FrailWorker, tmp_path)
     results = list(map_with_workers(frail, range(N_TASKS), use_processes(2)))
     assert results == [n * n for n in range(N_TASKS)]
-    n_lost = capsys.readouterr().err.count("a worker was lost")
+    n_lost = read_stderr(capsys).count("a worker was lost")
     assert n_lost >= N_TASKS // 3 - 2 > 0
     done = list(map(int, (tmp_path / "done").read_text().split()))
     assert set(done) == set(range(N_TASKS))
 
 
 def test_one_process_that_is_killed_is_a_message() -> None:
-    with pytest.raises(UserError, match=r"^a process was killed.*data\.workers=1"):
+    with raises(UserError, match=r"^a process was killed.*data\.workers=1"):
         run_in_process(die, 1)
 
 
 def test_a_large_task_on_its_way_to_a_killed_worker_holds_nothing_up() -> None:
     """The pipe to a worker is full when it dies."""
     tasks = [bytes([i == 3]) * 3_000_000 for i in range(12)]
-    with pytest.raises(UserError, match="workers were killed"):
+    with raises(UserError, match="workers were killed"):
         list(map_in_order(weigh_and_die, tasks, use_processes(2)))
 
 
@@ -136,7 +136,7 @@ def test_what_precedes_a_mistake_in_the_input_is_done() -> None:
 
     results = map_in_order(square_late, tasks(), use_processes(2))
     assert [next(results)[0] for _ in range(6)] == [n * n for n in range(6)]
-    with pytest.raises(UserError, match="line 7"):
+    with raises(UserError, match="line 7"):
         next(results)
 
 
@@ -151,8 +151,7 @@ for n, pid in nmt.system.pool.map_in_order(square_late, iter(int, 1), nmt.system
 
 
 def test_no_worker_outlives_a_killed_caller() -> None:
-    _, tests, root, *_ = map(str, Path(__file__).parents)
-    program = PARENT.format(tests=tests, root=root)
+    program = PARENT.format(tests=str(TESTS), root=str(ROOT))
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
     ) as caller:
@@ -163,9 +162,9 @@ def test_no_worker_outlives_a_killed_caller() -> None:
     until(lambda: not any(map(is_alive, pids)))
 
 
-@pytest.mark.parametrize("is_alone", [False, True])
+@mark.parametrize("is_alone", [False, True])
 def test_whoever_leaves_waits_for_nobody(is_alone: bool) -> None:
-    with pytest.raises(Leave):
+    with raises(Leave):
         signal.signal(signal.SIGALRM, leave)
         signal.setitimer(signal.ITIMER_REAL, 1.0)
         if is_alone:

@@ -4,21 +4,20 @@ import io
 import os
 import sys
 
-import pytest
+from pytest import MonkeyPatch, fixture, mark
+from support.capture import Capture, read_errors
 
 from nmt.system import progress
 from nmt.system.progress import Progress, format_duration, say, track
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (754, "12:34"), (3725, "1:02:05")]
-)
+@mark.parametrize("seconds, text", [(0, "0:00"), (59.6, "1:00"), (754, "12:34"), (3725, "1:02:05")])
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-@pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+@fixture
+def time(monkeypatch: MonkeyPatch) -> list[float]:
     """The seconds that the clock shows."""
     now = [0.0]
     monkeypatch.setattr(progress, "clock", lambda: now[0])
@@ -34,9 +33,7 @@ def test_a_line_tells_speed_and_rest(time: list[float]) -> None:
     assert shown.line() == "training: 300/300 updates, 20/s, 0:00 left  loss 3.21"
 
 
-def test_a_log_gets_a_line_now_and_then(
-    time: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_gets_a_line_now_and_then(time: list[float], capsys: Capture) -> None:
     for _ in track(range(25), "reading", "lines"):
         time[0] += 1.0
     assert capsys.readouterr() == ("", "reading: 10 lines, 1.00/s\nreading: 20 lines, 1.00/s\n")
@@ -64,14 +61,12 @@ def test_a_slow_start_does_not_count_for_the_speed(time: list[float]) -> None:
     assert shown.line() == "training: 200/1,000 updates, 10/s, 1:20 left"
 
 
-def test_a_line_waits_for_news_and_for_its_time(
-    time: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_waits_for_news_and_for_its_time(time: list[float], capsys: Capture) -> None:
     shown = Progress("training", None, "updates", line_s=1.0)
     for step in range(1, 41):
         time[0] += 0.1
         shown.advance(1, f"loss {40 - step}", may_print=step % 4 == 0)
-    lines = capsys.readouterr().err.splitlines()
+    lines = read_errors(capsys)
     assert [line.split("  ")[1] for line in lines] == ["loss 28", "loss 16", "loss 4"]
 
 
@@ -80,7 +75,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_shows_what_a_line_does(time: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_shows_what_a_line_does(time: list[float], monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     with Progress("training {1}", 1000, "updates", ends_at=60.0) as shown:
         for step in range(1, 4):
@@ -98,9 +93,7 @@ def test_a_bar_shows_what_a_line_does(time: list[float], monkeypatch: pytest.Mon
         assert terminal.getvalue().endswith("\rreading: 0 lines")
 
 
-def test_a_narrow_terminal_has_room_for_a_bar(
-    time: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_terminal_has_room_for_a_bar(time: list[float], monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     for columns, last in ((80, "loss 4.411"), (110, "nll 3.651"), (160, "lr 1.96e-03")):
         with Progress("training", 400, "updates") as shown:
@@ -114,12 +107,12 @@ def test_a_narrow_terminal_has_room_for_a_bar(
         assert len(drawn.split("|")[1]) >= 10
 
 
-@pytest.mark.parametrize("state", ["absent", "closed", "broken"])
+@mark.parametrize("state", ["absent", "closed", "broken"])
 def test_a_message_that_cannot_be_written_is_lost(
     state: str,
     time: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     """As for a program that calls nmt.api, whose streams are not ours."""
     read_end, write_end = os.pipe()

@@ -7,8 +7,8 @@ Two real processes with gloo, the two timeouts shortened.
 import sys
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import MonkeyPatch, mark, raises
 from support.forks import run_on_ranks
 
 from nmt.system.errors import UserError
@@ -17,8 +17,8 @@ from nmt.system.ranks import join_world
 ONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
 
-@pytest.mark.parametrize(
-    ("variables", "complaint"),
+@mark.parametrize(
+    "variables, complaint",
     [
         ({"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x'"),
         ({"WORLD_SIZE": "-1"}, "WORLD_SIZE is '-1'"),
@@ -31,17 +31,17 @@ ONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTE
     ids=str,
 )
 def test_variables_that_torchrun_did_not_set(
-    variables: dict[str, str], complaint: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], complaint: str, monkeypatch: MonkeyPatch
 ) -> None:
     for name in ("LOCAL_RANK", *ONE_OF_TWO):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=complaint), join_world("cpu"):
+    with raises(UserError, match=complaint), join_world("cpu"):
         pass
 
 
-def test_each_rank_computes_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_computes_on_a_gpu_of_its_own(monkeypatch: MonkeyPatch) -> None:
     """Chosen before anything is started on it."""
     for name, value in {**ONE_OF_TWO, "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -56,7 +56,7 @@ def test_each_rank_computes_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(torch.cuda, "set_device", done.append)
     monkeypatch.setattr(torch.distributed, "init_process_group", join)
-    with pytest.raises(ConnectionError), join_world():
+    with raises(ConnectionError), join_world():
         pass
     assert done == [torch.device("cuda", 1), "nccl"]
 
@@ -110,7 +110,7 @@ with ranks.join_world() as world:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ranks_wait_long_for_rank_0_and_shortly_in_an_update(tmp_path: Path) -> None:
     ranks = run_on_ranks(2, PROGRAM, tmp_path / "rank.py")
     outputs = [ranks.told("stdout", [rank]) for rank in range(2)]

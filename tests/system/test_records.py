@@ -6,12 +6,12 @@ tests/test_config.py.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-import pytest
+from pytest import mark, raises
 
 from nmt.system.errors import UserError
 from nmt.system.records import COUNT, RecordReader, default
+from nmt.system.strict_json import Fields
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ READER = RecordReader(
     needs_all_keys=True,
     remedy="use another copy",
 )
-GOOD: dict[str, Any] = {
+GOOD: Fields = {
     "n": 3,
     "names": ["a"],
     "scores": [{"value": 1, "low": None}],
@@ -47,8 +47,8 @@ def test_a_complete_record_is_read() -> None:
     assert record.scores and type(record.scores[0].value) is float
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
+@mark.parametrize(
+    "change, complaint",
     [
         ({"n": -1}, "x.json: n is -1; it must not be negative; use another copy"),
         ({"n": True}, "x.json: n: True is not an integer; use another copy"),
@@ -65,8 +65,8 @@ def test_a_complete_record_is_read() -> None:
         ({"settings": 5}, "x.json: settings: 5 is not a section of keys and values"),
     ],
 )
-def test_damage_is_named_by_place_and_key(change: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_damage_is_named_by_place_and_key(change: Fields, complaint: str) -> None:
+    with raises(UserError) as caught:
         READER.read(Outer, GOOD | change)
     text = str(caught.value)
     assert complaint in text and text.endswith("use another copy")
@@ -74,7 +74,7 @@ def test_damage_is_named_by_place_and_key(change: dict[str, Any], complaint: str
 
 
 def test_what_is_no_record_is_refused() -> None:
-    with pytest.raises(UserError, match=r"x\.json: \[1\] is not a section of keys and values"):
+    with raises(UserError, match=r"x\.json: \[1\] is not a section of keys and values"):
         READER.read(Outer, [1])
-    with pytest.raises(UserError, match=r"x\.json: names: is missing"):
+    with raises(UserError, match=r"x\.json: names: is missing"):
         READER.read(Outer, {"n": 3})

@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch, mark
+from support.capture import Capture, read_stderr
+from support.checkout import ROOT
 
 from nmt.system import runtime
 from nmt.system.runtime import limit_connection_silence, tune_process
 
-ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")
+pytestmark = mark.skipif(sys.platform != "linux", reason="asks Linux for it")
 
 
 def test_connections_end_after_silence_and_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -65,11 +67,11 @@ def test_a_child_is_asked_to_end_when_its_parent_is_killed(tmp_path: Path) -> No
     parent.wait()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "cores", "share"), [("1", 16, None), ("8", 64, "8"), ("8", 4, "1"), ("2", 256, "32")]
+@mark.parametrize(
+    "ranks, cores, share", [("1", 16, None), ("8", 64, "8"), ("8", 4, "1"), ("2", 256, "32")]
 )
 def test_ranks_of_a_machine_share_its_cores_for_compiling(
-    ranks: str, cores: int, share: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ranks: str, cores: int, share: str | None, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     environment = {"LOCAL_WORLD_SIZE": ranks, "XDG_CACHE_HOME": str(tmp_path)}
     monkeypatch.setattr(os, "environ", environment)
@@ -82,21 +84,21 @@ def test_ranks_of_a_machine_share_its_cores_for_compiling(
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "3"  # the user's own
 
 
-@pytest.mark.parametrize("threads", ["0", "two", "", "-1", "3", "4, 2"])
+@mark.parametrize("threads", ["0", "two", "", "-1", "3", "4, 2"])
 def test_a_number_of_threads_that_is_none_is_told_once(
-    threads: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    threads: str, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     tune_process()
     tune_process()
     is_number = threads[:1] in ("3", "4")
     told = f"warning: OMP_NUM_THREADS is {threads!r}, not a number of threads, and is ignored\n"
-    assert capsys.readouterr().err == ("" if is_number else told)
+    assert read_stderr(capsys) == ("" if is_number else told)
     assert os.environ.get("OMP_NUM_THREADS") == (threads if is_number else None)
 
 
 def test_torch_is_silent_about_a_toolkit_without_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from torch.utils import cpp_extension
 
@@ -108,7 +110,7 @@ def test_torch_is_silent_about_a_toolkit_without_a_gpu(
     assert caplog.text == ""
 
 
-def test_torch_takes_the_number_of_compilers_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_takes_the_number_of_compilers_from_there(monkeypatch: MonkeyPatch) -> None:
     from torch._inductor.config import decide_compile_threads
 
     monkeypatch.setattr(os, "environ", {"LOCAL_WORLD_SIZE": "2"})

@@ -9,10 +9,9 @@ import termios
 import tty
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch, mark
+from support.checkout import ROOT
 from support.hostile_text import OBEYED, PAYLOADS
-
-ROOT = Path(__file__).parents[2]
 
 START = "import os, sys, warnings; from nmt.system.streams import *; secure_standard_streams()\n"
 
@@ -23,7 +22,7 @@ def run_shell(code: str, redirections: str) -> "subprocess.CompletedProcess[str]
     return subprocess.run([*command, START + code], env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("state", ["2>&-", "2>/dev/full", "2</dev/null", "2> >(exec true)"])
+@mark.parametrize("state", ["2>&-", "2>/dev/full", "2</dev/null", "2> >(exec true)"])
 def test_whoever_writes_messages_only_loses_them(state: str) -> None:
     done = run_shell(
         """
@@ -131,7 +130,7 @@ for text in {PAYLOADS}:
 
 
 def test_only_a_terminal_gets_colour_unless_the_user_wants_none(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     code = "print('an error: no', ' warning: BLEU 0.123', sep='\\n', file=sys.stderr); print('BLEU   2.34')"
     plain = "an error: no\n warning: BLEU 0.123\nBLEU   2.34\n"

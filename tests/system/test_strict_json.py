@@ -2,7 +2,7 @@
 
 import math
 
-import pytest
+from pytest import mark, raises
 
 from nmt.system.errors import UserError
 from nmt.system.strict_json import MAX_DEPTH, parse_json
@@ -24,10 +24,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@mark.parametrize("case", REFUSED)
 def test_what_cannot_be_computed_with_is_refused(case: str) -> None:
     data, message = REFUSED[case]
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         parse_json(data, "run/results.json")
     assert str(caught.value).startswith("run/results.json: is damaged (")
     assert message in str(caught.value) and len(str(caught.value)) < 200

@@ -3,7 +3,7 @@
 import csv
 import io
 
-import pytest
+from pytest import mark
 
 from nmt.system.tables import Cell, Code, Html, Table, format_interval
 
@@ -28,8 +28,8 @@ def test_markdown() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("cell", "shown"),
+@mark.parametrize(
+    "cell, shown",
     [
         ("<b>&", "&lt;b&gt;&amp;"),
         (Code("<b>"), "<code>&lt;b&gt;</code>"),

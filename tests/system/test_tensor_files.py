@@ -4,8 +4,8 @@ deterministic itself.
 
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import mark, raises
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from support.small_disk import SmallDisk
@@ -21,7 +21,7 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"config": 'x: "é"\n'}])
+@mark.parametrize("metadata", [None, {"format": "pt"}, {"config": 'x: "é"\n'}])
 def test_the_bytes_are_those_of_the_library(
     tmp_path: Path, metadata: dict[str, str] | None
 ) -> None:
@@ -46,5 +46,5 @@ def test_equal_tensors_are_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_of_the_system(small_disk: SmallDisk) -> None:
-    with pytest.raises(OSError, match="No space left"):
+    with raises(OSError, match="No space left"):
         write_tensors(small_disk.path / "x", {"a": torch.zeros(1 << 20)})

@@ -1,14 +1,15 @@
 """Checkpoints on a disk that is full for a while: on a real small file system that is really full."""
 
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import MonkeyPatch, fixture, mark, raises
+from support.capture import Capture, read_errors, read_stderr
 from support.finished_run import list_differing, read_losses, read_tensors
 from support.ground import Ground
+from support.in_process import succeed
 from support.small_disk import SmallDisk
 from test_checkpoint import VOCAB
 
@@ -20,7 +21,7 @@ from nmt.config import ModelConfig, RunConfig, TrainingConfig
 from nmt.extras import mirror
 from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure
-from nmt.system.files import verify
+from nmt.system.files import read_json, verify
 from nmt.system.run_folder import RunFolder
 from nmt.train import checkpoint_writer
 from nmt.train.checkpoint_writer import CheckpointWriter, Mirror
@@ -34,8 +35,8 @@ CONFIG = RunConfig(
 )
 
 
-@pytest.fixture
-def no_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture
+def no_spare(monkeypatch: MonkeyPatch) -> None:
     """Ask for no spare room, so that the disk can be small: a save then fails while it writes, not
     before.
     """
@@ -67,20 +68,20 @@ def make_writer(folder: Path) -> CheckpointWriter:
     return CheckpointWriter(run, CONFIG, VOCAB, MetricsLog(run.metrics, 0), 0, Mirror())
 
 
-@pytest.mark.usefixtures("no_spare")
+@mark.usefixtures("no_spare")
 def test_training_goes_on_while_the_disk_is_full(
     toy: Path,
     tmp_path: Path,
     small_disk: SmallDisk,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """The disk fills up before the checkpoint of update 6, in the middle of a file, and has room
     again before 10.
     """
     settings = ["--config", str(toy), "training.checkpoint_every=2", "training.steps=10"]
     straight, run = tmp_path / "straight", small_disk.path / "run"
-    assert main([*settings, f"out={straight}"]) == 0
+    succeed(main, *settings, f"out={straight}")
     save = checkpoint.save_checkpoint
     ballast: list[Path] = []
 
@@ -98,8 +99,8 @@ def test_training_goes_on_while_the_disk_is_full(
     monkeypatch.setattr(checkpoint, "save_checkpoint", fill_and_save)
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage)
     capsys.readouterr()
-    assert main([*settings, f"out={run}", "training.keep_checkpoints=3"]) == 0
-    lines = capsys.readouterr().err.splitlines()
+    succeed(main, *settings, f"out={run}", "training.keep_checkpoints=3")
+    lines = read_errors(capsys)
     first, second = (line for line in lines if line.startswith("warning: the checkpoint"))
     assert "update 6" in first and "update 8" in second
     assert "No space left" in first and "failure 1 in a row; after 3" in first
@@ -108,19 +109,19 @@ def test_training_goes_on_while_the_disk_is_full(
     assert read_losses(run) == read_losses(straight)
 
 
-@pytest.mark.usefixtures("no_spare")
+@mark.usefixtures("no_spare")
 def test_the_third_failure_ends_the_run_and_the_last_good_checkpoint_stays(
-    toy: Path, small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
+    toy: Path, small_disk: SmallDisk, capsys: Capture
 ) -> None:
     run = small_disk.path / "run"
     settings = ["--config", str(toy), f"out={run}", "training.keep_checkpoints=2"]
-    assert main([*settings, "training.steps=2"]) == 0
+    succeed(main, *settings, "training.steps=2")
     ballast = small_disk.fill(20_000)
     before = {path: path.stat().st_mtime_ns for path in (run / "checkpoints").rglob("*")}
     capsys.readouterr()
     settings += ["training.checkpoint_every=1", "training.steps=7"]
     assert main(settings) == 1
-    *warnings, last = capsys.readouterr().err.splitlines()
+    *warnings, last = read_errors(capsys)
     full = [line for line in warnings if "bytes are needed" in line]
     assert len(full) == 3 and all(line.startswith("warning") for line in full)
     assert (
@@ -135,7 +136,7 @@ def test_the_third_failure_ends_the_run_and_the_last_good_checkpoint_stays(
 
 
 def test_a_failure_is_counted_and_forgotten_and_the_third_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     writer = make_writer(tmp_path)
     taken = take(*make_trained())
@@ -143,7 +144,7 @@ def test_a_failure_is_counted_and_forgotten_and_the_third_ends_the_run(
         context.setattr("nmt.system.files.os.fsync", _full)
         for step in (1, 2):
             writer.save(taken, TrainState(step=step))
-        with pytest.raises(Failure, match="update 2 could not be written.*No space left"):
+        with raises(Failure, match="update 2 could not be written.*No space left"):
             writer.finish()
     writer.save(taken, TrainState(step=3))
     writer.finish()
@@ -153,12 +154,12 @@ def test_a_failure_is_counted_and_forgotten_and_the_third_ends_the_run(
         context.setattr("nmt.system.files.os.fsync", _full)
         for step in (4, 5):
             writer.save(taken, TrainState(step=step))
-        with pytest.raises(Failure, match="update 6 .* continues from .* of update 3"):
+        with raises(Failure, match="update 6 .* continues from .* of update 3"):
             writer.save(taken, TrainState(step=6))
 
 
 def test_a_checkpoint_waits_for_the_copy_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     """Or it would be pruned while it is read."""
     run = RunFolder(tmp_path)
@@ -181,7 +182,7 @@ def test_a_checkpoint_waits_for_the_copy_of_the_one_before(
     writer.save(taken, TrainState(step=2))
     writer.close()  # the run's lock is released next
     assert seen == [[1], [1, 2], [1, 2]]
-    assert capsys.readouterr().err.count("copied to training.mirror; raise") == 1
+    assert read_stderr(capsys).count("copied to training.mirror; raise") == 1
 
 
 def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_a_damaged_newer_checkpoint_takes_no_place(tmp_path: Path) -> None:
 
 
 def test_a_best_that_could_not_be_written_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     writer, taken = make_writer(tmp_path), take(*make_trained())
     writer.save(taken, TrainState(step=1, best=1.0, best_step=1))
@@ -219,20 +220,20 @@ def test_a_run_that_is_moved_while_it_trains_is_to_be_moved_back(tmp_path: Path)
     writer, taken = make_writer(run), take(*make_trained())
     writer.save(taken, TrainState(step=1))
     run.rename(tmp_path / "elsewhere")
-    with pytest.raises(Failure, match=f"move {run} back .* it continues from its last checkpoint"):
+    with raises(Failure, match=f"move {run} back .* it continues from its last checkpoint"):
         for step in (2, 3, 4):
             writer.save(taken, TrainState(step=step))
 
 
 def test_links_that_cannot_be_made_are_no_failed_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     writer, taken = make_writer(tmp_path), take(*make_trained())
     with monkeypatch.context() as context:
         context.setattr("nmt.checkpoint.run_checkpoints.point_link", lambda *_: _full(0))
         writer.save(taken, TrainState(step=1))
     assert (writer.failures, writer.saved_step) == (0, 1)
-    assert "could not update the links" in capsys.readouterr().err
+    assert "could not update the links" in read_stderr(capsys)
     writer.link_and_prune(TrainState(step=1))
     assert (writer.run.checkpoints / "last").resolve() == writer.run.checkpoint(1)
 
@@ -245,7 +246,7 @@ def test_two_ranks_end_together_when_the_disk_stays_full(
     output = start.told()
     assert output.count("nmt-train: failed: the checkpoint of update 3") == 1
     assert "Traceback" not in output
-    assert json.loads((small_disk.path / "run/status.json").read_text())["exit_code"] == 1
+    assert read_json(small_disk.path / "run/status.json")["exit_code"] == 1
 
 
 def _full(_: int) -> None:

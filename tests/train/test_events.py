@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
-import pytest
+from pytest import mark, raises
+from support.capture import Capture, read_stderr
 from support.small_disk import SmallDisk
+from support.text_lines import read_text_lines
 
 from nmt.train.events import SkippedEvent, parse_event, read_events
 from nmt.train.run_log import MetricsLog
@@ -25,14 +27,14 @@ LINES = """\
 """
 
 
-@pytest.mark.parametrize("row", LINES.splitlines())
+@mark.parametrize("row", LINES.splitlines())
 def test_a_line_is_read_and_written_as_it_was(row: str) -> None:
     event = parse_event(row.encode())
     assert event is not None
     assert json.dumps(event.to_line()) == row
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "row, step, figures",
     [
         ('{"kind": "train", "step": 3, "nll": 2.5, "lr": "fast", "epoch": true}', 3, {"nll": 2.5}),
@@ -70,20 +72,18 @@ def make_event(step: int, text: str = "") -> SkippedEvent:
 
 
 def list_steps(path: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    return [json.loads(line)["step"] for line in read_text_lines(path)]
 
 
-def test_lines_that_cannot_be_written_wait(
-    small_disk: SmallDisk, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_that_cannot_be_written_wait(small_disk: SmallDisk, capsys: Capture) -> None:
     path = small_disk.path / "metrics.jsonl"
     log = MetricsLog(path, 0)
     log.write(make_event(0))
     ballast = small_disk.fill(0)
     for n in (1, 2):
         log.write(make_event(n, "x" * 5_000))
-    assert capsys.readouterr().err.count("warning") == 1
-    with pytest.raises(OSError, match="No space left"):
+    assert read_stderr(capsys).count("warning") == 1
+    with raises(OSError, match="No space left"):
         log.sync()
     ballast.unlink()
     log.write(make_event(3))
@@ -91,15 +91,13 @@ def test_lines_that_cannot_be_written_wait(
     assert log.sync() == path.stat().st_size
 
 
-def test_the_log_continues_where_its_checkpoint_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_continues_where_its_checkpoint_ended(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"step": 1}\n{"step"')
     MetricsLog(path, 12).write(make_event(5))
     assert list_steps(path) == [0, 5]
-    assert not capsys.readouterr().err
+    assert not read_stderr(capsys)
     n_bytes = path.stat().st_size
     MetricsLog(path, 1_000).write(make_event(6))  # someone has shortened the file
     assert list_steps(path) == [0, 5, 6]
-    assert f"{n_bytes} of 1000 bytes" in capsys.readouterr().err
+    assert f"{n_bytes} of 1000 bytes" in read_stderr(capsys)

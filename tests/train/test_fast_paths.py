@@ -12,9 +12,10 @@ from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
+from pytest import MonkeyPatch, fixture, mark
+from support.capture import Capture, read_stderr
 from support.interpreted import IS_INTERPRETED
 from torch import Tensor
 
@@ -31,6 +32,7 @@ from nmt.model.backend import Backend, use_backend
 from nmt.model.transformer import Transformer
 from nmt.system import runtime as process
 from nmt.system.ranks import World
+from nmt.system.tensor_files import Tensors
 from nmt.train.loss import Objective
 from nmt.train.replica import forward_backward
 
@@ -70,7 +72,7 @@ def batch_of(pairs: Pairs, room: int = 0) -> Batch:
     return batch
 
 
-def expected(model: Transformer, pairs: Pairs) -> dict[str, Tensor]:
+def expected(model: Transformer, pairs: Pairs) -> Tensors:
     """The sums of loss and NLL, and the gradient of SCALE times the first."""
     model, sums = deepcopy(model).double(), torch.zeros(2)
     for src, tgt in pairs:
@@ -82,7 +84,7 @@ def expected(model: Transformer, pairs: Pairs) -> dict[str, Tensor]:
     return {"sums": sums.detach()} | gradients(model)
 
 
-def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
+def gradients(module: torch.nn.Module) -> Tensors:
     return {
         name.removeprefix("objective.").removeprefix("model."): p.grad.clone()
         for name, p in module.named_parameters()
@@ -90,13 +92,13 @@ def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
     }
 
 
-def found(objective: torch.nn.Module, batch: Batch, is_fast: bool = False) -> dict[str, Tensor]:
+def found(objective: torch.nn.Module, batch: Batch, is_fast: bool = False) -> Tensors:
     objective.zero_grad()
     sums = forward_backward(objective, batch, SCALE, is_fast)
     return {"sums": sums} | gradients(objective)
 
 
-def errors(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+def errors(ours: Tensors, exact: Tensors) -> dict[str, float]:
     """Of each gradient, and of all taken as one."""
     assert ours.keys() == exact.keys()
     both = {name: (ours[name].double(), x.double()) for name, x in exact.items()}
@@ -105,7 +107,7 @@ def errors(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float
     return {name: float((a - b).norm() / b.norm()) for name, (a, b) in both.items()}
 
 
-@pytest.mark.parametrize("config", [POST, UNLIKE])
+@mark.parametrize("config", [POST, UNLIKE])
 def test_a_training_step_equals_its_sentences_alone(config: ModelConfig) -> None:
     coarse = []
     for seed in range(2):
@@ -156,7 +158,7 @@ def check_one_compilation(compiled: CompiledAlone) -> None:
 
 
 def test_compiled_equals_eager_whatever_was_compiled_before(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """A notebook trains many models in one process, and dynamo compiles one function a few times only."""
     made = []
@@ -174,21 +176,21 @@ class OnPretendedGpu(CudaBackend):
     drop = CpuBackend.drop
 
 
-@pytest.fixture
-def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture
+def with_kernels(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_replica, "BACKEND", "aot_eager")
     # Asked of an environment that is not traced
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: True)
 
 
-@pytest.mark.interpreted
-@pytest.mark.usefixtures("with_kernels")
+@mark.interpreted
+@mark.usefixtures("with_kernels")
 def test_what_a_gpu_runs_is_one_graph() -> None:
     check_compiled(True, OnPretendedGpu())
 
 
-@pytest.mark.interpreted
-@pytest.mark.usefixtures("with_kernels")
+@mark.interpreted
+@mark.usefixtures("with_kernels")
 def test_a_graph_drops_other_attention_weights_at_each_call() -> None:
     model = make(replace(POST, n_layers=1, n_heads=2, attention_dropout=0.3))
     objective = Objective(model, EPS)
@@ -203,11 +205,9 @@ def test_a_graph_drops_other_attention_weights_at_each_call() -> None:
     assert min(errors(others, exact).values()) > 1e-4
 
 
-@pytest.mark.parametrize("maker", ["AuthenticAMD", "GenuineIntel"])
-@pytest.mark.parametrize("before", ["highest", "high"])
-def test_quickened_products_stay_fp32(
-    maker: str, before: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@mark.parametrize("maker", ["AuthenticAMD", "GenuineIntel"])
+@mark.parametrize("before", ["highest", "high"])
+def test_quickened_products_stay_fp32(maker: str, before: str, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(process, "read_cpu_info", lambda: f"vendor_id : {maker}")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision(before)
@@ -221,9 +221,9 @@ def test_quickened_products_stay_fp32(
             assert before == "high" or (ours - exact).norm() / exact.norm() < 1e-6
 
 
-@pytest.mark.parametrize("is_able", [True, False])
+@mark.parametrize("is_able", [True, False])
 def test_a_gpu_runs_compiled_code_where_its_kernels_can(
-    is_able: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_able: bool, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     """Both of them: without attention's the loss's need not be tried."""
     tried: list[tuple[object, ...]] = []
@@ -239,6 +239,6 @@ def test_a_gpu_runs_compiled_code_where_its_kernels_can(
     assert recorded_replica.has_fixed_shape(model, training, gpu) == is_able
     exact = gpu.device, torch.float32
     assert tried == [(*exact, 24, POST.value_size), exact]
-    assert capsys.readouterr().err == ""
+    assert read_stderr(capsys) == ""
     assert not recorded_replica.has_fixed_shape(replace(POST, d_k=129), training, gpu)
-    assert "at most 128" in capsys.readouterr().err and len(tried) == 2
+    assert "at most 128" in read_stderr(capsys) and len(tried) == 2

@@ -3,11 +3,14 @@
 import shutil
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import fixture, mark
 from safetensors.torch import load_file
+from support.capture import Capture, read_errors, read_stderr
 from support.finished_run import list_differing, read_tensors
-from support.toy_corpus import write_toy_config, write_toy_corpus
+from support.in_process import succeed
+from support.text_lines import read_text_lines
+from support.toy_corpus import write_toy
 
 from nmt.commands.average import main as nmt_average
 from nmt.commands.train import main as nmt_train
@@ -17,13 +20,13 @@ from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@fixture(scope="module")
+def ground(module_path: Path) -> Path:
     """A folder with a toy config and its run of 20 updates."""
-    folder = tmp_path_factory.mktemp("start")
-    config = write_toy_config(write_toy_corpus(folder), folder)
-    assert nmt_train(["--config", str(config), "training.checkpoint_every=10"]) == 0
-    assert nmt_average([str(folder / "run"), "--last", "2"]) == 0
+    folder = module_path
+    config = write_toy(folder)
+    succeed(nmt_train, "--config", config, "training.checkpoint_every=10")
+    succeed(nmt_average, folder / "run", "--last", "2")
     return folder
 
 
@@ -35,14 +38,14 @@ def start(ground: Path, out: Path, *settings: str) -> int:
 def other_text(ground: Path, folder: Path) -> str:
     """Overrides that take other training text: the first pairs, of which a BPE would differ."""
     for language in ("en", "de"):
-        lines = (ground / "corpus" / f"train.{language}").read_text().splitlines()[:50]
+        lines = read_text_lines(ground / "corpus" / f"train.{language}")[:50]
         (folder / f"part.{language}").write_text("\n".join(lines) + "\n")
     return f"data.train=[{{src: {folder}/part.en, tgt: {folder}/part.de}}]"
 
 
-@pytest.mark.parametrize("source", ["run", "run/average", "run/checkpoints/step-0000010"])
+@mark.parametrize("source", ["run", "run/average", "run/checkpoints/step-0000010"])
 def test_the_first_update_begins_with_the_given_weights(
-    source: str, ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: str, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "tuned"
     text = other_text(ground, tmp_path)
@@ -54,7 +57,7 @@ def test_the_first_update_begins_with_the_given_weights(
         folder = RunFolder(folder).checkpoint(20)
     given = load_file(folder / "model.safetensors")
     assert list_differing(read_tensors(out, 1, "model"), given) == []
-    assert f"starting from the weights of {folder}" in capsys.readouterr().err
+    assert f"starting from the weights of {folder}" in read_stderr(capsys)
     vocab = (ground / "run" / "vocab.model").read_bytes()
     assert (out / "vocab.model").read_bytes() == vocab
 
@@ -92,8 +95,8 @@ def test_what_has_no_weights_may_differ(ground: Path, tmp_path: Path) -> None:
     assert list_differing(read_tensors(out, 1, "model"), given) == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
+@mark.parametrize(
+    "settings, expected",
     [
         (["training.init_from=nowhere"], "training.init_from: nowhere: not found"),
         (["training.init_from=RUN", "model.n_layers=2"], "model.n_layers: 1 -> 2"),
@@ -111,18 +114,18 @@ def test_what_cannot_be_started_from_is_one_line(
     expected: str,
     ground: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     settings = [setting.replace("RUN", str(ground / "run")) for setting in settings]
     assert start(ground, tmp_path / "out", *settings, "training.steps=1") == 2
-    *_, last = capsys.readouterr().err.splitlines()
+    *_, last = read_errors(capsys)
     assert last.startswith("nmt-train: error: ") and expected in last
     assert list(tmp_path.iterdir()) == []  # neither a run folder nor a store
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+@mark.parametrize("is_tied", [True, False])
 def test_further_pieces_begin_as_the_mean_of_the_others(
-    is_tied: bool, ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    is_tied: bool, ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     shape = [f"model.tied={str(is_tied).lower()}"]
     assert start(ground, tmp_path / "old", *shape, "training.steps=2") == 0
@@ -130,7 +133,7 @@ def test_further_pieces_begin_as_the_mean_of_the_others(
     settings += ["data.train=[{src: train.en, tgt: train.de, tag: <bt>}]"]
     settings += ["vocab.user_symbols=[<url>]", "optimizer.scale=1e-30", "training.steps=1"]
     assert start(ground, tmp_path / "new", *settings) == 0
-    assert "has grown from 80 to 82 pieces" in capsys.readouterr().err
+    assert "has grown from 80 to 82 pieces" in read_stderr(capsys)
     assert Vocab.load(tmp_path / "new" / "vocab.model").pieces([80, 81]) == ["<url>", "<bt>"]
 
     given = read_tensors(tmp_path / "old", 2, "model")
@@ -146,7 +149,7 @@ def test_further_pieces_begin_as_the_mean_of_the_others(
 
     frozen = [*settings, "training.freeze=[embeddings]"]
     assert start(ground, tmp_path / "frozen", *frozen) == 2
-    assert "leave embeddings out" in capsys.readouterr().err
+    assert "leave embeddings out" in read_stderr(capsys)
 
 
 def test_a_run_continues_another_with_the_same_store(ground: Path, tmp_path: Path) -> None:
@@ -155,7 +158,7 @@ def test_a_run_continues_another_with_the_same_store(ground: Path, tmp_path: Pat
 
 
 def test_a_store_of_another_vocabulary_is_refused(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ground: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     init = f"training.init_from={ground}/run"
     other = tmp_path / "other"
@@ -163,7 +166,7 @@ def test_a_store_of_another_vocabulary_is_refused(
     model = f"vocab.model={other}/vocab.model"
     out = tmp_path / "out"
     assert start(ground, out, init, model, "training.steps=1") == 2
-    assert "its BPE model is" in capsys.readouterr().err
+    assert "its BPE model is" in read_stderr(capsys)
     # nmt-launch reads the exit code there; nothing else is left, and the next command may differ
     assert read_json(out / "status.json")["exit_code"] == 2
     assert not (out / "config.yaml").exists()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import pytest
+from pytest import mark
 
 from nmt.checkpoint.run_checkpoints import list_steps
 from nmt.config import TrainingConfig
@@ -10,8 +10,8 @@ from nmt.system.run_folder import RunFolder
 from nmt.train.kept_checkpoints import prune_checkpoints
 
 
-@pytest.mark.parametrize(
-    ("every", "keep", "kept"),
+@mark.parametrize(
+    "every, keep, kept",
     [
         (None, 3, [4, 8, 9, 10]),
         (3, 2, [4, 6, 9, 10]),  # 10 is written for safety alone, and it is the newest

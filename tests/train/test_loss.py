@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
+from pytest import approx, mark
 from torch import Tensor, nn
 
 from nmt.model.backend import Backend
@@ -37,9 +37,9 @@ def written_out(
     return -(target * log_p).sum(), -log_p.gather(1, labels[live, None]).sum()
 
 
-@pytest.mark.parametrize("eps", [0.0, 0.1, 0.3])
-@pytest.mark.parametrize(
-    ("chunk", "per_column", "block", "rounds"),
+@mark.parametrize("eps", [0.0, 0.1, 0.3])
+@mark.parametrize(
+    "chunk, per_column, block, rounds",
     [(7, 9, 3, (8, 22)), (16, 9, 1, (4, 50)), (T, 9, T, (1, 1)), (T, 1, T, (7, 7))],
 )
 def test_equals_the_definition(
@@ -71,7 +71,7 @@ def test_large_logits_stay_finite() -> None:
         compute_loss_sums(hidden, weight, labels, 0.1),
         written_out(hidden, weight, labels, 0.1),
     )
-    assert ours[0].isfinite() and ours[0].item() == pytest.approx(theirs[0].item(), rel=1e-5)
+    assert ours[0].isfinite() and ours[0].item() == approx(theirs[0].item(), rel=1e-5)
     assert all(g.isfinite().all() for g in torch.autograd.grad(ours[0], (hidden, weight)))
 
 
@@ -101,7 +101,7 @@ def test_the_bias_of_a_projection_is_a_column() -> None:
     ours = compute_loss_sums(*add_bias_column(hidden, projection), labels, 0.1)
     live = labels >= 0
     expected = nn.functional.cross_entropy(projection(hidden[live]), labels[live], reduction="sum")
-    assert ours[1].item() == pytest.approx(expected.item())
+    assert ours[1].item() == approx(expected.item())
     parameters = (hidden, projection.weight, projection.bias)
     plain = written_out(hidden + 0, projection.weight, labels, 0.1)
     assert plain[0] != ours[0]  # the bias counts

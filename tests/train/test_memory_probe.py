@@ -3,16 +3,18 @@ that goes on.
 """
 
 import gc
-import json
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
 import torch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
+from support.capture import Capture, read_stderr
+from support.in_process import refuse, succeed
 from support.pretend_device import GPU, pretend_device
+from support.processor import ALONE, CPU
 
 from nmt.commands.train import main
 from nmt.config import OptimizerConfig, RunConfig, TrainingConfig
@@ -23,6 +25,7 @@ from nmt.engines.cuda import memory_trial, training
 from nmt.engines.cuda.memory_trial import choose_micro_tokens, fits
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 from nmt.system.ranks import World
 from nmt.train import engine, memory_probe
 from nmt.train import resolve as resolving
@@ -37,8 +40,7 @@ from nmt.train.setup import Setup, open_setup
 from nmt.train.shutdown import StopRequest
 from nmt.train.validate import compute_dev_nll
 
-CPU = torch.device("cpu")
-ALONE = World(0, 1, GPU)
+ON_GPU = World(0, 1, GPU)
 PAPER = RunConfig()
 AUTO = override_config(PAPER, ["training.micro_tokens=auto"])
 CARD = 80 << 30  # bytes of a pretended GPU
@@ -65,8 +67,8 @@ class Unconnected(World):
         return value
 
 
-@pytest.mark.parametrize(
-    ("n_ranks", "limit", "tried"),
+@mark.parametrize(
+    "n_ranks, limit, tried",
     [
         (1, 10**9, [25_000]),
         (1, 7_000, [25_000, 12_532, 6_282]),
@@ -76,7 +78,7 @@ class Unconnected(World):
     ],
 )
 def test_on_a_gpu_an_equal_share_is_halved_until_it_fits(
-    n_ranks: int, limit: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+    n_ranks: int, limit: int, tried: list[int], monkeypatch: MonkeyPatch
 ) -> None:
     seen: list[int] = []
 
@@ -90,15 +92,15 @@ def test_on_a_gpu_an_equal_share_is_halved_until_it_fits(
     assert seen == tried
 
 
-def test_where_nothing_fits_it_is_said_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_fits_it_is_said_what_to_lower(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(memory_trial, "fits", lambda *_: False)
-    with pytest.raises(
+    with raises(
         UserError, match=r"training.micro_tokens: auto tried down to .* none fit into memory; lower"
     ):
-        choose_micro_tokens(PAPER.training, World(0, 1, GPU), CARD, not_tried)
+        choose_micro_tokens(PAPER.training, ON_GPU, CARD, not_tried)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
+@mark.parametrize("n_ranks", [1, 2, 3, 8])
 def test_on_a_cpu_shares_are_what_caches_like_and_all_ranks_work(n_ranks: int) -> None:
     world = World(0, n_ranks, CPU)
     size = engine.TrainingEngine().choose_micro_tokens(PAPER.training, world, 0, not_tried)
@@ -110,8 +112,8 @@ def with_size(config: RunConfig, micro_tokens: int) -> RunConfig:
     return override_config(config, [f"training.micro_tokens={micro_tokens}"])
 
 
-@pytest.mark.parametrize(
-    ("began_with", "n_ranks", "goes_on_with"),
+@mark.parametrize(
+    "began_with, n_ranks, goes_on_with",
     [
         (3_157, 8, 3_157),
         (3_157, 4, 3_157),
@@ -125,20 +127,20 @@ def test_a_run_goes_on_with_its_size_unless_ranks_would_idle(
     began_with: int,
     n_ranks: int,
     goes_on_with: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     monkeypatch.setattr(memory_trial, "fits", lambda *_: True)
     monkeypatch.setattr(training, "measure_memory", lambda device: CARD)
     recorded, world = with_size(PAPER, began_with), Unconnected(0, n_ranks, GPU)
     assert resolve_micro_tokens(AUTO, recorded, world) == goes_on_with
-    told = capsys.readouterr().err
+    told = read_stderr(capsys)
     assert (f"micro-batches of {began_with} tokens" in told) == (began_with != goes_on_with)
 
 
-@pytest.mark.parametrize(("n_ranks", "share"), [(1, 0.92), (4, 0.46)])
+@mark.parametrize("n_ranks, share", [(1, 0.92), (4, 0.46)])
 def test_the_smallest_card_limits_the_trial(
-    n_ranks: int, share: float, monkeypatch: pytest.MonkeyPatch
+    n_ranks: int, share: float, monkeypatch: MonkeyPatch
 ) -> None:
     shares: list[float] = []
     monkeypatch.setattr(training, "measure_memory", lambda device: CARD)
@@ -149,7 +151,7 @@ def test_the_smallest_card_limits_the_trial(
     monkeypatch.setattr(resolving, "try_update", lambda setup: None)
     monkeypatch.setattr(resolving, "open_setup", lambda *_: None)
     assert resolve_micro_tokens(AUTO, AUTO, Unconnected(0, n_ranks, GPU)) > 0
-    assert shares == [pytest.approx(share), 1.0]
+    assert shares == [approx(share), 1.0]
 
 
 def test_a_number_that_is_given_stays() -> None:
@@ -157,17 +159,17 @@ def test_a_number_that_is_given_stays() -> None:
     assert resolve_micro_tokens(given, recorded, Unconnected(0, 8, GPU)) == 777
 
 
-@pytest.fixture
-def without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture
+def without_limit(monkeypatch: MonkeyPatch) -> None:
     """A trial sets a limit on the GPU's memory, and there is none."""
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *_: None)
     monkeypatch.setattr(memory_trial, "measure_memory", lambda device: CARD)
 
 
-@pytest.mark.usefixtures("without_limit")
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+@mark.usefixtures("without_limit")
+@mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 def test_what_was_tried_in_vain_is_gone_before_the_next_try(
-    error: type[Exception], prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], prepared: RunConfig, monkeypatch: MonkeyPatch
 ) -> None:
     made: list[weakref.ref[Any]] = []
 
@@ -180,7 +182,7 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     def full(*_: object) -> None:
         raise error("out of memory")
 
-    world = World(0, 1, CPU)
+    world = ALONE
     with monkeypatch.context() as context:
         context.setattr(memory_probe, "probe_peak_memory", full)
         gc.disable()  # what is left to chance otherwise
@@ -193,17 +195,17 @@ def test_what_was_tried_in_vain_is_gone_before_the_next_try(
     assert len(made) == 3
 
 
-@pytest.mark.usefixtures("without_limit")
+@mark.usefixtures("without_limit")
 def test_another_error_is_not_taken_for_want_of_memory() -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("shapes differ")
 
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        fits(broken, 300, World(0, 1, CPU), CARD)
+    with raises(RuntimeError, match="shapes differ"):
+        fits(broken, 300, ALONE, CARD)
 
 
 def test_trying_the_worst_first_changes_nothing(
-    prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
+    prepared: RunConfig, monkeypatch: MonkeyPatch
 ) -> None:
     """A GPU tries the longest sentences and then the most before its first update; here a CPU does."""
     tried: list[tuple[int, int]] = []
@@ -214,7 +216,7 @@ def test_trying_the_worst_first_changes_nothing(
         return run(replica, batch, *rest)
 
     monkeypatch.setattr(Replica, "run", note)
-    setup = open_setup(prepared, World(0, 1, CPU))
+    setup = open_setup(prepared, ALONE)
     before = {name: p.detach().clone() for name, p in setup.model.named_parameters()}
     probe_peak_memory(setup)
     for name, p in setup.model.named_parameters():
@@ -250,7 +252,7 @@ class Stationary(Transformer):
 
 
 def test_a_gpu_drops_rows_that_no_update_fills_and_always_the_same(
-    prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
+    prepared: RunConfig, monkeypatch: MonkeyPatch
 ) -> None:
     """BPE-dropout keeps them, which draws other lengths for each epoch."""
 
@@ -266,8 +268,8 @@ def test_a_gpu_drops_rows_that_no_update_fills_and_always_the_same(
         training = replace(prepared.training, src_tokens=600, tgt_tokens=600)
         vocab = replace(prepared.vocab, bpe_dropout=bpe_dropout)
         config = replace(prepared, training=training, vocab=vocab)
-        with pytest.raises(Chosen) as chosen:
-            open_setup(with_size(config, 600), ALONE)
+        with raises(Chosen) as chosen:
+            open_setup(with_size(config, 600), ON_GPU)
         shape: BatchShape = chosen.value.args[0]
         return shape
 
@@ -278,20 +280,19 @@ def test_a_gpu_drops_rows_that_no_update_fills_and_always_the_same(
 
 
 def test_an_out_of_memory_error_names_the_setting_to_lower(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(Replica, "run", full)
-    assert main(["--config", str(toy)]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = refuse(capsys, main, "--config", toy)
     assert "training.micro_tokens 150" in error and "training.micro_tokens=75" in error
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 2
+    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 2
 
     # nothing has come of it, so the next command may have any other settings
     monkeypatch.undo()
-    assert main(["--config", str(toy), "seed=9", "training.steps=1"]) == 0
+    succeed(main, "--config", toy, "seed=9", "training.steps=1")
 
 
 # ---- validation beside training ------------------------------------------------------------------------------------
@@ -299,8 +300,8 @@ def test_an_out_of_memory_error_names_the_setting_to_lower(
 ROOM = 1 << 40  # more than any test takes
 
 
-@pytest.fixture
-def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture
+def without_kernels(monkeypatch: MonkeyPatch) -> None:
     # Triton's kernels need a driver
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
 
@@ -313,24 +314,24 @@ def score_dev(setup: Setup, world: World) -> float:
     return nll
 
 
-@pytest.mark.usefixtures("without_kernels")
+@mark.usefixtures("without_kernels")
 def test_the_dev_set_is_scored_in_what_memory_training_leaves(prepared: RunConfig) -> None:
     """A batch that does not fit is halved as often as necessary, and the NLL is the same."""
-    setup = open_setup(with_size(prepared, 600), World(0, 1, CPU))
+    setup = open_setup(with_size(prepared, 600), ALONE)
     expected = score_dev(setup, setup.world)
     with pretend_device(budget=ROOM) as device:
         device.to_device(setup.model)
         weights = device.n_bytes
-        assert score_dev(setup, ALONE) == pytest.approx(expected, rel=1e-6)
+        assert score_dev(setup, ON_GPU) == approx(expected, rel=1e-6)
         assert device.n_bytes == weights
         needed = device.peak - weights
         for share in (0.9, 0.4, 0.2):
             device.budget, device.peak = weights + int(share * needed), 0
-            assert score_dev(setup, ALONE) == pytest.approx(expected, rel=1e-6)
+            assert score_dev(setup, ON_GPU) == approx(expected, rel=1e-6)
             assert weights < device.peak <= device.budget
         device.budget = weights + needed // 1_000
-        with pytest.raises(torch.OutOfMemoryError):
-            score_dev(setup, ALONE)
+        with raises(torch.OutOfMemoryError):
+            score_dev(setup, ON_GPU)
 
 
 class Graph(Replica):
@@ -346,9 +347,9 @@ class Graph(Replica):
         return torch.zeros(2, device=GPU)
 
 
-@pytest.mark.usefixtures("without_kernels", "without_limit")
+@mark.usefixtures("without_kernels", "without_limit")
 def test_a_size_that_leaves_no_room_to_validate_is_not_chosen(
-    prepared: RunConfig, monkeypatch: pytest.MonkeyPatch
+    prepared: RunConfig, monkeypatch: MonkeyPatch
 ) -> None:
     made: list[Setup] = []
 
@@ -356,20 +357,20 @@ def test_a_size_that_leaves_no_room_to_validate_is_not_chosen(
 
         def try_size(micro_tokens: int, _: World) -> None:
             made.clear()  # what was tried before is gone
-            setup = open_setup(with_size(prepared, micro_tokens), World(0, 1, CPU))
+            setup = open_setup(with_size(prepared, micro_tokens), ALONE)
             device.to_device(setup.model)
-            replica = Graph(setup.replica.objective, ALONE, False)
+            replica = Graph(setup.replica.objective, ON_GPU, False)
             optimizer = make_optimizer(setup.model, prepared.optimizer)
-            setup = replace(setup, world=ALONE, replica=replica, optimizer=optimizer)
+            setup = replace(setup, world=ON_GPU, replica=replica, optimizer=optimizer)
             made.append(setup)
             try_update(setup)
 
         with monkeypatch.context() as context:
             context.setattr(memory_probe, "compute_dev_nll", lambda *_: None)
-            try_size(300, ALONE)  # the whole update, as before a trial validated
+            try_size(300, ON_GPU)  # the whole update, as before a trial validated
             device.budget = device.peak + 1_000
-            assert choose_micro_tokens(prepared.training, ALONE, CARD, try_size) == 300
-            with pytest.raises(torch.OutOfMemoryError):
-                score_dev(made[0], ALONE)  # the first validation ends the run
-        assert choose_micro_tokens(prepared.training, ALONE, CARD, try_size) == 182
-        score_dev(made[0], ALONE)
+            assert choose_micro_tokens(prepared.training, ON_GPU, CARD, try_size) == 300
+            with raises(torch.OutOfMemoryError):
+                score_dev(made[0], ON_GPU)  # the first validation ends the run
+        assert choose_micro_tokens(prepared.training, ON_GPU, CARD, try_size) == 182
+        score_dev(made[0], ON_GPU)

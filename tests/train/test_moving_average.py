@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-import pytest
 import torch
+from pytest import approx, raises
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
+from support.processor import ALONE, CPU
 from torch import nn
 
 from nmt.checkpoint.run_checkpoints import open_checkpoint
@@ -12,7 +13,6 @@ from nmt.config import RunConfig
 from nmt.data.vocab import Vocab
 from nmt.model.transformer import Transformer
 from nmt.system.errors import UserError
-from nmt.system.ranks import World
 from nmt.system.run_folder import RunFolder
 from nmt.train.moving_average import MovingAverage
 from nmt.train.shutdown import StopRequest
@@ -33,7 +33,7 @@ def test_the_weights_come_back_even_after_an_error() -> None:
     with torch.no_grad():
         layer.weight.add_(1)
     weights = layer.weight.detach().clone()
-    with pytest.raises(RuntimeError), average.in_place_of_weights():
+    with raises(RuntimeError), average.in_place_of_weights():
         assert torch.equal(layer.weight, begun)
         raise RuntimeError
     assert torch.equal(layer.weight, weights) and torch.equal(average.averages["weight"], begun)
@@ -61,12 +61,12 @@ def test_a_run_trains_as_without_and_checkpoints_have_both(toy: Path) -> None:
 
     # Validation scores what a checkpoint holds.
     checkpoint = open_checkpoint(RunFolder(config.folder).checkpoint(4))
-    translator = make_translator(checkpoint, torch.device("cpu"), config.decoding)
+    translator = make_translator(checkpoint, CPU, config.decoding)
     dev = open_dev(Path(config.data.store), vocab)
-    world = World(0, 1, torch.device("cpu"))
+    world = ALONE
     nll = compute_dev_nll(translator.model, dev.store, 90, world, StopRequest())
     (logged,) = [line["nll"] for line in read_lines(config.folder, "valid") if line["step"] == 4]
-    assert nll is not None and nll == pytest.approx(logged, abs=1e-4)
+    assert nll is not None and nll == approx(logged, abs=1e-4)
 
 
 def test_six_updates_are_three_a_stop_and_three_more(toy: Path) -> None:
@@ -79,7 +79,7 @@ def test_six_updates_are_three_a_stop_and_three_more(toy: Path) -> None:
 
 def test_an_average_is_of_a_whole_run(toy: Path) -> None:
     train(toy, "begun", "training.steps=1")
-    with pytest.raises(UserError, match=r"training\.ema: None -> 0\.9"):
+    with raises(UserError, match=r"training\.ema: None -> 0\.9"):
         train(toy, "begun", "training.ema=0.9")
-    with pytest.raises(UserError, match=r"training\.ema is 1; it must be between 0 and 1"):
+    with raises(UserError, match=r"training\.ema is 1; it must be between 0 and 1"):
         train(toy, "begun", "training.ema=1")

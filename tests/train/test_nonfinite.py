@@ -3,22 +3,26 @@ agree, and the sentences are named. After a skipped update the weights are those
 bit.
 """
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, approx, fixture, mark
+from support.capture import Capture, read_errors
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.forks import run_on_ranks
+from support.in_process import succeed
+from support.text_lines import read_text_lines
 
 import nmt.train.update
 from nmt.commands.train import main
+from nmt.system.files import read_json
 from nmt.train.replica import Replica, forward_backward
 
 Poison = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+Inject = Callable[[Poison, set[int]], None]
 
 
 def poison_loss(_: torch.nn.Module, sums: torch.Tensor) -> torch.Tensor:
@@ -38,8 +42,8 @@ def poison_weight(objective: torch.nn.Module, sums: torch.Tensor) -> torch.Tenso
     return sums * math.nan  # as it is once the weight is used
 
 
-@pytest.fixture
-def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[[Poison, set[int]], None]:
+@fixture
+def inject(monkeypatch: MonkeyPatch) -> Inject:
     """Poison the first micro-batch of those updates, counted from the start of the process."""
 
     def arm(poison: Poison, at: set[int]) -> None:
@@ -60,7 +64,7 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[[Poison, set[int]], None
     return arm
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "settings, at, advice",
     [
         ((), 3, "no checkpoint yet: start over in another out=DIR with a lower optimizer.scale"),
@@ -80,16 +84,16 @@ def test_only_a_checkpoint_that_is_seen_to_work_is_called_intact(
     at: int,
     advice: str,
     toy: Path,
-    inject: Callable[[Poison, set[int]], None],
-    capsys: pytest.CaptureFixture[str],
+    inject: Inject,
+    capsys: Capture,
 ) -> None:
     inject(poison_loss, {at})
     assert main(["--config", str(toy), *settings]) == 1
-    assert f"update {at} was not applied" in (last := capsys.readouterr().err.splitlines()[-1])
+    assert f"update {at} was not applied" in (last := read_errors(capsys)[-1])
     assert advice in last
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@mark.parametrize("size", [1, 2])
 def test_a_gradient_of_zero_ends_a_new_run_and_is_named(
     size: int, toy: Path, tmp_path: Path
 ) -> None:
@@ -122,43 +126,43 @@ def test_a_gradient_of_zero_ends_a_new_run_and_is_named(
         assert ended.codes == [0] * size, ended.told()
 
 
-@pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
+@mark.parametrize("poison", [poison_loss, poison_gradient])
 def test_a_poisoned_update_stops_the_run_and_is_named(
     poison: Poison,
     toy: Path,
     tmp_path: Path,
-    inject: Callable[[Poison, set[int]], None],
-    capsys: pytest.CaptureFixture[str],
+    inject: Inject,
+    capsys: Capture,
 ) -> None:
     options = ["--config", str(toy), "training.checkpoint_every=1", "training.steps=10"]
     inject(poison, at := {7})
     assert main(options) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
+    last = read_errors(capsys)[-1]
     dump = tmp_path / "run" / "nonfinite-0000007.json"
     assert "update 7 was not applied" in last and str(dump) in last and "on_nonfinite=skip" in last
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
+    assert read_json(tmp_path / "run" / "status.json")["state"] == "failed"
     assert not (tmp_path / "run" / "checkpoints" / "step-0000007").exists()
 
     # only the text of the poisoned micro-batch is written
-    first, *others = json.loads(dump.read_text())["micro_batches"]
+    first, *others = read_json(dump)["micro_batches"]
     assert others and not any("texts" in micro for micro in others)
     assert ("texts" in first) == isinstance(first["loss"], str) == (poison is poison_loss)
     if poison is poison_loss:
         corpus = tmp_path / "corpus"
-        lines = [(corpus / f"train.{side}").read_text().splitlines() for side in ("en", "de")]
+        lines = [read_text_lines(corpus / f"train.{side}") for side in ("en", "de")]
         pairs = set(zip(*lines, strict=True))
         assert len(first["texts"]) == len(first["pairs"])
         assert {tuple(texts) for texts in first["texts"]} <= pairs
 
     at.clear()  # it was a fault of the machine: the same command ends in the undisturbed bits
     assert main(options) == 0
-    assert main([*options, f"out={tmp_path}/straight"]) == 0
+    succeed(main, *options, f"out={tmp_path}/straight")
     runs = [read_tensors(tmp_path / name, 10) for name in ("run", "straight")]
     assert list_differing(*runs) == []
 
 
 def test_gradients_of_zero_end_the_run(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     """As code did that torch 2.11 compiled, while its losses were right."""
     monkeypatch.setattr(
@@ -166,16 +170,16 @@ def test_gradients_of_zero_end_the_run(
         lambda objective, batch, _, is_bf16: forward_backward(objective, batch, 0.0, is_bf16),
     )
     assert main(["--config", str(toy)]) == 1
-    assert "all gradients are zero" in capsys.readouterr().err.splitlines()[-1]
+    assert "all gradients are zero" in read_errors(capsys)[-1]
 
 
-@pytest.mark.parametrize("poison", [poison_loss, poison_gradient])
+@mark.parametrize("poison", [poison_loss, poison_gradient])
 def test_a_skipped_update_changes_no_bit(
-    poison: Poison, toy: Path, tmp_path: Path, inject: Callable[[Poison, set[int]], None]
+    poison: Poison, toy: Path, tmp_path: Path, inject: Inject
 ) -> None:
     inject(poison, {5, 6, 7})
     settings = ["training.steps=9", "training.checkpoint_every=1", "training.on_nonfinite=skip"]
-    assert main(["--config", str(toy), *settings]) == 0
+    succeed(main, "--config", toy, *settings)
     run = tmp_path / "run"
     before = read_tensors(run, 4)
     for step in (5, 6, 7):
@@ -192,31 +196,30 @@ def test_a_skipped_update_changes_no_bit(
 
 def test_the_fourth_in_a_row_stops(
     toy: Path,
-    tmp_path: Path,
-    inject: Callable[[Poison, set[int]], None],
-    capsys: pytest.CaptureFixture[str],
+    inject: Inject,
+    capsys: Capture,
 ) -> None:
     inject(poison_gradient, {3, 4, 5, 6, 9})
     assert (
         main(["--config", str(toy), "training.on_nonfinite=skip", "training.checkpoint_every=5"])
         == 1
     )
-    assert "update 6 was not applied" in capsys.readouterr().err.splitlines()[-1]
+    assert "update 6 was not applied" in read_errors(capsys)[-1]
     # The count goes on after update 5
     assert main(["--config", str(toy), "training.on_nonfinite=skip"]) == 1
-    assert "update 6 was not applied" in capsys.readouterr().err.splitlines()[-1]
+    assert "update 6 was not applied" in read_errors(capsys)[-1]
 
 
 def test_a_nan_weight_never_reaches_a_checkpoint(
     toy: Path,
     tmp_path: Path,
-    inject: Callable[[Poison, set[int]], None],
-    capsys: pytest.CaptureFixture[str],
+    inject: Inject,
+    capsys: Capture,
 ) -> None:
     inject(poison_weight, {6})
     options = ["--config", str(toy), "training.checkpoint_every=1", "training.on_nonfinite=skip"]
     assert main(options) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
+    last = read_errors(capsys)[-1]
     assert "update 9 was not applied" in last and "src_embedding" in last or "tgt_embedding" in last
     steps = sorted(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert steps[-1] == 5
@@ -246,13 +249,13 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize(("where", "rule"), [("loss", "stop"), ("gradient", "skip")])
+@mark.parametrize("where, rule", [("loss", "stop"), ("gradient", "skip")])
 def test_all_ranks_reject_what_one_rank_finds(
     where: str,
     rule: str,
     toy: Path,
     tmp_path: Path,
-    inject: Callable[[Poison, set[int]], None],
+    inject: Inject,
 ) -> None:
     run_five_updates = [
         "--config",
@@ -265,7 +268,7 @@ def test_all_ranks_reject_what_one_rank_finds(
     run = tmp_path / "run"
     assert "nmt/train/" not in done.told(), done.told()  # no traceback of ours
     assert done.told().count("update 4 was not applied") == 1
-    found = json.loads((run / "nonfinite-0000004.json").read_text())
+    found = read_json(run / "nonfinite-0000004.json")
     assert any(isinstance(micro["loss"], str) for micro in found["micro_batches"]) == (
         where == "loss"
     )
@@ -280,5 +283,5 @@ def test_all_ranks_reject_what_one_rank_finds(
     both = read_losses(run)
     assert sorted(both) == [1, 2, 3, 5]
     inject(poison_gradient, {4})
-    assert main([*run_five_updates, f"out={tmp_path}/one"]) == 0
-    assert read_losses(tmp_path / "one") == pytest.approx(both, abs=3e-5)
+    succeed(main, *run_five_updates, f"out={tmp_path}/one")
+    assert read_losses(tmp_path / "one") == approx(both, abs=3e-5)

@@ -7,7 +7,8 @@ more of them, longer, and judges them as real runs are.
 import math
 
 import numpy as np
-import pytest
+from pytest import MonkeyPatch, approx, fixture, mark
+from support.capture import Capture, read_stderr
 from support.ground import Ground
 from support.rings import amount
 
@@ -49,7 +50,7 @@ HEALTHY = {
 
 
 def test_unigram_entropy_counts_pieces_and_end_marks() -> None:
-    assert unigram_entropy(SIDE) == pytest.approx(ENTROPY, abs=1e-12)
+    assert unigram_entropy(SIDE) == approx(ENTROPY, abs=1e-12)
 
 
 def test_a_large_store_is_sampled_from_end_to_end() -> None:
@@ -58,7 +59,7 @@ def test_a_large_store_is_sampled_from_end_to_end() -> None:
     halves = [rng.integers(4, 20, 50_000), rng.integers(20, 24, 50_000)]
     ids = np.concatenate(halves).astype(np.uint16)
     side = Side(ids, np.arange(0, 100_001, 10))
-    assert unigram_entropy(side, 5_000) == pytest.approx(unigram_entropy(side), abs=0.01)
+    assert unigram_entropy(side, 5_000) == approx(unigram_entropy(side), abs=0.01)
 
 
 # ---- when it warns -------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ def list_warnings(check: LearningCheck, nlls: list[tuple[int, float]]) -> list[t
     return found
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "warmup_steps, expected", [(20, [(600, "stalled")]), (640, [(800, "stalled")]), (900, [])]
 )
 def test_a_stalled_run_draws_a_warning_after_its_first_window_past_warm_up(
@@ -128,8 +129,8 @@ def test_the_remedies_are_those_that_the_run_does_not_have() -> None:
 # ---- trained -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def early(monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture
+def early(monkeypatch: MonkeyPatch) -> None:
     """Judge a run from MIN_UPDATES of this file on."""
     monkeypatch.setattr(on_track, "MIN_UPDATES", MIN_UPDATES)
 
@@ -139,25 +140,25 @@ def read_warnings(run: RunFolder) -> list[WarningEvent]:
     return [event for event in events if isinstance(event, WarningEvent)]
 
 
-@pytest.mark.parametrize("name", amount(list(HEALTHY)[:3], list(HEALTHY)))
+@mark.parametrize("name", amount(list(HEALTHY)[:3], list(HEALTHY)))
 def test_a_healthy_run_is_not_warned(
-    name: str, ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
+    name: str, ground: Ground, early: None, capsys: Capture
 ) -> None:
     assert main(ground.argv(name, *SETTINGS, *HEALTHY[name])) == 0
-    assert "warning" not in capsys.readouterr().err
+    assert "warning" not in read_stderr(capsys)
     assert read_warnings(ground.run(name)) == []
 
 
 def test_a_stalled_run_draws_a_warning_at_each_start_and_is_recorded_once(
-    ground: Ground, early: None, capsys: pytest.CaptureFixture[str]
+    ground: Ground, early: None, capsys: Capture
 ) -> None:
     assert main(ground.argv("stalled", *SETTINGS, STALL)) == 0
     run = ground.run("stalled")
     [warning] = read_warnings(run)
     assert warning.problem == "stalled" and warning.step == MIN_UPDATES + 20
-    written = capsys.readouterr().err
+    written = read_stderr(capsys)
     assert written.count(f"warning: {warning.message}\n") == written.count("warning") == 1
     assert "optimizer.scale (now 20)" in warning.message
     assert main(ground.argv("stalled", *SETTINGS, STALL, f"training.steps={STEPS + 20}")) == 0
-    assert "optimizer.scale (now 20)" in capsys.readouterr().err
+    assert "optimizer.scale (now 20)" in read_stderr(capsys)
     assert read_warnings(run) == [warning]

@@ -4,16 +4,18 @@ Adam's settings.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
+from pytest import approx, mark, raises
+from support.capture import Capture, read_stderr
+from support.in_process import refuse, succeed
 from torch.optim import lr_scheduler
 
 from nmt.commands.train import main
 from nmt.config import OptimizerConfig, RunConfig, TrainingConfig
 from nmt.config_files import list_differences, load_config
 from nmt.system.errors import UserError
+from nmt.system.strict_json import Fields
 from nmt.train.optimizer import learning_rate, make_optimizer
 
 PEAK, WARMUP, N_STEPS = 3e-3, 20, 100
@@ -27,7 +29,7 @@ TORCHS_SCHEDULERS: dict[str, Rates] = {
 }
 
 
-@pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "constant"])
+@mark.parametrize("schedule", ["inverse_sqrt", "cosine", "constant"])
 def test_schedules_are_those_of_torch(schedule: str) -> None:
     final = ["optimizer.final_lr=1e-4"] if schedule == "cosine" else []
     settings = [f"optimizer.schedule={schedule}", f"optimizer.peak_lr={PEAK}", *final]
@@ -49,11 +51,11 @@ def test_schedules_are_those_of_torch(schedule: str) -> None:
         scheduler.step()
 
     found = [learning_rate(step, 512, N_STEPS, config) for step in range(1, N_STEPS + 1)]
-    assert found == pytest.approx(expected, rel=1e-9)
+    assert found == approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
+@mark.parametrize(
+    "settings, expected",
     [
         (["schedule=cosine"], "schedule is cosine, which needs a peak_lr"),
         (["peak_lr=1e-3"], "peak_lr is 0.001, but schedule is paper"),
@@ -66,13 +68,11 @@ def test_schedules_are_those_of_torch(schedule: str) -> None:
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings: list[str], expected: str) -> None:
-    with pytest.raises(UserError, match=expected):
+    with raises(UserError, match=expected):
         load_config("base.yaml", [f"optimizer.{setting}" for setting in settings])
 
 
-def test_only_a_cosine_fixes_the_number_of_updates(
-    toy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_cosine_fixes_the_number_of_updates(toy: Path, capsys: Capture) -> None:
     def lengthen(optimizer: OptimizerConfig) -> list[str]:
         short = RunConfig(optimizer=optimizer, training=TrainingConfig(steps=9_000))
         return list_differences(short, RunConfig(optimizer=optimizer))
@@ -83,11 +83,10 @@ def test_only_a_cosine_fixes_the_number_of_updates(
 
     arguments = ["--config", str(toy), "optimizer.schedule=cosine", "optimizer.peak_lr=1e-3"]
     arguments += ["optimizer.warmup_steps=2", "evaluation.bleu=false"]
-    assert main([*arguments, "training.steps=4"]) == 0
-    assert main([*arguments, "training.steps=4"]) == 0
-    assert "begin another run with training.init_from" in capsys.readouterr().err
-    assert main([*arguments, "training.steps=8"]) == 2
-    assert "training.steps: 4 -> 8" in capsys.readouterr().err
+    succeed(main, *arguments, "training.steps=4")
+    succeed(main, *arguments, "training.steps=4")
+    assert "begin another run with training.init_from" in read_stderr(capsys)
+    assert "training.steps: 4 -> 8" in refuse(capsys, main, *arguments, "training.steps=8")
 
 
 def make_layers() -> torch.nn.Sequential:
@@ -122,7 +121,7 @@ def test_weight_decay_is_that_of_torchs_adamw() -> None:
     embedding, linear, norm = theirs
     decaying = [embedding.weight, linear.weight]
     constant = [linear.bias, norm.weight, norm.bias]
-    groups: list[dict[str, Any]]
+    groups: list[Fields]
     groups = [{"params": decaying}, {"params": constant, "weight_decay": 0.0}]
     reference = torch.optim.AdamW(
         groups, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.3, foreach=False

@@ -4,9 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
+from pytest import MonkeyPatch, mark, raises
+from support.capture import Capture, read_stderr
 from support.finished_run import read_losses
+from support.in_process import refuse, succeed
+from support.processor import CPU
 
 from nmt.commands.train import main as nmt_train
 from nmt.config_files import load_recorded_config
@@ -20,8 +23,8 @@ SLOW = "AVX512-BF16 of this processor is slower than fp32"
 NONE = "this processor has no instructions for bf16"
 
 
-@pytest.mark.parametrize(
-    ("cpu_info", "chosen", "reason"),
+@mark.parametrize(
+    "cpu_info, chosen, reason",
     [
         ("flags : fpu avx2 avx512f avx512_bf16 amx_bf16", "bf16", "this processor has AMX"),
         ("flags : avx2 avx512f avx512_bf16", "bf16", "this processor has AVX512-BF16"),
@@ -39,14 +42,14 @@ NONE = "this processor has no instructions for bf16"
     ],
 )
 def test_a_processor_computes_in_bf16_if_it_has_instructions_for_it(
-    cpu_info: str, chosen: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    cpu_info: str, chosen: str, reason: str, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "read_cpu_info", lambda: f"processor : 0\n{cpu_info}\n")
-    assert choose_precision(torch.device("cpu")) == (chosen, reason)
+    assert choose_precision(CPU) == (chosen, reason)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "chosen"),
+@mark.parametrize(
+    "architecture, chosen",
     [
         ("gfx906:sramecc+:xnack-", "fp32"),
         ("gfx90a:sramecc+:xnack-", "bf16"),
@@ -58,7 +61,7 @@ def test_a_processor_computes_in_bf16_if_it_has_instructions_for_it(
     ],
 )
 def test_a_gpu_of_amd_computes_in_bf16_if_its_architecture_does(
-    architecture: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+    architecture: str, chosen: str, monkeypatch: MonkeyPatch
 ) -> None:
     # ROCm's torch reads a capability from the same name, such as 9.0 of gfx906
     monkeypatch.setattr(torch.version, "hip", "7.1")
@@ -69,25 +72,23 @@ def test_a_gpu_of_amd_computes_in_bf16_if_its_architecture_does(
     assert precision == chosen and architecture in reason
 
 
-def test_bf16_is_refused_where_a_gpu_would_emulate_it(
-    toy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_is_refused_where_a_gpu_would_emulate_it(toy: Path, monkeypatch: MonkeyPatch) -> None:
     config = load_recorded_config(toy)
     config = replace(config, training=replace(config.training, precision="bf16"))
     gpu = World(0, 1, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     auto = replace(config, training=replace(config.training, precision="auto"))
     refusal = "capability 7.5 .*; give training.precision=fp32"
-    with pytest.raises(UserError, match=refusal):  # the run began on another machine
+    with raises(UserError, match=refusal):  # the run began on another machine
         resolve(auto, config, gpu)
-    with pytest.raises(UserError, match=refusal):  # before data is prepared
+    with raises(UserError, match=refusal):  # before data is prepared
         check_training_fits(config.model, config.vocab, config.training, gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert resolve(config, config, gpu) == resolve(auto, config, gpu) == config
 
 
-@pytest.mark.parametrize(
-    ("cpu_info", "chosen", "other"),
+@mark.parametrize(
+    "cpu_info, chosen, other",
     [("flags : avx512_bf16", "bf16", "fp32"), ("flags : avx2", "fp32", "bf16")],
 )
 def test_a_run_keeps_the_precision_in_which_it_began(
@@ -96,13 +97,13 @@ def test_a_run_keeps_the_precision_in_which_it_began(
     other: str,
     toy: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     monkeypatch.setattr(device, "read_cpu_info", lambda: cpu_info)
     line = ["--config", str(toy), "training.precision=auto", "training.steps=2"]
     assert nmt_train(line) == 0
-    told = capsys.readouterr().err
+    told = read_stderr(capsys)
     assert f"training.precision: auto has chosen {chosen}, because this processor has " in told
     assert load_recorded_config(tmp_path / "run" / "config.yaml").training.precision == chosen
 
@@ -110,11 +111,11 @@ def test_a_run_keeps_the_precision_in_which_it_began(
     monkeypatch.setattr(
         device, "read_cpu_info", lambda: "flags : avx2" if chosen == "bf16" else "flags : amx_bf16"
     )
-    assert nmt_train([*line, "training.steps=4"]) == 0
-    assert "auto has chosen" not in capsys.readouterr().err
+    succeed(nmt_train, *line, "training.steps=4")
+    assert "auto has chosen" not in read_stderr(capsys)
     assert load_recorded_config(tmp_path / "run" / "config.yaml").training.precision == chosen
     assert list(read_losses(tmp_path / "run")) == [1, 2, 3, 4]
 
     # what is written out is never replaced
-    assert nmt_train([*line, "training.steps=4", f"training.precision={other}"]) == 2
-    assert f"training.precision: {chosen} -> {other}" in capsys.readouterr().err
+    told = refuse(capsys, nmt_train, *line, "training.steps=4", f"training.precision={other}")
+    assert f"training.precision: {chosen} -> {other}" in told

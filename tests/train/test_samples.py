@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from support.finished_run import read_lines, train_toy
+from support.text_lines import read_text_lines
 
 import nmt.api
 from nmt.train.events import LONGEST_LINE
@@ -17,8 +18,8 @@ def test_the_same_lines_are_logged_at_each_validation(toy: Path, corpus: Path) -
     lines = read_lines(config.folder, "sample")
     assert [line["step"] for line in lines] == [20] * 5 + [40] * 5
     assert [line["line"] for line in lines] == [4, 8, 12, 16, 20] * 2
-    sources = (corpus / "valid.en").read_text().splitlines()
-    references = (corpus / "valid.de").read_text().splitlines()
+    sources = read_text_lines(corpus / "valid.en")
+    references = read_text_lines(corpus / "valid.de")
     model = nmt.api.load(config.folder / "checkpoints" / "last")
     for line in lines[5:]:
         assert line["source"] == sources[line["line"] - 1]

@@ -7,12 +7,15 @@ import gc
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-import pytest
 import torch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
+from support.capture import Capture, read_errors
 from support.finished_run import read_tensors
 from support.ground import Ground, check_same, make_ground, untime
 from support.pretend_device import GPU, DeviceTensor, pretend_device
+from support.processor import ALONE, CPU
 from test_fast_paths import POST, batch_of, draw, draw_short, make
 from torch import Tensor
 
@@ -57,15 +60,15 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    ground = make_ground(tmp_path_factory.mktemp("shares"))
+@fixture(scope="module")
+def ground(module_path: Path) -> Ground:
+    ground = make_ground(module_path)
     script = ground.folder / "engine.py"
     script.write_text(ENGINE)
     return replace(ground, command=str(script))
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def whole(ground: Ground) -> RunFolder:
     """The run of one process without the engine."""
     return replace(ground, command="train").finish("whole", *CALM)
@@ -83,9 +86,9 @@ def check_close(run: RunFolder, whole: RunFolder, bound: float = 1e-5) -> None:
             assert line.get(key) == other.get(key)
         # The log has five decimals, so rounding alone may part equal numbers by one.
         for key in {"loss", "nll"} & line.keys():
-            assert line[key] == pytest.approx(other[key], abs=bound + 1e-5)
+            assert line[key] == approx(other[key], abs=bound + 1e-5)
         if "grad_norm" in line:
-            assert line["grad_norm"] == pytest.approx(other["grad_norm"], rel=2e-3, abs=1e-12)
+            assert line["grad_norm"] == approx(other["grad_norm"], rel=2e-3, abs=1e-12)
 
 
 def test_two_and_four_ranks_train_like_one(ground: Ground, whole: RunFolder) -> None:
@@ -121,7 +124,7 @@ def test_bf16_weights_are_those_of_one_rank(ground: Ground) -> None:
     check_close(ground.finish("bf16-two", *settings, size=2), one, 1e-4)
 
 
-@pytest.mark.soak  # takes ten seconds
+@mark.soak  # takes ten seconds
 def test_a_stop_and_a_validation_of_shares(ground: Ground) -> None:
     """One micro-batch for each update and three ranks, two of which run blank ones."""
     settings = (*CALM, *EXTRAS, "training.micro_tokens=300", "training.steps=4")
@@ -131,8 +134,6 @@ def test_a_stop_and_a_validation_of_shares(ground: Ground) -> None:
 
 # ---- within an update --------------------------------------------------------------------------------------------
 
-CPU = torch.device("cpu")
-ALONE = World(0, 1, CPU)
 SHAPE = BatchShape(192, 192, 16, 128)
 
 
@@ -162,15 +163,15 @@ def check_near(there: Tensor, here: Tensor) -> None:
     assert here.any() and (there.on_host - here).norm() <= 1e-5 * here.norm()
 
 
-@pytest.fixture
-def uncompiled_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture
+def uncompiled_twins(monkeypatch: MonkeyPatch) -> None:
     """Nothing is compiled, no kernel runs, and a sum over two ranks is that of one."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(World, "sum", lambda world, tensor: tensor)
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
 
 
-@pytest.mark.usefixtures("uncompiled_twins")
+@mark.usefixtures("uncompiled_twins")
 def test_what_ranks_exchange_is_not_recorded() -> None:
     """Weights are collected before the first micro-batch of an update, and gradients summed after the
     last; the one graph of all micro-batches has neither, and nothing that waits.
@@ -204,9 +205,9 @@ def test_what_ranks_exchange_is_not_recorded() -> None:
 
 
 # Without the compiler, test_what_ranks_exchange_is_not_recorded computes the same.
-@pytest.mark.gpu_dry
-@pytest.mark.soak  # compiles for 20 seconds
-def test_compiled_code_gives_the_gradients_of_eager_code(monkeypatch: pytest.MonkeyPatch) -> None:
+@mark.gpu_dry
+@mark.soak  # compiles for 20 seconds
+def test_compiled_code_gives_the_gradients_of_eager_code(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "BACKEND", "aot_eager")
     found = []
     for shape in (None, BatchShape(64, 64, 16, 64)):
@@ -219,8 +220,8 @@ def test_compiled_code_gives_the_gradients_of_eager_code(monkeypatch: pytest.Mon
         assert theirs.any() and torch.equal(ours, theirs)
 
 
-@pytest.mark.usefixtures("uncompiled_twins")
-def test_a_graph_takes_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+@mark.usefixtures("uncompiled_twins")
+def test_a_graph_takes_three_passes(monkeypatch: MonkeyPatch) -> None:
     """Two that warm up and one that is recorded, however many micro-batches an update has. What warms up
     has been freed when the graph takes its own memory.
     """
@@ -242,9 +243,9 @@ def test_a_graph_takes_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(held) == 3 and len(set(held)) == 1
 
 
-@pytest.mark.usefixtures("uncompiled_twins")
-@pytest.mark.parametrize(
-    ("votes", "told"),
+@mark.usefixtures("uncompiled_twins")
+@mark.parametrize(
+    "votes, told",
     [
         ([1.0], "the model cannot be compiled"),
         ([0.0, 1.0], "the CUDA graph cannot be recorded"),
@@ -253,8 +254,8 @@ def test_a_graph_takes_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_another_rank_cannot_do_no_rank_does(
     votes: list[float],
     told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     batch, left = draw_batch(1), iter(votes)
     expected = RecordedReplica(make_objective(), Twins(1, 2, CPU), False).run(batch, 0.1, 0)
@@ -267,7 +268,7 @@ def test_what_another_rank_cannot_do_no_rank_does(
         assert device.replays == 0
         check_near(found, expected)
     assert (replica.compiled is None) == (replica.recording is None) == (len(votes) == 1)
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = read_errors(capsys)
     assert told in line and "it fails on another rank" in line
 
 
@@ -282,12 +283,12 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded() -> None:
     with pretend_device():
         warm_up(work, GPU)
         capture(work, GPU)
-        with pytest.raises(ValueError):
+        with raises(ValueError):
             capture(work, GPU)
     assert seen == [True, True, False, False] and gc.isenabled()
 
 
-def test_what_an_update_reads_whole_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_update_reads_whole_is_not_divided(monkeypatch: MonkeyPatch) -> None:
     model = dict(make_objective().model.named_parameters())
     matrices = {name for name, p in model.items() if p.dim() > 1 and "embedding" not in name}
 
@@ -306,7 +307,7 @@ def test_what_an_update_reads_whole_is_not_divided(monkeypatch: pytest.MonkeyPat
     assert sorted(owned) == sorted(matrices)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@mark.parametrize("size", [2, 3, 5])
 def test_shares_are_even_and_whole_again(size: int) -> None:
     """What is gathered of all ranks' shares is what was divided, whatever their number."""
     model = dict(make_objective().model.named_parameters())

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import pytest
+from pytest import MonkeyPatch, approx, fixture, raises
+from support.capture import Capture, read_stderr
 from support.finished_run import list_differing, read_lines, read_tensors, train_toy
+from support.in_process import refuse
 from support.made_sinks import install_sinks
 from support.needs import needs_package
+from support.text_lines import read_json_lines
 from support.waiting import HANG_S
 
 from nmt.commands.train import main as nmt_train
@@ -21,15 +23,17 @@ from nmt.config_files import format_config, load_config, load_recorded_config
 from nmt.extras.tracking import sinks
 from nmt.extras.tracking.sinks import Trackers
 from nmt.system.errors import UserError
+from nmt.system.files import read_json
 from nmt.system.run_folder import RunFolder
+from nmt.system.strict_json import Fields
 from nmt.train.events import SkippedEvent, read_events
 
 SETTINGS = ["training.steps=6", "training.validate_every=3", "evaluation.sentences=5"]
 SETTINGS += ["decoding.min_length=2"]
 
 
-@pytest.fixture(autouse=True)
-def user_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture(autouse=True)
+def user_package(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)
@@ -41,7 +45,7 @@ def train(toy: Path, name: str, *settings: str) -> RunConfig:
     return train_toy(toy, *SETTINGS, f"out={toy.parent}/{name}", *settings)
 
 
-def read_untimed(config: RunConfig) -> list[dict[str, Any]]:
+def read_untimed(config: RunConfig) -> list[Fields]:
     """The lines without what differs between any two runs."""
     return [
         {key: x for key, x in line.items() if not key.endswith(("_s", "_bytes"))}
@@ -49,12 +53,12 @@ def read_untimed(config: RunConfig) -> list[dict[str, Any]]:
     ]
 
 
-def test_no_sink_changes_a_run(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_sink_changes_a_run(toy: Path, capsys: Capture) -> None:
     names = "raises,stumbles,hangs,ends,cannot-be-made,keeps"
     plain = train(toy, "plain")
     capsys.readouterr()
     tracked = train(toy, "tracked", f"training.track=[{names}]")
-    error = capsys.readouterr().err
+    error = read_stderr(capsys)
     run = RunFolder(tracked.folder)
 
     # the same bits, the same figures
@@ -73,7 +77,7 @@ def test_no_sink_changes_a_run(toy: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "the run is not affected, and its next start sends all its figures" in error
 
     # the one that behaves has it all
-    *kept, closed = map(json.loads, (run.path / "kept.jsonl").read_text().splitlines())
+    *kept, closed = read_json_lines(run.path / "kept.jsonl")
     assert kept == read_lines(run.path)
     assert closed == {"closed": True}
 
@@ -83,12 +87,12 @@ def test_a_continued_run_is_sent_anew(toy: Path) -> None:
     config = train(toy, "run", "training.track=[keeps]")
     steps = [json.loads(line).get("step") for line in (config.folder / "kept.jsonl").open()]
     assert steps[:-1] == [line["step"] for line in read_lines(config.folder)]
-    with pytest.raises(UserError, match=r"track names a sink twice"):
+    with raises(UserError, match=r"track names a sink twice"):
         train(toy, "run", "training.track=[keeps,keeps]")
 
 
 def test_a_sink_that_is_too_far_behind_gets_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(sinks, "MAX_WAITING", 5)
     trackers = Trackers(["hangs"])
@@ -96,20 +100,19 @@ def test_a_sink_that_is_too_far_behind_gets_no_more(
     for step in range(20):
         trackers.send(SkippedEvent(step=step, loss="nan", grad_norm="nan"))
     trackers.finish()  # at once
-    assert capsys.readouterr().err.count("hangs: is 5 lines behind; the run is not affected") == 1
+    assert read_stderr(capsys).count("hangs: is 5 lines behind; the run is not affected") == 1
 
 
 def test_what_cannot_be_tracked_is_refused(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
-    assert nmt_train(["--config", str(toy), "training.track=[tensorbord]"]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = refuse(capsys, nmt_train, "--config", toy, "training.track=[tensorbord]")
     known = "cannot-be-made, ends, hangs, keeps, raises, stumbles, tensorboard, wandb"
     assert f"'tensorbord' is not a known sink; choose from {known}," in line
 
     monkeypatch.setattr("nmt.extras.tracking.sinks.is_installed", lambda name: False)
-    assert nmt_train(["--config", str(toy), "training.track=[tensorboard]"]) == 2
-    assert "pip install -e '.[tensorboard]'" in capsys.readouterr().err.splitlines()[-1]
+    line = refuse(capsys, nmt_train, "--config", toy, "training.track=[tensorboard]")
+    assert "pip install -e '.[tensorboard]'" in line
     assert not (toy.parent / "store").exists() and not (toy.parent / "run").exists()
     monkeypatch.undo()
 
@@ -124,7 +127,7 @@ def test_what_cannot_be_tracked_is_refused(
 # ---- TensorBoard and W&B ---------------------------------------------------------------------------
 
 
-def make_lines(step: int) -> list[dict[str, Any]]:
+def make_lines(step: int) -> list[Fields]:
     """What training writes at an update that is validated."""
     texts = {"source": "# Der *Hund*", "reference": "<b>", "translation": "The dog"}
     return [
@@ -136,7 +139,7 @@ def make_lines(step: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture
+@fixture
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -183,7 +186,7 @@ def send(run: Path, name: str, **environment: str) -> None:
 
 
 @needs_package("tensorboard", "tensorboard")
-def test_tensorboard_has_the_figures(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_has_the_figures(run: Path, monkeypatch: MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     foreign = run / "tensorboard" / "events.out.tfevents.of.mine"
@@ -202,7 +205,7 @@ def test_tensorboard_has_the_figures(run: Path, monkeypatch: pytest.MonkeyPatch)
     assert board.Tags()["scalars"] == ["train/nll", "train/lr", "train/elapsed_s", "valid/nll"]
     assert [(point.step, point.value) for point in board.Scalars("train/nll")] == [(1, 3), (2, 2)]
     first_point, second_point = board.Scalars("train/nll")
-    assert second_point.wall_time - first_point.wall_time == pytest.approx(10)
+    assert second_point.wall_time - first_point.wall_time == approx(10)
     (text,) = board.Tensors("config/text_summary")[0].tensor_proto.string_val
     assert b"    model:\n      d_model: 128\n" in text
     (text,) = board.Tensors("sample/line 7/text_summary")[-1].tensor_proto.string_val
@@ -231,4 +234,4 @@ def test_wandb_has_the_figures(run: Path, tmp_path: Path) -> None:
         assert row["valid/nll"] == 2
         assert row["samples.nrows"] == 2
     (table,) = (run / "wandb").glob("latest-run/files/media/table/samples_3_*.json")
-    assert json.loads(table.read_text())["data"][0] == [7, "# Der *Hund*", "<b>", "The dog"]
+    assert read_json(table)["data"][0] == [7, "# Der *Hund*", "<b>", "The dog"]

@@ -8,11 +8,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, approx, fixture, raises
+from support.capture import Capture, read_errors, read_stderr
 from support.finished_run import list_differing, read_lines, read_losses, read_tensors
 from support.forks import run_on_ranks
 from support.ground import Ground, check_same
+from support.in_process import refuse, succeed
+from support.processor import ALONE
 
 from nmt.checkpoint import checkpoint
 from nmt.checkpoint.run_checkpoints import list_steps
@@ -34,7 +37,7 @@ from nmt.train.update import Outcomes, UpdateOutcome
 LOGGED = ("training.log_every=1", "training.validate_every=100", "training.steps=20")
 
 
-@pytest.fixture(scope="module")
+@fixture(scope="module")
 def whole(ground: Ground) -> RunFolder:
     """A run of 20 updates that nobody disturbed."""
     return train(ground, "whole", *LOGGED)
@@ -72,17 +75,15 @@ def test_a_listener_hears_what_a_rank_does(ground: Ground, whole: RunFolder) -> 
     settings = [*LOGGED, "training.validate_every=10", f"out={ground.folder / 'heard'}"]
     notes = Notes()
     config = load_config(str(ground.config), settings)
-    assert run_start.train(config, config, World(0, 1, torch.device("cpu")), notes, Mirror()) == 0
+    assert run_start.train(config, config, ALONE, notes, Mirror()) == 0
     expected = {line["step"]: line["loss"] for line in read_lines(whole.path, "train")}
-    assert notes.losses == pytest.approx(expected, abs=1e-5) and len(expected) == 20
+    assert notes.losses == approx(expected, abs=1e-5) and len(expected) == 20
     found = [phase for phase, _ in groupby(notes.phases)]
     assert found[:2] == ["training", "saving"] and found[-1] == "end"
     assert found.count("validating") == 2
 
 
-def test_what_a_run_began_with_is_read_once(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_began_with_is_read_once(ground: Ground, monkeypatch: MonkeyPatch) -> None:
     auto = (*LOGGED, "training.precision=auto", "training.micro_tokens=auto")
     run = train(ground, "read", *auto, "training.steps=1")
     opened, open_file = [], os.open
@@ -110,9 +111,7 @@ class Late(Outcomes):
         Late.n_behind += len(self.in_flight)
 
 
-def test_outcomes_that_come_late_change_no_figure(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcomes_that_come_late_change_no_figure(ground: Ground, monkeypatch: MonkeyPatch) -> None:
     settings = ("training.log_every=2", "training.validate_every=5", "training.checkpoint_every=7")
     at_once = train(ground, "at-once", *settings)
     monkeypatch.setattr("nmt.train.loop.Outcomes", Late)
@@ -121,16 +120,16 @@ def test_outcomes_that_come_late_change_no_figure(
 
 
 def test_ranks_with_different_texts_are_refused(
-    ground: Ground, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ground: Ground, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     """As where each machine has a store of its own."""
     monkeypatch.setattr(World, "collect", lambda self, data: [data, b"another"])
-    assert main(ground.argv("torn", *LOGGED)) == 2
-    assert "holds other data on another machine" in capsys.readouterr().err
+    line = refuse(capsys, main, *ground.argv("torn", *LOGGED))
+    assert "holds other data on another machine" in line
 
 
 def test_what_was_killed_before_its_first_checkpoint_makes_way(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
+    ground: Ground, capsys: Capture
 ) -> None:
     killed = train(ground, "early", *LOGGED, "training.steps=2")
     shutil.rmtree(killed.checkpoints)
@@ -138,8 +137,8 @@ def test_what_was_killed_before_its_first_checkpoint_makes_way(
     metrics = killed.metrics.read_bytes()
 
     def check_refused() -> None:
-        assert main(ground.argv("early", *other)) == 2
-        assert "started with different settings (seed: 3 -> 9; " in capsys.readouterr().err
+        line = refuse(capsys, main, *ground.argv("early", *other))
+        assert "started with different settings (seed: 3 -> 9; " in line
         assert killed.metrics.read_bytes() == metrics
 
     check_refused()  # it is done, and somebody removed its checkpoints
@@ -153,9 +152,7 @@ def test_what_was_killed_before_its_first_checkpoint_makes_way(
     assert load_recorded_config(killed.config).seed == 9
 
 
-def test_the_folder_of_another_program_is_refused(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_folder_of_another_program_is_refused(ground: Ground, capsys: Capture) -> None:
     run = ground.run("foreign")
     run.checkpoints.mkdir(parents=True)
     texts = {run.config: "learning_rate: 0.1\n", run.metrics: "precious", run.status: '{"step": 0}'}
@@ -163,17 +160,17 @@ def test_the_folder_of_another_program_is_refused(
         path.write_text(text)
     assert main(ground.argv("foreign")) == 2
     refused = "config.yaml:1: learning_rate: unknown key; damaged, or of another version of nmt"
-    assert refused in capsys.readouterr().err
+    assert refused in read_stderr(capsys)
     assert {path: path.read_text() for path in texts} == texts
 
 
 def test_the_root_folder_is_refused(ground: Ground) -> None:
-    with pytest.raises(UserError, match="is the root folder; choose another out=DIR"):
+    with raises(UserError, match="is the root folder; choose another out=DIR"):
         find_begun_run(load_config(str(ground.config), ["out=/"]))
 
 
 def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
+    ground: Ground, capsys: Capture
 ) -> None:
     settings = (*LOGGED, "training.checkpoint_every=4", "training.steps=8")
     run = train(ground, "damaged", *settings)
@@ -184,19 +181,19 @@ def test_the_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     damaged.write_bytes(data)
     capsys.readouterr()
     train(ground, "damaged", *settings)
-    written = capsys.readouterr().err
+    written = read_stderr(capsys)
     assert str(damaged) in written and "continuing after update 4" in written
     assert list_differing(read_tensors(run.path, 8), expected) == []
     shutil.rmtree(run.checkpoint(4))
     damaged.write_bytes(data)
     assert main(ground.argv("damaged", *settings)) == 1
-    *_, last = capsys.readouterr().err.splitlines()
+    *_, last = read_errors(capsys)
     assert "none of its 1 checkpoints can be used" in last and str(damaged) in last
     assert last.endswith("restore one, or train again with another out=DIR")
 
 
 def test_checkpoints_that_follow_soon_have_weights_alone_and_no_bit_is_lost(
-    ground: Ground, whole: RunFolder, capsys: pytest.CaptureFixture[str]
+    ground: Ground, whole: RunFolder, capsys: Capture
 ) -> None:
     keys = ("training.checkpoint_every=4", "training.checkpoint_minutes=10")
     settings = [*LOGGED, *keys, "training.keep_checkpoints=9"]
@@ -210,15 +207,15 @@ def test_checkpoints_that_follow_soon_have_weights_alone_and_no_bit_is_lost(
     shutil.rmtree(run.checkpoint(20))
     capsys.readouterr()
     train(ground, "light", *settings)
-    assert "continuing after update 4" in capsys.readouterr().err
+    assert "continuing after update 4" in read_stderr(capsys)
     assert list_differing(read_tensors(whole.path, 20), read_tensors(run.path, 20)) == []
     again = {step: read_bytes(run.checkpoint(step) / MODEL_FILE) for step in list_steps(run)}
     assert again == weights
-    assert nmt_average([str(run.path), "--last", "3"]) == 0
+    succeed(nmt_average, run.path, "--last", "3")
 
 
 def test_weights_alone_do_not_hide_that_moments_cannot_be_written(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ground: Ground, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     save = checkpoint.save_checkpoint
 
@@ -230,7 +227,7 @@ def test_weights_alone_do_not_hide_that_moments_cannot_be_written(
     monkeypatch.setattr(checkpoint, "save_checkpoint", save_if_small)
     settings = (*LOGGED, "training.checkpoint_every=2", "training.checkpoint_minutes=10")
     assert main(ground.argv("full", *settings)) == 1
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert (
         "failure 3 in a row" in said and "the checkpoint of update 6 could not be written" in said
     )
@@ -274,17 +271,17 @@ def test_a_table_of_positions_that_grows_on_one_rank(ground: Ground) -> None:
 
 
 def test_the_page_of_a_run_is_written_when_it_is_done(
-    whole: RunFolder, ground: Ground, capsys: pytest.CaptureFixture[str]
+    whole: RunFolder, ground: Ground, capsys: Capture
 ) -> None:
     assert whole.report.is_file()
     whole.report.unlink()
     whole.report.mkdir()  # it cannot be replaced: training is not lost for that
     assert main(ground.argv("whole", *LOGGED)) == 0
-    assert "warning: no report" in capsys.readouterr().err
+    assert "warning: no report" in read_stderr(capsys)
     whole.report.rmdir()
     assert main(ground.argv("whole", *LOGGED)) == 0
     next_line = f"its curves and samples: {whole.report}\nnext: nmt-average {whole.path}\n"
-    assert capsys.readouterr().err.endswith(next_line)
+    assert read_stderr(capsys).endswith(next_line)
 
 
 def test_what_only_a_compiled_model_needs_is_not_imported(ground: Ground) -> None:
@@ -299,45 +296,41 @@ def test_what_only_a_compiled_model_needs_is_not_imported(ground: Ground) -> Non
     assert ground.run("quick").checkpoint(2).is_dir()
 
 
-def test_settings_that_cannot_be_meant_are_named(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_that_cannot_be_meant_are_named(ground: Ground, capsys: Capture) -> None:
     odd = ("training.steps=2", "optimizer.warmup_steps=3", "training.freeze=[encoder]")
     train(ground, "odd", *odd)
-    said = capsys.readouterr().err
+    said = read_stderr(capsys)
     assert "optimizer.warmup_steps is 3, but training.steps is 2" in said
     assert "training.freeze keeps random weights (encoder)" in said
     train(ground, "sane", "training.steps=2", "optimizer.warmup_steps=2")
-    assert "warning" not in capsys.readouterr().err
+    assert "warning" not in read_stderr(capsys)
 
 
 def test_a_run_that_was_moved_is_not_trained_in_its_old_place(
-    ground: Ground, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ground: Ground, tmp_path: Path, capsys: Capture
 ) -> None:
     run = train(ground, "before", "training.steps=2", "training.checkpoint_every=1")
     moved = tmp_path / "after"
     shutil.copytree(run.path, moved)  # which makes folders of links, as some ways of copying do
-    assert main(["--config", str(moved / "config.yaml"), "training.steps=3"]) == 2
-    assert f"give out={moved} to continue this run" in capsys.readouterr().err
+    line = refuse(capsys, main, "--config", moved / "config.yaml", "training.steps=3")
+    assert f"give out={moved} to continue this run" in line
     assert list_steps(run) == [1, 2]
     for copy in (moved / "checkpoints" / "last", moved / "checkpoints" / "best"):
         assert copy.is_dir() and not copy.is_symlink()
 
-    assert main(["--config", str(moved / "config.yaml"), "training.steps=3", f"out={moved}"]) == 0
-    assert "could not update the links" not in capsys.readouterr().err
+    succeed(main, "--config", moved / "config.yaml", "training.steps=3", f"out={moved}")
+    assert "could not update the links" not in read_stderr(capsys)
     assert (moved / "checkpoints" / "last").readlink() == Path("step-0000003")
     assert (moved / "checkpoints" / "best").is_symlink()
-    assert main(["--config", str(moved / "config.yaml"), f"out={moved}", "training.steps=3"]) == 0
+    succeed(main, "--config", moved / "config.yaml", f"out={moved}", "training.steps=3")
 
 
-def test_a_folder_in_the_place_of_a_link_is_named_and_kept(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_in_the_place_of_a_link_is_named_and_kept(ground: Ground, capsys: Capture) -> None:
     run = train(ground, "taken", "training.steps=1", "training.validate_every=100")
     last = run.checkpoints / "last"
     last.unlink()
     last.mkdir()
     (last / "mine.txt").write_text("mine")
     train(ground, "taken", "training.steps=2", "training.validate_every=100")
-    assert f"{last}: is a folder of its own" in capsys.readouterr().err
+    assert f"{last}: is a folder of its own" in read_stderr(capsys)
     assert list_steps(run)[-1] == 2 and (last / "mine.txt").exists()

@@ -10,9 +10,11 @@ test_shares.py.
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, approx, fixture, mark, raises
+from support.capture import Capture, read_errors
 from support.pretend_device import GPU, DeviceTensor, PretendDevice, pretend_device
+from support.processor import ALONE
 from test_fast_paths import POST, batch_of, draw, make
 from torch import Tensor
 
@@ -28,12 +30,11 @@ from nmt.train.loss import Objective
 from nmt.train.optimizer import make_optimizer
 from nmt.train.update import Outcomes, run_update
 
-CPU = World(0, 1, torch.device("cpu"))
 SHAPE = BatchShape(192, 192, 16, 128)
 
 
-@pytest.fixture(autouse=True)
-def without_kernels_and_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+@fixture(autouse=True)
+def without_kernels_and_compilers(monkeypatch: MonkeyPatch) -> None:
     # Triton's kernels need a driver
     monkeypatch.setattr("nmt.engines.cuda.loss_triton.supports_fused_loss", lambda hidden: False)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
@@ -51,7 +52,7 @@ class Made(RecordedReplica):
 
 def trained(device: PretendDevice | None) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
     """Weights and outcomes after four updates of two micro-batches."""
-    config, objective, world = RunConfig(model=POST), Objective(make(POST), 0.1), CPU
+    config, objective, world = RunConfig(model=POST), Objective(make(POST), 0.1), ALONE
     if device:
         world = World(0, 1, GPU)
         device.to_device(objective)
@@ -81,7 +82,7 @@ def test_an_update_waits_for_nothing_and_equals_that_of_the_cpu() -> None:
         assert device.waits == {"an event": 1}
     assert [one[0] for one in seen_there] == [1, 2, 3, 4]
     for a, b in zip(seen_there, seen, strict=True):
-        assert a[1:4] == pytest.approx(b[1:4], rel=1e-5) and a[4]
+        assert a[1:4] == approx(b[1:4], rel=1e-5) and a[4]
     for there_one, one in zip(there, weights, strict=True):
         assert (there_one - one).norm() <= 1e-5 * one.norm()
 
@@ -89,7 +90,7 @@ def test_an_update_waits_for_nothing_and_equals_that_of_the_cpu() -> None:
 def make_replicas() -> list[RecordedReplica]:
     """Without a shape, and with one."""
     return [
-        RecordedReplica(Objective(make(POST), 0.1), CPU, False, shape) for shape in (None, SHAPE)
+        RecordedReplica(Objective(make(POST), 0.1), ALONE, False, shape) for shape in (None, SHAPE)
     ]
 
 
@@ -97,8 +98,8 @@ class PTXASError(Exception):
     """As Triton's, which is no RuntimeError."""
 
 
-@pytest.mark.parametrize(
-    ("error", "place", "told"),
+@mark.parametrize(
+    "error, place, told",
     [
         (PTXASError("ptxas: no such GPU"), "_compute_sums", "cannot be compiled"),
         (
@@ -114,8 +115,8 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
     error: Exception,
     place: str,
     told: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     def fail(*_: Any) -> None:
         raise error
@@ -123,16 +124,16 @@ def test_what_cannot_be_compiled_or_recorded_runs_all_the_same(
     monkeypatch.setattr(f"nmt.engines.cuda.recorded_replica.{place}", fail)
     batch, (plain, fixed) = batch_of(draw(1, n=3), 192), make_replicas()
     if told is None:  # it is for the caller to try a smaller one
-        with pytest.raises(type(error)):
+        with raises(type(error)):
             fixed.run(batch, 1.0, 3)
         return
     for _ in range(2):
         assert torch.equal(fixed.run(batch, 1.0, 3), plain.run(batch, 1.0, 3))
-    said = capsys.readouterr().err.splitlines()
+    said = read_errors(capsys)
     assert len(said) == 1 and told in said[0] and type(error).__name__ in said[0]
 
 
-@pytest.mark.parametrize("numbers", [[4, 4, 0, 9, 4], [7]])
+@mark.parametrize("numbers", [[4, 4, 0, 9, 4], [7]])
 def test_a_look_up_has_the_gradient_of_torchs(numbers: list[int]) -> None:
     ids, table = torch.tensor(numbers), torch.randn(10, 3)
     factor = torch.randn(len(numbers), 3)

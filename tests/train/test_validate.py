@@ -1,16 +1,18 @@
 """What `evaluation.sentences` counts: a part of the dev set that stands for the whole."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import approx, mark, raises
+from support.capture import Capture, read_stderr
 from support.finished_run import read_lines, train_toy
 from support.forks import run_on_ranks
+from support.in_process import refuse, succeed
 from support.prepared_toy import prepare_toy
+from support.text_lines import read_text_lines
 
 import nmt.api
 from nmt.commands.average import main as nmt_average
@@ -18,7 +20,7 @@ from nmt.commands.translate import main as nmt_translate
 from nmt.config_files import format_config
 from nmt.data.vocab import Vocab
 from nmt.system.errors import UserError
-from nmt.system.files import seal, write_text
+from nmt.system.files import read_json, seal, write_text
 from nmt.train.validate import choose_dev_lines, open_dev
 
 
@@ -39,15 +41,15 @@ def test_the_nll_is_that_of_each_piece_of_the_dev_set(toy: Path, corpus: Path) -
     config = train_toy(toy, *settings)
     (valid,) = read_lines(config.folder, "valid")
     assert not read_lines(config.folder, "sample")
-    sources = (corpus / "valid.en").read_text().splitlines()
-    targets = (corpus / "valid.de").read_text().splitlines()
+    sources = read_text_lines(corpus / "valid.en")
+    targets = read_text_lines(corpus / "valid.de")
     pairs = nmt.api.score_pairs(zip(sources, targets, strict=True), config.folder)
     log_probs = [log_prob for pair in pairs for log_prob in pair.log_probs]
-    assert valid["nll"] == pytest.approx(-sum(log_probs) / len(log_probs), abs=2e-5)
+    assert valid["nll"] == approx(-sum(log_probs) / len(log_probs), abs=2e-5)
 
 
 def test_a_part_of_the_dev_set_is_scored_and_named(
-    toy: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+    toy: Path, corpus: Path, capsys: Capture
 ) -> None:
     settings = [
         "training.steps=150",
@@ -61,19 +63,19 @@ def test_a_part_of_the_dev_set_is_scored_and_named(
     record = read_lines(config.folder)[-1]
     assert record["kind"] == "valid" and record["signature"].endswith("|lines:10/20")
 
-    sources = (corpus / "valid.en").read_text().splitlines()
-    references = (corpus / "valid.de").read_text().splitlines()
+    sources = read_text_lines(corpus / "valid.en")
+    references = read_text_lines(corpus / "valid.de")
     translations = nmt.api.load(config.folder).translate(sources)
     texts = [translation.text for translation in translations]
     part = slice(1, 20, 2)
     expected = sacrebleu.corpus_bleu(texts[part], [references[part]]).score
-    assert record["bleu"] == pytest.approx(expected) and expected > 0
+    assert record["bleu"] == approx(expected) and expected > 0
     assert expected != sacrebleu.corpus_bleu(texts[:10], [references[:10]]).score
 
     capsys.readouterr()
-    assert nmt_average([str(config.folder), "--curve"]) == 0
-    assert "10 of the 20 dev lines" in capsys.readouterr().err
-    curve = json.loads((config.folder / "averaging.json").read_text())
+    succeed(nmt_average, config.folder, "--curve")
+    assert "10 of the 20 dev lines" in read_stderr(capsys)
+    curve = read_json(config.folder / "averaging.json")
     assert curve["dev_set"]["lines"] == 10 and curve["signature"].endswith("|lines:10/20")
 
 
@@ -120,25 +122,25 @@ def test_ranks_share_the_decoding_of_the_dev_set(tmp_path: Path) -> None:
     assert counts == ["lines 10", "lines 10 20"]
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"), [(b"\xff\n" * 20, "not UTF-8"), (b"A line.\n" * 19, "19 lines for 20")]
+@mark.parametrize(
+    "text, fault", [(b"\xff\n" * 20, "not UTF-8"), (b"A line.\n" * 19, "19 lines for 20")]
 )
 def test_dev_text_that_a_stranger_sealed_is_named(text: bytes, fault: str, tmp_path: Path) -> None:
     store = Path(prepare_toy(tmp_path).data.store)
     (store / "valid.tgt.txt").write_bytes(text)
     seal(store)
-    with pytest.raises(UserError, match=rf"valid\.tgt\.txt: is damaged \(.*{fault}"):
+    with raises(UserError, match=rf"valid\.tgt\.txt: is damaged \(.*{fault}"):
         open_dev(store, Vocab.load(store / "vocab.model"))
 
 
-def test_a_dev_set_without_a_tag_is_named(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dev_set_without_a_tag_is_named(toy: Path, capsys: Capture) -> None:
     corpora = "data.train=[{src: train.en, tgt: train.de, tag: <a>}]"
     train_toy(toy, corpora, "training.steps=1", "vocab.size=90", "model.tied=false")
-    assert "data.valid.tag is not set; set it to one of <a>" in capsys.readouterr().err
+    assert "data.valid.tag is not set; set it to one of <a>" in read_stderr(capsys)
 
 
 def test_the_dev_and_the_test_set_are_translated_with_their_tags(
-    toy: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+    toy: Path, corpus: Path, capsys: Capture
 ) -> None:
     files = {name: f"src: {name}.en, tgt: {name}.de, tag: " for name in ("train", "valid", "test")}
     settings = ["training.steps=3", "vocab.size=90", "model.tied=false", "decoding.min_length=6"]
@@ -149,7 +151,7 @@ def test_the_dev_and_the_test_set_are_translated_with_their_tags(
     record = read_lines(config.folder)[-1]
     for name, tag in (("valid", "<a>"), ("test", "<b>")):
         sources, references = (
-            (corpus / f"{name}.{language}").read_text().splitlines() for language in ("en", "de")
+            read_text_lines(corpus / f"{name}.{language}") for language in ("en", "de")
         )
         translator = nmt.api.load(config.folder, settings=[f"decoding.tag={tag}"])
         texts = [one.text for one in translator.translate(sources)]
@@ -161,18 +163,18 @@ def test_the_dev_and_the_test_set_are_translated_with_their_tags(
             found = evaluation.scores[0][0].value
             assert evaluation.systems[0].texts == texts
             assert evaluation.systems[0].config.decoding.tag == tag
-        assert found == pytest.approx(expected) and expected > 0
+        assert found == approx(expected) and expected > 0
         untagged = nmt.api.load(config.folder).translate(sources)
         assert texts != [one.text for one in untagged]
-    with pytest.raises(UserError, match="decoding.tag is '<a>', but data.test has the tag '<b>'"):
+    with raises(UserError, match="decoding.tag is '<a>', but data.test has the tag '<b>'"):
         nmt.api.evaluate(config.folder, settings=["decoding.tag=<a>"])
 
     (corpus / "one.en").write_text("red dog\n")
     command = [str(config.folder), "-i", str(corpus / "one.en"), "-o", str(corpus / "out")]
     capsys.readouterr()
     assert nmt_translate(command) == 0
-    assert "decoding.tag is not set; set it to one of <a> <b>" in capsys.readouterr().err
-    assert nmt_translate([*command, "--tag", "<b>"]) == 0
-    assert "decoding.tag" not in capsys.readouterr().err
-    assert nmt_translate([*command, "--tag", "<c>"]) == 2
-    assert "decoding.tag: '<c>' is not a symbol" in capsys.readouterr().err
+    assert "decoding.tag is not set; set it to one of <a> <b>" in read_stderr(capsys)
+    succeed(nmt_translate, *command, "--tag", "<b>")
+    assert "decoding.tag" not in read_stderr(capsys)
+    line = refuse(capsys, nmt_translate, *command, "--tag", "<c>")
+    assert "decoding.tag: '<c>' is not a symbol" in line

@@ -2,13 +2,13 @@
 forward pass.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import numpy as np
-import pytest
 import torch
+from pytest import approx, mark, raises
 from support.plain_search import EOS, Full, Ids, assert_same, recursion
 from support.rings import amount
 from support.searches import make_sources
@@ -37,7 +37,7 @@ def model(seed: int, shape: ModelConfig = SHAPE) -> Transformer:
 
 
 def sources(n: int) -> list[Ids]:
-    return make_sources(random.Random(n), n, 8, V)
+    return make_sources(Random(n), n, 8, V)
 
 
 class Mean:
@@ -58,8 +58,8 @@ class Mean:
 ENSEMBLES = [SHAPES, *amount([], [SHAPES[:2], SHAPES[2:], [SHAPE] * 3])]
 
 
-@pytest.mark.parametrize("beam", [1, 4])
-@pytest.mark.parametrize("preset", ["vaswani2017", "fairseq", "marian"])
+@mark.parametrize("beam", [1, 4])
+@mark.parametrize("preset", ["vaswani2017", "fairseq", "marian"])
 def test_it_is_the_mean_of_probabilities(preset: str, beam: int) -> None:
     values = {**DecodingConfig.PRESETS[preset], "beam": beam, "max_ratio": 0.5, "max_extra": 4}
     for seed, shapes in enumerate(ENSEMBLES):
@@ -78,11 +78,11 @@ def test_logits_may_be_large_and_probabilities_small() -> None:
     one.projection.bias.add_(100)  # which changes no probability
     torch.testing.assert_close(ensemble.projection(hidden), usual, rtol=0, atol=1e-4)
     small = torch.tensor([-200.0])
-    assert average_log_probs([small, small]).item() == pytest.approx(-200)
+    assert average_log_probs([small, small]).item() == approx(-200)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("shape", SHAPES)
+@mark.parametrize("sample", [False, True])
 def test_a_model_and_itself_are_the_model(shape: ModelConfig, sample: bool) -> None:
     ours, given = model(3, shape), sources(12)
     config = DecodingConfig(max_extra=5, sample=sample)
@@ -94,12 +94,12 @@ def test_a_model_and_itself_are_the_model(shape: ModelConfig, sample: bool) -> N
         assert_same(others, [(one.score, tuple(one.ids)) for one in some])
 
 
-@pytest.mark.parametrize("limits", [(7, 20), (20, 7)])
+@mark.parametrize("limits", [(7, 20), (20, 7)])
 def test_the_shortest_table_of_positions_bounds_all(limits: tuple[int, int]) -> None:
     models = [model(0), *(model(n, replace(SHAPES[2], max_positions=n)) for n in limits)]
     config = DecodingConfig(max_extra=50, min_length=50, beam=2)
     for order in (models, models[::-1]):
         found = search(Ensemble(order), pack([(4, 5, EOS)]), make_rules(config))
         assert len(found[0][0].ids) == 6
-        with pytest.raises(UserError, match="max_positions 7"):
+        with raises(UserError, match="max_positions 7"):
             search(Ensemble(order), pack([(4,) * 7 + (EOS,)]), make_rules(config))

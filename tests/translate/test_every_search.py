@@ -4,11 +4,11 @@ refused.
 
 import copy
 import functools
-import random
 from dataclasses import replace
+from random import Random
 from typing import Any
 
-import pytest
+from pytest import FixtureRequest, fixture, mark, raises
 from support.plain_search import EOS, Full, Ids, Ranked, assert_same, recursion
 from support.rings import amount
 from support.searches import (
@@ -35,17 +35,17 @@ N_PIECES = 12
 
 
 # The searches of a case follow one another, so that one worker has most of them and its answers.
-with_each_search = pytest.mark.parametrize("make_search", SEARCHES, indirect=True)
+with_each_search = mark.parametrize("make_search", SEARCHES, indirect=True)
 
 
-@pytest.fixture
-def make_search(request: pytest.FixtureRequest) -> MakeSearch:
+@fixture
+def make_search(request: FixtureRequest) -> MakeSearch:
     return SEARCHES[request.param]
 
 
 @with_each_search
-@pytest.mark.parametrize(("finishing", "stopping"), RULES)
-@pytest.mark.parametrize("beam", amount([1, 4], range(1, 6)))
+@mark.parametrize("finishing, stopping", RULES)
+@mark.parametrize("beam", amount([1, 4], range(1, 6)))
 def test_each_rule_is_the_recursion_it_names(
     make_search: MakeSearch, finishing: Any, stopping: Any, beam: int
 ) -> None:
@@ -64,7 +64,7 @@ def test_each_rule_is_the_recursion_it_names(
 def make_kind(name: str, seed: int) -> tuple[Transformer, list[Ids], list[Ranked]]:
     """A model of a kind, what to translate, and what a beam of 3 finds."""
     model = make_random_model(SHAPES[name], N_PIECES, seed)
-    given = make_sources(random.Random(seed), 3, 8, N_PIECES)
+    given = make_sources(Random(seed), 3, 8, N_PIECES)
     return model, given, [recursion(Full(model), src, WIDE, 2) for src in given]
 
 
@@ -72,7 +72,7 @@ WIDE = DecodingConfig(beam=3, max_ratio=0.0, max_extra=9)
 
 
 @with_each_search
-@pytest.mark.parametrize("name", SHAPES)
+@mark.parametrize("name", SHAPES)
 def test_each_kind_of_model(make_search: MakeSearch, name: str) -> None:
     for seed in range(amount(2, 10)):
         model, given, expected = make_kind(name, seed)
@@ -84,24 +84,24 @@ def test_each_kind_of_model(make_search: MakeSearch, name: str) -> None:
 @with_each_search
 def test_a_prefix_beyond_learned_positions_is_refused(make_search: MakeSearch) -> None:
     model = make_random_model(SHAPES["learned"], N_PIECES, 4)
-    with pytest.raises(UserError, match=r"a prefix of 11 pieces .*model.max_positions 11"):
+    with raises(UserError, match=r"a prefix of 11 pieces .*model.max_positions 11"):
         make_search(model)(pack([(4, EOS)]), make_rules(DecodingConfig()), [(5,) * 11])
 
 
 @with_each_search
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_none_are_told(make_search: MakeSearch, value: float) -> None:
     model = make_random_model(replace(SMALL, n_layers=2), N_PIECES, 5)
     model.decoder[1].feed_forward.inner.weight[3, 4] = value
     search = make_search(model)
-    for given in ([(4, EOS)], make_sources(random.Random(5), 9, 5, N_PIECES)):
-        with pytest.raises(Failure, match="NaN or infinite"):
+    for given in ([(4, EOS)], make_sources(Random(5), 9, 5, N_PIECES)):
+        with raises(Failure, match="NaN or infinite"):
             search(pack(given), make_rules(DecodingConfig(max_extra=4)))
 
 
 @with_each_search
-@pytest.mark.parametrize("value", [float("nan"), 3e38])  # which overflows in the first layer
-@pytest.mark.parametrize("finishing", ["any", "top", "shrink"])
+@mark.parametrize("value", [float("nan"), 3e38])  # which overflows in the first layer
+@mark.parametrize("finishing", ["any", "top", "shrink"])
 def test_a_hypothesis_without_a_score_is_told_even_if_others_have_ended(
     make_search: MakeSearch, finishing: Any, value: float
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_hypothesis_without_a_score_is_told_even_if_others_have_ended(
     check_refusals(make_search, config, value)
 
 
-@pytest.mark.parametrize("make_search", ["torch", "packed"], indirect=True)
+@mark.parametrize("make_search", ["torch", "packed"], indirect=True)
 def test_a_sample_without_a_score_is_told_even_if_others_have_ended(
     make_search: MakeSearch,
 ) -> None:
@@ -132,7 +132,7 @@ def check_refusals(make_search: MakeSearch, config: DecodingConfig, value: float
         for piece in later - set(shortest):
             changed = copy.deepcopy(model)
             changed.tgt_embedding.weight[piece] = value
-            with pytest.raises(Failure, match="search found no hypothesis.* NaN or infinite"):
+            with raises(Failure, match="search found no hypothesis.* NaN or infinite"):
                 make_search(changed)(pack([(4, 7, EOS)]), rules)
             n_refused += 1
     assert n_refused > amount(1, 5)

@@ -5,12 +5,13 @@ import gzip
 import itertools
 import lzma
 import os
-import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
-import pytest
+from pytest import mark, raises
+from support.capture import Capture, read_errors
 
 from nmt.system.errors import UserError
 from nmt.translate.lines import LARGEST_CHUNK, MAX_LINE_BYTES, LineReader, add_prefixes, open_input
@@ -30,8 +31,8 @@ def read_pipe(data: bytes, sizes: Iterator[int]) -> LineReader:
     return LineReader(reader, "x")
 
 
-@pytest.mark.parametrize(
-    ("data", "lines"),
+@mark.parametrize(
+    "data, lines",
     [
         (b"", []),
         (b"\n", [""]),
@@ -57,7 +58,7 @@ def test_lines_end_with_a_line_feed_and_nothing_else(data: bytes, lines: list[st
 
 
 def test_chunks_grow_keep_order_and_end() -> None:
-    rng = random.Random(3)
+    rng = Random(3)
     texts = [f"{n} {'x' * rng.randrange(80)}" for n in range(9_000)]
     data = "\n".join(texts).encode()
     sizes = (rng.choice((7, 4_000, 90_000)) for _ in itertools.count())
@@ -69,7 +70,7 @@ def test_chunks_grow_keep_order_and_end() -> None:
         )[: len(chunks)]
         assert all(len(chunk.lines) <= LARGEST_CHUNK and chunk.share == 0 for chunk in chunks)
         assert skip or len(chunks[0].lines) <= 32
-    with pytest.raises(UserError, match="has 9,000 lines, fewer than the 9,001"):
+    with raises(UserError, match="has 9,000 lines, fewer than the 9,001"):
         list(read_pipe(data, sizes).read_chunks(9_001))
 
 
@@ -91,9 +92,9 @@ def test_lines_are_given_as_soon_as_they_come() -> None:
     assert list(chunks) == []
 
 
-def test_lines_that_are_not_utf8_are_named_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_that_are_not_utf8_are_named_and_counted(capsys: Capture) -> None:
     list(read_pipe(b"ok\n" + b"\xff\xff\n" * 50 + b"ok\n", itertools.repeat(99)).read_chunks())
-    errors = capsys.readouterr().err.splitlines()
+    errors = read_errors(capsys)
     assert (
         len(errors) == 4
         and errors[0].startswith("warning: x:2:1: byte 0xff")
@@ -106,14 +107,14 @@ def test_a_file_without_line_ends_is_an_error() -> None:
         b"one\n" + bytes(MAX_LINE_BYTES + 200_000), itertools.repeat(1 << 16)
     ).read_chunks()
     assert next(chunks).lines == ["one"]
-    with pytest.raises(UserError, match="x:2: is longer than"):
+    with raises(UserError, match="x:2: is longer than"):
         next(chunks)
 
 
-@pytest.mark.parametrize(
-    ("n", "message"), [(300, None), (299, "ends after line 299"), (301, "has more lines .*300")]
+@mark.parametrize(
+    "n, message", [(300, None), (299, "ends after line 299"), (301, "has more lines .*300")]
 )
-@pytest.mark.parametrize("skip", [0, 150])
+@mark.parametrize("skip", [0, 150])
 def test_each_prefix_goes_with_its_line(n: int, message: str | None, skip: int) -> None:
     lines = read_pipe(b"".join(b"%d\n" % i for i in range(300)), itertools.repeat(50)).read_chunks(
         skip
@@ -129,20 +130,20 @@ def test_each_prefix_goes_with_its_line(n: int, message: str | None, skip: int) 
         go()
         assert len(found) == 300 - skip
     else:
-        with pytest.raises(UserError, match=message):
+        with raises(UserError, match=message):
             go()
     assert found and all(prefix == f"p{line}" for line, prefix in found)
 
 
-@pytest.mark.parametrize(
-    ("tool", "compress"),
+@mark.parametrize(
+    "tool, compress",
     [("gzip", gzip.compress), ("xz", lzma.compress), ("bzip2", bz2.compress)],
 )
 def test_compressed_bytes_are_refused_whatever_the_file_is_called(
     tool: str, compress: Callable[[bytes], bytes]
 ) -> None:
     data = compress(b"a red house\n" * 9)
-    with pytest.raises(UserError, match=f"x: is compressed; decompress it first: {tool} -dc"):
+    with raises(UserError, match=f"x: is compressed; decompress it first: {tool} -dc"):
         list(read_pipe(data, itertools.repeat(5)).read_chunks())
     (chunk,) = read_pipe(b"BZh is a text\n", itertools.repeat(5)).read_chunks()
     assert chunk.lines == ["BZh is a text"]

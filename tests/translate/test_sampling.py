@@ -5,11 +5,11 @@ Lengths, prefixes and repetitions of samples are in test_search.py.
 """
 
 import math
-import random
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
-import pytest
+from pytest import approx, mark
 from support.plain_search import BOS, EOS, PAD, Toy, score_of
 from support.searches import make_sources
 
@@ -56,20 +56,20 @@ def check_draws(toy: Toy, config: DecodingConfig, expected: dict[int, float]) ->
     assert square <= freedom * (1 - at + 4.265 * at**0.5) ** 3, (square, freedom, counts)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_pieces_are_drawn_by_their_probability(temperature: float) -> None:
     toy, config = Toy(1, n=V), replace(CONFIG, temperature=temperature, seed=1)
     check_draws(toy, config, list_shares(toy, temperature))
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 4, V, 100])
+@mark.parametrize("top_k", [1, 2, 4, V, 100])
 def test_only_the_most_probable_few(top_k: int) -> None:
     toy = Toy(4, n=V)
     check_draws(toy, replace(CONFIG, top_k=top_k), list_shares(toy, kept=top_k))
 
 
-@pytest.mark.parametrize(
-    ("top_p", "n_kept"), [(1e-6, 1), (0.6, 1), (0.7, 2), (0.8, 3), (0.9, 4), (0.97, 5), (1.0, 7)]
+@mark.parametrize(
+    "top_p, n_kept", [(1e-6, 1), (0.6, 1), (0.7, 2), (0.8, 3), (0.9, 4), (0.97, 5), (1.0, 7)]
 )
 def test_only_the_fewest_that_hold_so_much(top_p: float, n_kept: int) -> None:
     toy = Toy(4, n=V)
@@ -92,13 +92,13 @@ def test_scores_are_the_log_probabilities_of_the_model() -> None:
     config = replace(CONFIG, temperature=1.7, top_k=6, top_p=0.95, max_extra=9, penalty="length")
     (found,) = search(toy, pack([SRC]), make_rules(config, 50))
     for one in found:
-        assert one.score == pytest.approx(score_of(toy, SRC, one.ids, config), abs=1e-5)
+        assert one.score == approx(score_of(toy, SRC, one.ids, config), abs=1e-5)
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     assert len({tuple(one.ids) for one in found}) > 20
 
 
 def test_draws_follow_from_seed_and_sentence_alone() -> None:
-    toy, given = Toy(8, n=V), make_sources(random.Random(8), 40, 9, V)
+    toy, given = Toy(8, n=V), make_sources(Random(8), 40, 9, V)
     config = replace(CONFIG, max_ratio=1.0, max_extra=4, seed=5)
     together = search(toy, pack(given), make_rules(config, 3))
     assert together[::-1] == search(toy, pack(given[::-1]), make_rules(config, 3))

@@ -7,13 +7,13 @@ and real models). Then the engines whose rules they are: Hugging Face and CTrans
 
 import itertools
 import logging
-import random
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
-import pytest
 import torch
+from pytest import MonkeyPatch, approx, mark, raises
 from support.needs import needs_package
 from support.plain_search import (
     BOS,
@@ -65,12 +65,12 @@ def short(config: DecodingConfig, most: int) -> DecodingConfig:
 # ---- brute force --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("chunk", range(amount(1, 5)))
+@mark.parametrize("preset", PRESETS)
+@mark.parametrize("chunk", range(amount(1, 5)))
 def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) -> None:
     """Ten models a chunk; the rule that stops early, that which never does, and the preset's own."""
     for seed in range(chunk * 10, chunk * 10 + 10):
-        rng = random.Random(f"{preset} {seed}")
+        rng = Random(f"{preset} {seed}")
         is_wide = seed % 10 == 0  # three pieces can be written: 1,093 sequences; else two, 127
         toy = Toy(seed, n=6 if is_wide else 5, ending=rng.choice((-2.0, 0.0, 2.0)))
         config = replace(
@@ -99,13 +99,13 @@ def test_a_beam_that_holds_everything_is_brute_force(preset: str, chunk: int) ->
 # ---- step by step -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("finishing", "stopping"), RULES)
-@pytest.mark.parametrize("beam", amount([1, 4], range(1, 6)))
+@mark.parametrize("finishing, stopping", RULES)
+@mark.parametrize("beam", amount([1, 4], range(1, 6)))
 def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam: int) -> None:
     for preset, n_best in itertools.product(PRESETS, (1, 3)):
         if n_best > beam:
             continue
-        rng = random.Random(f"{finishing} {stopping} {beam} {preset} {n_best}")
+        rng = Random(f"{finishing} {stopping} {beam} {preset} {n_best}")
         toy = Toy(rng.randrange(1 << 30), n=9, ending=rng.choice((-1.0, 0.5, 2.0)))
         config = replace(
             short(PRESETS[preset], 14),
@@ -126,16 +126,14 @@ def test_each_rule_is_the_recursion_it_names(finishing: Any, stopping: Any, beam
             )
 
 
-@pytest.mark.parametrize("max_small", [0, 1 << 15])
-@pytest.mark.parametrize("beam", [1, 2, 5])
-def test_a_vocabulary_of_many_groups(
-    beam: int, max_small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@mark.parametrize("max_small", [0, 1 << 15])
+@mark.parametrize("beam", [1, 2, 5])
+def test_a_vocabulary_of_many_groups(beam: int, max_small: int, monkeypatch: MonkeyPatch) -> None:
     """Where the best pieces are found by way of the best groups; the last group is not full."""
     monkeypatch.setattr("nmt.translate.search.MAX_SMALL_LOGITS", max_small)
     toy = Toy(3, n=64 * 40 + 17, ending=5.0, n_rows=211)
     toy.table[:, -9:] += 2.0
-    given = make_sources(random.Random(4), 4, 5, 2_000)
+    given = make_sources(Random(4), 4, 5, 2_000)
     config = DecodingConfig(beam=beam, max_extra=3)
     found = search(toy, pack(given), make_rules(config, beam))
     for src, some in zip(given, found, strict=True):
@@ -144,8 +142,8 @@ def test_a_vocabulary_of_many_groups(
     assert max(piece for some in found for one in some for piece in one.ids) >= 64 * 40
 
 
-def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy, given = Toy(5, n=7, ending=1.0), make_sources(random.Random(6), 100, 8, 7)
+def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: MonkeyPatch) -> None:
+    toy, given = Toy(5, n=7, ending=1.0), make_sources(Random(6), 100, 8, 7)
     config = DecodingConfig(beam=4, max_extra=4)
     sampling = make_rules(replace(config, sample=True), 2)
     drawn = search(toy, pack(given), sampling)
@@ -157,21 +155,21 @@ def test_more_sentences_than_a_block_of_logits_holds(monkeypatch: pytest.MonkeyP
         assert_same(some, recursion(toy, src, config, 2))
 
 
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("sample", [False, True])
 def test_logits_may_be_large(sample: bool) -> None:
-    toy, given = Toy(5, n=9, ending=1.0), make_sources(random.Random(6), 9, 8, 9)
+    toy, given = Toy(5, n=9, ending=1.0), make_sources(Random(6), 9, 8, 9)
     rules = make_rules(DecodingConfig(beam=3, max_extra=4, sample=sample), 2)
     usual = search(toy, pack(given), rules)
     toy.table += 100  # which changes no probability, but overflows as an exponent
     for some, expected in zip(search(toy, pack(given), rules), usual, strict=True):
         assert [one.ids for one in some] == [one.ids for one in expected]
-        assert [one.score for one in some] == pytest.approx([one.score for one in expected], 1e-4)
+        assert [one.score for one in some] == approx([one.score for one in expected], 1e-4)
 
 
 def test_stopping_early_changes_nothing_and_saves_steps() -> None:
     saved, n_models = 0, amount(40, 200)
     for seed in range(n_models):
-        rng = random.Random(seed)
+        rng = Random(seed)
         toy = Toy(seed, n=8, ending=rng.choice((-1.0, 1.0, 3.0)))
         config = DecodingConfig(
             beam=rng.randint(1, 5),
@@ -197,11 +195,11 @@ def test_stopping_early_changes_nothing_and_saves_steps() -> None:
 # ---- limits and prefixes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ratio", "extra", "at_least"),
+@mark.parametrize(
+    "ratio, extra, at_least",
     [(0.0, 0, 0), (0.0, 3, 5), (1.5, 0, 2), (0.5, 2, 4), (3.0, 1, 0)],
 )
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("sample", [False, True])
 def test_lengths_keep_to_their_limits(
     ratio: float, extra: int, at_least: int, sample: bool
 ) -> None:
@@ -224,7 +222,7 @@ def test_lengths_keep_to_their_limits(
     assert (-9.0, True) in reached and (9.0, True) in reached
 
 
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("sample", [False, True])
 def test_no_ngram_is_said_twice(sample: bool) -> None:
     """But in a prefix: what follows repeats nothing of it. Where only the end is left, it ends."""
     given, prefixes = [(4, EOS), (5, EOS), (6, EOS)], [(), (5, 5, 5), (4, 7)]
@@ -241,13 +239,13 @@ def test_no_ngram_is_said_twice(sample: bool) -> None:
                     assert not repeats(tuple(one.ids[:n]), one.ids[n], size)
                 end = allowed(tuple(one.ids), 8, 31, replace(config, min_length=31), prefix)
                 assert len(one.ids) == 30 or end == [EOS]
-                assert one.score == pytest.approx(score_of(toy, src, one.ids, config), abs=1e-4)
+                assert one.score == approx(score_of(toy, src, one.ids, config), abs=1e-4)
 
 
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("sample", [False, True])
 def test_translations_begin_with_their_prefixes(sample: bool) -> None:
     config = DecodingConfig(beam=4, max_ratio=0.0, max_extra=4, min_length=2, sample=sample)
-    rng = random.Random(2)
+    rng = Random(2)
     toy, given = Toy(2, n=8), make_sources(rng, 9, 5, 8)
     prefixes: list[Ids] = [tuple(rng.randrange(4, 8) for _ in range(n)) for n in range(9)]
     for src, prefix, some in zip(
@@ -257,10 +255,10 @@ def test_translations_begin_with_their_prefixes(sample: bool) -> None:
         if len(prefix) >= 4:
             assert all(tuple(one.ids) == prefix for one in some)
         for one in some:  # what must be said weighs as what is chosen
-            assert one.score == pytest.approx(score_of(toy, src, one.ids, config), abs=1e-5)
+            assert one.score == approx(score_of(toy, src, one.ids, config), abs=1e-5)
 
 
-@pytest.mark.parametrize("sample", [False, True])
+@mark.parametrize("sample", [False, True])
 def test_learned_positions_end_a_translation(sample: bool) -> None:
     ours = model(4, 8, replace(SMALL, positions="learned", max_positions=7))
     config, given = (
@@ -274,7 +272,7 @@ def test_learned_positions_end_a_translation(sample: bool) -> None:
             6,
             6,
         ]
-    with pytest.raises(UserError, match=r"a prefix of 7 pieces .*model.max_positions 7"):
+    with raises(UserError, match=r"a prefix of 7 pieces .*model.max_positions 7"):
         search(ours, pack(given), make_rules(config), [(), (5,) * 7])
 
 
@@ -288,7 +286,7 @@ def exported(seed: int, vocab: Vocab) -> tuple[Transformer, RunConfig, list[Ids]
     """A model that ends by itself more often than not, and what to translate. Pad and bos are so
     unlikely that it does not matter whether an engine rules them out before or after the softmax.
     """
-    rng = random.Random(seed)
+    rng = Random(seed)
     shape = ModelConfig(d_model=16, d_ff=24, n_heads=2, n_layers=1, tied=False, max_positions=64)
     ours = model(seed, vocab.size, shape)
     # Whose outputs then add up to 4, whatever goes in
@@ -310,7 +308,7 @@ def compared(ours: list[list[Hypothesis]], theirs: list[tuple[Ids, float]], wher
         if len(ids) < LIMIT
     ]
     for mine, ids, score in ended:
-        assert tuple(mine.ids) == ids and mine.score == pytest.approx(score, abs=1e-4), where
+        assert tuple(mine.ids) == ids and mine.score == approx(score, abs=1e-4), where
     return len(ended)
 
 

@@ -1,6 +1,6 @@
 """The rules of a search: what cannot be asked for."""
 
-import pytest
+from pytest import raises
 
 from nmt.config import DecodingConfig
 from nmt.system.errors import UserError
@@ -8,6 +8,6 @@ from nmt.translate.search_rules import make_rules
 
 
 def test_more_than_the_beam_cannot_be_asked_for() -> None:
-    with pytest.raises(UserError, match="beam of 2"):
+    with raises(UserError, match="beam of 2"):
         make_rules(DecodingConfig(beam=2), 3)
     assert make_rules(DecodingConfig(beam=2, sample=True), 3).beam == 3

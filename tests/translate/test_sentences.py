@@ -2,9 +2,9 @@
 
 from time import process_time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import mark
 
 from nmt.translate.sentences import RunningText, Splitter
 
@@ -27,8 +27,8 @@ def test_a_text_comes_back_as_it_was(text: str, longest: int) -> None:
     assert document.join(unchanged) == text
 
 
-@pytest.mark.parametrize(
-    ("language", "sentences"),
+@mark.parametrize(
+    "language, sentences",
     [
         ("en", ["I have a dog.", "It is 3.5 years old, e.g. young!", "Dr. Smith asked: “Why?”"]),
         ("de", ["Am 3. Mai kam Dr. Meier.", "Das ist z. B. gut.", "Warum nicht?"]),
@@ -44,8 +44,8 @@ def test_sentences_are_found(language: str, sentences: list[str]) -> None:
     assert not any(one.is_part for one in found)
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
+@mark.parametrize(
+    "text, parts",
     [
         ("When it rains, the old dog sleeps.", ["When it rains,", "the old dog sleeps."]),
         ("one two three four five six seven", ["one two three", "four five six seven"]),
@@ -62,7 +62,7 @@ def test_a_long_sentence_is_cut_where_a_clause_ends_else_a_word(
     assert all(one.is_part for one in found)
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text",
     [")" * 100_000, "“" * 100_000, "a" * 100_000, "A B. " * 20_000, '("' * 50_000, "C\xa0! D."],
 )

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import pytest
+from pytest import mark
 
 from nmt.translate.stream import keep_whole_lines
 from nmt.translate.translator import Translation
 
 
-@pytest.mark.parametrize(
+@mark.parametrize(
     "text", [b"", b"a", b"a\n", b"a\nb", b"\n\n", b"x" * (1 << 20) + b"\n" + b"y" * (3 << 20)]
 )
 def test_a_torn_line_is_cut_off(text: bytes, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Text to text against sentence-by-sentence search: n-best lists, long lines, prefixes, failures."""
 
 from dataclasses import replace
+from pathlib import Path
 
-import pytest
-import torch
+from pytest import MonkeyPatch, approx, fixture, raises
+from support.capture import Capture, read_errors, read_stderr
+from support.processor import CPU
 from support.toy_corpus import sentences
 from support.untrained import DECODING, SHAPE, make_model, make_vocab
 
@@ -26,7 +28,7 @@ SOURCES = [src for src, _ in sentences(30, seed=5)]
 def translator(
     vocab: Vocab, config: DecodingConfig = DECODING, shape: ModelConfig = SHAPE
 ) -> Translator:
-    return Translator(make_model(vocab, shape), vocab, config, torch.device("cpu"))
+    return Translator(make_model(vocab, shape), vocab, config, CPU)
 
 
 def test_a_model_in_training_mode_stays_in_it(vocab: Vocab) -> None:
@@ -37,7 +39,7 @@ def test_a_model_in_training_mode_stays_in_it(vocab: Vocab) -> None:
 
 
 def test_a_text_is_the_translations_of_its_sentences(
-    vocab: Vocab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    vocab: Vocab, capsys: Capture, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Translator, "chunk_lines", 3)  # it has more
     ours = translator(vocab, replace(DECODING, max_source=12))
@@ -54,41 +56,37 @@ def test_a_text_is_the_translations_of_its_sentences(
     best = [candidates[0].text for candidates in translated.candidates]
     assert translated.text == f"  {best[0]}  {best[1]}\n\n{' '.join(best[2:])}\t\r\n"
     assert ours.translate_text(text).text == translated.text
-    shown = capsys.readouterr().err.splitlines()
+    shown = read_errors(capsys)
     assert f"warning: {len(best) - 2} parts of sentences are translated separately" in shown[0]
     assert ours.translate_text(" \n").text == " \n"
 
 
 def test_a_line_that_is_too_long_is_refused_by_number(vocab: Vocab) -> None:
     ours = translator(vocab, replace(DECODING, long_lines="refuse", max_source=40))
-    with pytest.raises(
+    with raises(
         LineTooLong, match=r"line 12 has [0-9]+ pieces, more than 40; .*max_source.*long_lines"
     ) as error:
         ours.find_candidates([*SOURCES[:2], " ".join(SOURCES)], 1, numbers=[10, 11, 12])
     assert error.value.number == 12
 
 
-def test_the_shortest_table_of_several_models_bounds_a_line(
-    vocab: Vocab, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_shortest_table_of_several_models_bounds_a_line(vocab: Vocab, capsys: Capture) -> None:
     learned = replace(SHAPE, positions="learned", max_positions=16)
     ours = Translator(
         make_model(vocab),
         vocab,
         DECODING,
-        torch.device("cpu"),
+        CPU,
         [make_model(vocab, learned, seed=3)],
     )
     assert ours.translate(["red " * 20, "blue dog"])[0].score < 0
-    assert "and is cut to 15" in capsys.readouterr().err
+    assert "and is cut to 15" in read_stderr(capsys)
 
 
 def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
     ours = translator(vocab, shape=replace(SHAPE, positions="learned", max_positions=16))
     ids = vocab.encode(["hund hund hund hund hund hund hund hund"])[0][:16]
-    with pytest.raises(
-        LineTooLong, match="line 8: its prefix has 16 pieces, more than 15; "
-    ) as error:
+    with raises(LineTooLong, match="line 8: its prefix has 16 pieces, more than 15; ") as error:
         ours.find_candidates(["red", "blue"], 1, ["", *vocab.decode([ids])], [7, 8])
     assert error.value.number == 8
     found = ours.find_candidates(["red"], 1, vocab.decode([ids[:15]]))[0][0]
@@ -96,13 +94,13 @@ def test_a_prefix_is_bounded_as_a_line_is(vocab: Vocab) -> None:
 
 
 def test_a_search_that_does_not_fit_in_memory_is_a_failure(vocab: Vocab) -> None:
-    with pytest.raises(Failure, match="ran out of memory; lower decoding.beam"):
+    with raises(Failure, match="ran out of memory; lower decoding.beam"):
         translator(vocab, replace(DECODING, beam=10**13)).translate(["red dog"])
 
 
-@pytest.fixture(scope="module")
-def tagged(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    return make_vocab(tmp_path_factory.mktemp("words"), tags=("<a>", "<b>"))
+@fixture(scope="module")
+def tagged(module_path: Path) -> Vocab:
+    return make_vocab(module_path, tags=("<a>", "<b>"))
 
 
 def test_a_tag_is_in_front_of_each_line(tagged: Vocab) -> None:
@@ -114,7 +112,7 @@ def test_a_tag_is_in_front_of_each_line(tagged: Vocab) -> None:
     for line, (best,) in zip(lines[:2], together, strict=False):
         source = [tag, *tagged.encode([line])[0]]
         (found,) = search(ours.model, pack([[*source, EOS]]), make_rules(DECODING))[0]
-        assert best.score == pytest.approx(found.score, abs=1e-4)
+        assert best.score == approx(found.score, abs=1e-4)
     ours.set_tag("<a>")
     assert ours.translate(lines) != [best for (best,) in together]
 
