@@ -65,6 +65,13 @@ def test_it_translates_and_goes_on_without_its_server(tmp_path: Path) -> None:
         assert page.get_by_text("words a second").is_visible()
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert opened.faults == []
+        information = out / "model_info.json"
+        information.write_text(information.read_text().replace("toy", "another"))
+        os.utime(information, (0, 0))  # no news to a browser that has a newer one from this address
+        page.reload()
+        translate(page, expected)
+        page.get_by_text("Ready, also without a network.").wait_for()
+        assert page.inner_text("#model") == "Model: English-German another"
         server.shutdown()
         server.server_close()
         page.reload()
