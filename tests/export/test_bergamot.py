@@ -82,6 +82,10 @@ def test_each_model_agrees(name: str, tmp_path: Path) -> None:
     assert exact.differing == 0 and exact.largest < 2e-5
     rounded = export(checkpoint, "bergamot", out, "int8", LINES)
     assert 1e-4 < rounded.mean < 0.05
+    items = bergamot.unpack_items((out / "model.bin").read_bytes())
+    in_8_bits = [key for key, (kind, *_) in items.items() if kind == 0x4101]
+    multiplied = [key for key in in_8_bits if not key.endswith("Wemb")]
+    assert len(multiplied) > 20 and all(f"{key}_QuantMultA" in items for key in multiplied)
     assert json.loads((out / "model_info.json").read_text()) == {
         "modelName": "English-German toy",
         "shortName": "en-de-toy",

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from support.browser import open_page
+from support.marian_models import LINES, make_shaped
 from support.needs import needs_chromium
-from test_bergamot import LINES, WIDE, make_mild, translate_in_node
+from test_bergamot import translate_in_node
 
 from nmt.extras.export import bergamot
 from nmt.extras.export.export import export
@@ -41,8 +42,8 @@ def translate(page: Any, expected: list[Any]) -> None:
 @needs_chromium()
 def test_it_translates_and_goes_on_without_its_server(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    export(make_mild(WIDE, tmp_path), "bergamot", out, "int8", LINES)
-    expected = translate_in_node(out, "int8shiftAlphaAll")
+    export(make_shaped("tied", tmp_path), "bergamot", out, "int8", LINES)
+    expected = translate_in_node(out)
     handler = partial(SimpleHTTPRequestHandler, directory=str(out))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -64,6 +65,13 @@ def test_it_translates_and_goes_on_without_its_server(tmp_path: Path) -> None:
         assert page.get_by_text("words a second").is_visible()
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert opened.faults == []
+        information = out / "model_info.json"
+        information.write_text(information.read_text().replace("toy", "another"))
+        os.utime(information, (0, 0))  # no news to a browser that has a newer one from this address
+        page.reload()
+        translate(page, expected)
+        page.get_by_text("Ready, also without a network.").wait_for()
+        assert page.inner_text("#model") == "Model: English-German another"
         server.shutdown()
         server.server_close()
         page.reload()

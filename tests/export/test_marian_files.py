@@ -24,6 +24,7 @@ from nmt.data.vocab import Vocab
 from nmt.extras.export import marian_files, parity
 from nmt.extras.export.export import export
 from nmt.extras.export.parity import OwnEngine
+from nmt.extras.profile.formats import describe_formats
 from nmt.system.errors import Failure, UserError
 from nmt.translate.translator import make_translator
 
@@ -142,13 +143,16 @@ def test_what_marian_does_not_compute_is_refused_by_its_name(
     with pytest.raises(UserError, match=f"^{reason}.*; use --to"):
         export(checkpoint, to, tmp_path / "out", "float32", LINES)
     assert [path.name for path in tmp_path.iterdir()] == ["average"]
+    assert "d_k" in changes or "Marian and Bergamot" not in describe_formats(shape)
 
 
-def test_tags_are_refused() -> None:
-    tagged = DataConfig(train=(CorpusConfig(src="a.en", tgt="a.de", tag="<de>"),))
-    for data, tag in ((tagged, None), (DataConfig(), "<de>")):
+def test_tags_are_refused(vocab: Vocab) -> None:
+    data, tagged = DataConfig(), (CorpusConfig(src="a.en", tgt="a.de", tag="<de>"),)
+    published = vocab.with_symbols([">>deu<<"], [])  # whose config names no tag
+    cases = (vocab, DataConfig(train=tagged), None), (vocab, data, "<de>"), (published, data, None)
+    for pieces, data, tag in cases:
         with pytest.raises(UserError, match="tags, which Marian does not put there"):
-            marian_files.check_marian(PLAIN, data, DecodingConfig(tag=tag))
+            marian_files.check_marian(PLAIN, pieces, data, DecodingConfig(tag=tag))
 
 
 # ---- the folder ---------------------------------------------------------------------------------------------------

@@ -150,7 +150,8 @@ class BergamotEngine(MarianEngine):
 
 def check_widths(shape: ModelConfig) -> None:
     """Refuse a model by whose matrices the engine cannot multiply in 8 bits: it would abort."""
-    for name, width in (("d_model", shape.d_model), ("d_ff", shape.d_ff)):
+    for name in ("d_model", "d_ff"):
+        width = getattr(shape, name)
         if width % WIDTH_AT_A_TIME:
             raise UserError(
                 f"model.{name} is {width}: in 8 bits Bergamot computes with multiples of {WIDTH_AT_A_TIME} "
@@ -170,7 +171,7 @@ def write_bergamot(
     """Fill `folder` with what Bergamot and translateLocally load; return how to use it. The alphas come from
     `src`, of real text.
     """
-    check_marian(model.config, data, decoding)
+    check_marian(model.config, vocab, data, decoding)
     is_quantized = quantization == "int8"
     configuration = make_decoder_settings(folder, model.config, vocab, decoding) | {
         "models": [BERGAMOT_FILE],
@@ -203,16 +204,18 @@ def write_bergamot(
     # what translateLocally shows
     kind = load_recorded_config(folder / CONFIG_FILE).name
     src_name, tgt_name = name_language(data.src), name_language(data.tgt)
-    information = {
-        "modelName": f"{src_name}-{tgt_name} {kind}",
-        "shortName": f"{data.src}-{data.tgt}-{kind}",
-        "type": kind,
-        "src": src_name,
-        "trg": tgt_name,
-        "version": 1,
-        "API": 1,
-    }
-    write_json(folder / "model_info.json", information)
+    write_json(
+        folder / "model_info.json",
+        {
+            "modelName": f"{src_name}-{tgt_name} {kind}",
+            "shortName": f"{data.src}-{data.tgt}-{kind}",
+            "type": kind,
+            "src": src_name,
+            "trg": tgt_name,
+            "version": 1,
+            "API": 1,
+        },
+    )
     for part in (files(__package__) / "page").iterdir():
         write_bytes(folder / part.name, part.read_bytes())
     return BERGAMOT_USAGE

@@ -50,7 +50,7 @@ class Format:
 FORMATS = {
     "ctranslate2": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),
     "huggingface": Format("transformers", FLOATS, write_huggingface, HuggingFaceEngine),
-    "marian": Format("marian", FLOATS[:1], write_marian, load_marian),
+    "marian": Format("marian", ("float32",), write_marian, load_marian),
     "bergamot": Format("bergamot", ("int8", "float32"), write_bergamot, load_bergamot),
     "safetensors": Format("safetensors", FLOATS, write_safetensors, load_safetensors),
     "argos": Format("ctranslate2", WITH_INT8, write_ctranslate2, CTranslate2Engine),

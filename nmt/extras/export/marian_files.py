@@ -7,6 +7,7 @@ of a step change by the same number, which a softmax does not see.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +73,9 @@ MARIAN_USAGE = """\
 """
 
 
-def check_marian(shape: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> None:
+def check_marian(
+    shape: ModelConfig, vocab: Vocabulary, data: DataConfig, decoding: DecodingConfig
+) -> None:
     """Refuse a model that Marian cannot compute."""
     check_expressible(shape)
     reason = None
@@ -88,7 +91,11 @@ def check_marian(shape: ModelConfig, data: DataConfig, decoding: DecodingConfig)
         reason = (
             f"model.embedding_norm is {shape.embedding_norm}: Marian has no LayerNorm on embeddings"
         )
-    elif data.train_tags or decoding.tag is not None:
+    elif (
+        data.train_tags
+        or decoding.tag
+        or any(re.fullmatch(">>.+<<", piece) for piece in vocab.src.list_pieces())  # of OPUS-MT
+    ):
         reason = "its sources begin with tags, which Marian does not put there"
     if reason is not None:
         raise UserError(f"{reason}; use --to ctranslate2 or --to safetensors")
@@ -105,7 +112,7 @@ def write_marian(
     """Fill `folder` with what marian-decoder loads: the model, its vocabularies and the settings of decoding;
     return how to use it.
     """
-    check_marian(model.config, data, decoding)
+    check_marian(model.config, vocab, data, decoding)
     settings = describe_for_marian(model)
     tensors: dict[str, Any] = copy_to_arrays(make_marian_form(model, settings))
     tensors[SETTINGS_ENTRY] = np.frombuffer(encode_settings(settings), np.int8)
@@ -113,8 +120,7 @@ def write_marian(
         np.savez(file, **tensors)  # not compressed, which not every Marian can read
     decoder = make_decoder_settings(folder, model.config, vocab, decoding)
     write_text(folder / DECODER_FILE, format_yaml(decoder))
-    usage = MARIAN_USAGE.format(src=data.src)
-    return usage + explain_penalty_and_tags(decoding, [], "")
+    return MARIAN_USAGE.format(src=data.src) + explain_penalty_and_tags(decoding, [], "")
 
 
 def make_decoder_settings(
@@ -199,7 +205,7 @@ def make_marian_form(model: Transformer, settings: Values) -> Transformer:
 
     # embeddings, and what the layers that read them get instead of `start`
     root = math.sqrt(shape.d_model)
-    factor = 1.0 if shape.scale_embeddings == "embedding" else 1 / root
+    factor = model.embedding_scale / root
     start = factor * model.tgt_embedding.weight[BOS]
     _set_rows(form.src_embedding.weight, factor * model.src_embedding.weight - start, 0.0)
     _set_rows(form.tgt_embedding.weight, factor * model.tgt_embedding.weight - start, 0.0)
