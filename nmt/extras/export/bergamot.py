@@ -62,7 +62,7 @@ ALPHA_SUFFIX = "_QuantMultA"  # after the name of a matrix
 N_SAMPLED_LINES, MAX_SAMPLED_PIECES = 50, 100
 BERGAMOT_USAGE = """\
     cd DIR && npm install && python3 -m http.server --bind 127.0.0.1    # a page, at http://127.0.0.1:8000
-    tar --exclude=node_modules -czf model.tar.gz DIR    # translateLocally: Settings, Languages, Import model
+    tar --exclude=node_modules -czf model.tar.gz DIR    # translateLocally: Translator Settings, Languages, Import
 
 It translates greedily.
 """
