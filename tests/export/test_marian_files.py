@@ -20,11 +20,12 @@ from support.untrained import make_checkpoint, make_vocab
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.export import main as nmt_export
 from nmt.config import CorpusConfig, DataConfig, DecodingConfig
-from nmt.data.vocab import Vocab
+from nmt.data.vocab import BOS, PAD, Vocab
 from nmt.extras.export import marian_files, parity
 from nmt.extras.export.export import export
 from nmt.extras.export.parity import OwnEngine
 from nmt.extras.profile.formats import describe_formats
+from nmt.model.transformer import Transformer
 from nmt.system.errors import Failure, UserError
 from nmt.translate.translator import make_translator
 
@@ -120,6 +121,15 @@ def test_the_papers_rates_are_measured_and_bounded(
     with pytest.raises(Failure, match=f"disagrees .* limit is {mean / 2} on average; nothing"):
         export(checkpoint, "marian", tmp_path / "other", "float32", LINES)
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("mark", [PAD, BOS])
+def test_a_mark_that_marian_would_choose_ends_the_output(mark: int, vocab: Vocab) -> None:
+    torch.manual_seed(1)
+    model = Transformer(PLAIN, *vocab.sizes)
+    torch.nn.init.constant_(model.projection.bias[mark], 99.0)
+    assert OwnEngine(model).translate_greedily([[5, 6]], 9) != [[]]
+    assert marian_files.MarianEngine(model).translate_greedily([[5, 6]], 9) == [[]]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ def make_exportable(
     if shape.projection_bias:  # no piece is likely that our search forbids: Marian forbids none
         bias = weights["projection.bias"]
         bias[[PAD, BOS, *range(pieces.tgt.size, len(bias))]] = -16.0
+    else:
+        weights["tgt_embedding.weight"][[PAD, BOS]] = 0.0
     config = RunConfig(
         name="toy",
         vocab=VocabConfig(size=pieces.src.size),

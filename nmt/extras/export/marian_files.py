@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import DataConfig, DecodingConfig, ModelConfig
-from nmt.data.vocab import BOS, SymbolKind, Vocabulary, append_symbols
+from nmt.data.vocab import BOS, EOS, PAD, SymbolKind, Vocabulary, append_symbols
 from nmt.extras.export.parity import OwnEngine
 from nmt.extras.export.tensors import (
     check_expressible,
@@ -269,6 +269,7 @@ class MarianEngine(OwnEngine):
     def __init__(self, model: Transformer) -> None:
         super().__init__(model)
         self.take_constants("marian", MARIANS_EPSILON)
+        model.projection.register_forward_hook(end_at_marks)
 
     def take_constants(self, positions: Any, epsilon: float) -> None:
         """Compute with these positions and this epsilon of LayerNorm."""
@@ -277,6 +278,12 @@ class MarianEngine(OwnEngine):
         for module in self.model.modules():
             if isinstance(module, nn.LayerNorm):
                 module.eps = epsilon
+
+
+def end_at_marks(_: nn.Module, __: Any, logits: Tensor) -> None:
+    """End an output where Marian would choose a mark that our search never does, so that the check sees it."""
+    best = logits.argmax(-1)
+    logits[(best == PAD) | (best == BOS), EOS] = -UNUSED_BIAS
 
 
 @torch.no_grad()
