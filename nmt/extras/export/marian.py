@@ -1,6 +1,7 @@
-"""Reads a Marian model in the format of the Hugging Face hub, such as OPUS-MT.
+"""Reads a Marian model in the format of the Hugging Face hub, such as OPUS-MT, and what nmt exported to Marian or
+Bergamot.
 
-It has config.json, the weights, two SentencePiece models and a table of ids, mostly one table for
+A model of the hub has config.json, the weights, two SentencePiece models and a table of ids, mostly one table for
 both languages. Here each side gets a SentencePiece model with our ids. The source's has the pieces of
 its language; a piece that the table lacks has the weights of the unknown piece, as in Marian. The target's
 has every id, because all take part in the softmax, and marks what its language lacks as unused, so
@@ -12,7 +13,7 @@ Nothing is unpickled: weights are safetensors, or what torch reads with weights_
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from nmt.checkpoint.checkpoint import Average, Snapshot, is_without_optimizer, save_checkpoint
 from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
+from nmt.config_files import load_recorded_config
 from nmt.data.vocab import (
     MAX_MODEL_BYTES,
     MAX_PIECES,
@@ -34,6 +36,8 @@ from nmt.data.vocab import (
     encode_field,
     encode_piece,
 )
+from nmt.extras.export.bergamot import load_bergamot
+from nmt.extras.export.marian_files import load_marian
 from nmt.extras.export.tensors import list_layer_parts
 from nmt.system.caches import find_cache_folder, make_temporary_folder
 from nmt.system.errors import UserError, describe_error
@@ -44,10 +48,12 @@ from nmt.system.files import (
     make_folder,
     read_bytes,
     read_json,
+    read_manifest,
+    verify,
 )
 from nmt.system.output_folder import check_replaceable
 from nmt.system.progress import say
-from nmt.system.run_folder import MODEL_FILE
+from nmt.system.run_folder import CONFIG_FILE, EXPORT_FILE, MANIFEST_FILE, MODEL_FILE
 from nmt.system.strict_json import Fields
 from nmt.system.tensor_files import Tensors
 
@@ -65,6 +71,7 @@ FILES = (
     MODEL_FILE,
     PICKLED_FILE,
 )
+LOADERS = {"marian": load_marian, "bergamot": load_bergamot}  # of exports that nmt reads back
 ACTIVATION_NAMES = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
 MAX_SIZE = 1 << 20
 NEVER_CHOSEN = -100.0  # a logit that leaves no trace in a softmax
@@ -86,13 +93,15 @@ def convert_if_published(path: Path, out: Path | None, is_forced: bool) -> Path:
     it is kept for the next time. Any other path comes back as it is.
     """
     is_on_hub = str(path).startswith(HUB)
-    if not is_on_hub and "model_type" not in _read_if_there(path / SETTINGS_FILE):
+    is_exported = _read_if_there(path / EXPORT_FILE).get("format") in LOADERS
+    if not (is_on_hub or is_exported or "model_type" in _read_if_there(path / SETTINGS_FILE)):
         return path
     cache = (find_cache_folder() or Path(make_temporary_folder())) / "published"
     if is_on_hub:
         path = _download(str(path).removeprefix(HUB), cache / "hub")
     if out is None:
-        files = [path / name for name in FILES if has_plain_file(path / name)]
+        names = (EXPORT_FILE, MANIFEST_FILE) if is_exported else FILES
+        files = [path / name for name in names if has_plain_file(path / name)]
         digest = combine_digests([digest_file(file) for file in files])
         out = cache / f"{path.resolve().name}-{digest[:16]}"
         if out.is_dir():
@@ -100,7 +109,7 @@ def convert_if_published(path: Path, out: Path | None, is_forced: bool) -> Path:
     else:
         check_replaceable(out, "a converted model", is_without_optimizer, is_forced, [path])
     say(f"converting {path} to {out}")
-    config, vocab, tensors = read_published(path)
+    config, vocab, tensors = (read_exported if is_exported else read_published)(path)
     make_folder(out.parent)
     save_checkpoint(out, Snapshot(tensors, {}), Average([path.resolve().name], 0), config, vocab)
     return out
@@ -121,6 +130,27 @@ def _download(name: str, folder: Path) -> Path:
     except Exception as error:  # the library has a dozen kinds, and those of its HTTP client
         reason = describe_error(error)[:200]
         raise UserError(f"{HUB}{name}: cannot be fetched from the hub ({reason})") from None
+
+
+def read_exported(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
+    """Read what nmt exported to Marian or Bergamot: the model that those compute."""
+    manifest = read_manifest(folder)
+    verify(folder, manifest)
+    config = load_recorded_config(folder / CONFIG_FILE)
+    form = LOADERS[_read_if_there(folder / EXPORT_FILE)["format"]](folder).model
+    names = sorted(
+        name for name in manifest if name.endswith(".spm")
+    )  # the source's before the target's
+    sides = [Vocab(read_bytes(folder / name, MAX_MODEL_BYTES)) for name in names]
+    vocab: Vocabulary = sides[0] if len(sides) == 1 else VocabPair(sides[0], sides[1])
+    weights = {name: parameter.detach() for name, parameter in form.named_parameters()}
+    for name, rows in weights.items():  # 8 bits have rows without a piece
+        if name.startswith(("src_", "tgt_", "projection")):
+            weights[name] = rows[
+                : (vocab.src if name.startswith("src_") else vocab.tgt).size
+            ].clone()
+    model = replace(form.config, positions="marian")
+    return replace(config, model=model), vocab, weights
 
 
 def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
