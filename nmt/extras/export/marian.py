@@ -12,10 +12,12 @@ Nothing is unpickled: weights are safetensors, or what torch reads with weights_
 """
 
 import re
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 from safetensors.torch import load_file
@@ -37,7 +39,7 @@ from nmt.data.vocab import (
     encode_piece,
 )
 from nmt.extras.export.bergamot import load_bergamot
-from nmt.extras.export.marian_files import load_marian
+from nmt.extras.export.marian_files import MarianEngine, load_marian
 from nmt.extras.export.tensors import list_layer_parts
 from nmt.system.caches import find_cache_folder, make_temporary_folder
 from nmt.system.errors import UserError, describe_error
@@ -71,7 +73,11 @@ FILES = (
     MODEL_FILE,
     PICKLED_FILE,
 )
-LOADERS = {"marian": load_marian, "bergamot": load_bergamot}  # of exports that nmt reads back
+# What reads back exports of ours
+LOADERS: dict[str, Callable[[Path], MarianEngine]] = {
+    "marian": load_marian,
+    "bergamot": load_bergamot,
+}
 ACTIVATION_NAMES = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
 MAX_SIZE = 1 << 20
 NEVER_CHOSEN = -100.0  # a logit that leaves no trace in a softmax
@@ -93,7 +99,7 @@ def convert_if_published(path: Path, out: Path | None, is_forced: bool) -> Path:
     it is kept for the next time. Any other path comes back as it is.
     """
     is_on_hub = str(path).startswith(HUB)
-    is_exported = _read_if_there(path / EXPORT_FILE).get("format") in LOADERS
+    is_exported = _find_loader(path) is not None
     if not (is_on_hub or is_exported or "model_type" in _read_if_there(path / SETTINGS_FILE)):
         return path
     cache = (find_cache_folder() or Path(make_temporary_folder())) / "published"
@@ -109,7 +115,7 @@ def convert_if_published(path: Path, out: Path | None, is_forced: bool) -> Path:
     else:
         check_replaceable(out, "a converted model", is_without_optimizer, is_forced, [path])
     say(f"converting {path} to {out}")
-    config, vocab, tensors = (read_exported if is_exported else read_published)(path)
+    config, vocab, tensors = read_published(path)
     make_folder(out.parent)
     save_checkpoint(out, Snapshot(tensors, {}), Average([path.resolve().name], 0), config, vocab)
     return out
@@ -132,15 +138,32 @@ def _download(name: str, folder: Path) -> Path:
         raise UserError(f"{HUB}{name}: cannot be fetched from the hub ({reason})") from None
 
 
-def read_exported(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
+def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
+    """Read a published model's settings, its vocabulary, and its tensors by our names."""
+    load = _find_loader(folder)
+    try:
+        return _read(folder) if load is None else _read_exported(folder, load)
+    except (RuntimeError, LookupError, TypeError, ValueError, BadZipFile, struct.error) as error:
+        reason = describe_error(error)
+        raise UserError(
+            f"{folder}: its weights, pieces and settings do not fit each other ({reason}); use another copy"
+        ) from None
+
+
+def _find_loader(folder: Path) -> Callable[[Path], MarianEngine] | None:
+    """Return what reads this folder if it is an export to Marian or Bergamot."""
+    return LOADERS.get(str(_read_if_there(folder / EXPORT_FILE).get("format")))
+
+
+def _read_exported(
+    folder: Path, load: Callable[[Path], MarianEngine]
+) -> tuple[RunConfig, Vocabulary, Tensors]:
     """Read what nmt exported to Marian or Bergamot: the model that those compute."""
     manifest = read_manifest(folder)
     verify(folder, manifest)
     config = load_recorded_config(folder / CONFIG_FILE)
-    form = LOADERS[_read_if_there(folder / EXPORT_FILE)["format"]](folder).model
-    names = sorted(
-        name for name in manifest if name.endswith(".spm")
-    )  # the source's before the target's
+    form = load(folder).model
+    names = sorted(file for file in manifest if file.endswith(".spm"))  # the source's comes first
     sides = [Vocab(read_bytes(folder / name, MAX_MODEL_BYTES)) for name in names]
     vocab: Vocabulary = sides[0] if len(sides) == 1 else VocabPair(sides[0], sides[1])
     weights = {name: parameter.detach() for name, parameter in form.named_parameters()}
@@ -151,17 +174,6 @@ def read_exported(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
             ].clone()
     model = replace(form.config, positions="marian")
     return replace(config, model=model), vocab, weights
-
-
-def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
-    """Read a published model's settings, its vocabulary, and its tensors by our names."""
-    try:
-        return _read(folder)
-    except (RuntimeError, IndexError) as error:
-        reason = describe_error(error)
-        raise UserError(
-            f"{folder}: its weights, pieces and settings do not fit each other ({reason}); use another copy"
-        ) from None
 
 
 def _read(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
