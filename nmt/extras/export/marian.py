@@ -78,8 +78,8 @@ LOADERS: dict[str, Callable[[Path], MarianEngine]] = {
     "marian": load_marian,
     "bergamot": load_bergamot,
 }
-# What the libraries raise that read a damaged file
-DAMAGE = RuntimeError, LookupError, TypeError, ValueError, OverflowError, BadZipFile, struct.error
+# What the libraries raise that read files which do not fit each other
+MISFITS = RuntimeError, LookupError, TypeError, ValueError, OverflowError, BadZipFile, struct.error
 ACTIVATION_NAMES = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
 MAX_SIZE = 1 << 20
 NEVER_CHOSEN = -100.0  # a logit that leaves no trace in a softmax
@@ -145,7 +145,7 @@ def read_published(folder: Path) -> tuple[RunConfig, Vocabulary, Tensors]:
     load = _find_loader(folder)
     try:
         return _read(folder) if load is None else _read_exported(folder, load)
-    except DAMAGE as error:
+    except MISFITS as error:
         reason = describe_error(error)
         raise UserError(
             f"{folder}: its weights, pieces and settings do not fit each other ({reason}); use another copy"
