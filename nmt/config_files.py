@@ -29,7 +29,7 @@ from nmt.foreign_names import explain_foreign_name
 from nmt.system.errors import UserError, explain_missing
 from nmt.system.files import explain_unreadable, read_bytes
 from nmt.system.records import OF_ANOTHER_VERSION, RecordReader, join_key
-from nmt.system.run_folder import EXPORT_FILE, SIDE_VOCAB_FILES, VOCAB_FILE
+from nmt.system.run_folder import SIDE_VOCAB_FILES, VOCAB_FILE
 from nmt.system.strict_yaml import Places, Values, YamlTree, format_yaml, parse_yaml
 
 # Parsing this much takes two seconds. A config with a hundred corpora is a tenth of this size.
@@ -265,8 +265,10 @@ def _fill_in_languages(data: DataConfig) -> DataConfig:
 
 def is_published(name: str) -> bool:
     """Whether a name is that of a model in another toolkit's form: of the Hugging Face hub, or a folder."""
-    files = (os.path.join(name, file) for file in ("config.json", EXPORT_FILE))
-    return name.startswith("hf:") or any(map(os.path.exists, files))
+    if name.startswith("hf:"):
+        return True
+    of_formats = "config.json", "decoder.yml", "model_info.json"  # Hugging Face, Marian, Bergamot
+    return any(os.path.exists(os.path.join(name, file)) for file in of_formats)
 
 
 def _use_vocab_of(start: str, vocab: VocabConfig) -> VocabConfig:
