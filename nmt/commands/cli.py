@@ -62,6 +62,7 @@ FORESEEN_ERRORS = (
     errno.ENOTDIR,
 )
 Argv = Sequence[str] | None  # the words of a command line; None: those of this process
+LOG_LINE_S = 60.0  # between lines of progress in a log, so that short work writes none
 MAX_WORKERS = 4_096
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
@@ -363,8 +364,8 @@ def open_lines_output(
     if n_done:
         say(f"{args.output} has {n_done:,} lines; continuing with line {n_done + 1:,}")
     # a bar would disturb lines on the same terminal
-    is_shown = is_terminal() and (args.output is not None or not sys.stdout.isatty())
-    bar = stack.enter_context(Progress(task, None, unit, n_done, is_shown))
+    is_shown = args.output is not None or (is_terminal() and not sys.stdout.isatty())
+    bar = stack.enter_context(Progress(task, None, unit, n_done, is_shown, line_s=LOG_LINE_S))
     return out, n_done, bar
 
 

@@ -26,6 +26,8 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
+from tqdm import tqdm
+
 from nmt.system.errors import UserError
 from nmt.system.progress import say
 from nmt.system.streams import secure_standard_streams
@@ -304,6 +306,7 @@ def _serve(pipe: Connection) -> None:
 def _init_process() -> None:
     """Ignore signals, which the caller handles, and exit when the caller dies."""
     secure_standard_streams()
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process leaves behind
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     caller = parent_process()

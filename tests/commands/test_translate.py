@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from support.untrained import DECODING, make_checkpoint, make_vocab
 from support.waiting import until
 from support.warm_process import CONTEXT, finish, start_command
 
+import nmt.system.progress
 from nmt.checkpoint.run_checkpoints import open_checkpoint
 from nmt.commands.eval import main as nmt_eval
 from nmt.commands.translate import main as nmt_translate
@@ -392,6 +394,16 @@ def test_models_translate_together_if_they_share_a_vocabulary(
 
 
 # ---- files, stops, processes --------------------------------------------------------------------------------------
+
+
+def test_a_log_hears_once_a_minute_how_far_it_is(
+    place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(nmt.system.progress, "clock", count(0, 30).__next__)
+    (tmp_path / "in").write_text(TEXT)
+    to_file = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    succeed(nmt_translate, str(place), *to_file)
+    assert read_errors(capsys)[0].startswith("translating: 40/40 lines")
 
 
 def test_resuming_completes_the_output(place: Path, tmp_path: Path, capsys: Capture) -> None:

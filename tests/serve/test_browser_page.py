@@ -198,7 +198,7 @@ def test_it_translates_while_one_types(page: Any) -> None:
 
 
 def test_a_pause_is_waited_for_and_ctrl_enter_does_not_wait(page: Any, stand_in: StandIn) -> None:
-    page.evaluate("window.setTimeout = (_, pause) => void (window.lastPause = pause)")  # which never ends
+    page.evaluate("window.setTimeout = (_, ms) => void (window.lastPause = ms)")  # never ends
     page.locator("#source").press_sequentially("a dog sleeps")
     assert page.evaluate("lastPause") == 250 and stand_in.questions == []
     page.keyboard.press("Control+Enter")
