@@ -171,9 +171,8 @@ def _read_exported(
     weights = {name: parameter.detach() for name, parameter in form.named_parameters()}
     for name, rows in weights.items():  # 8 bits have rows without a piece
         if name.startswith(("src_", "tgt_", "projection")):
-            weights[name] = rows[
-                : (vocab.src if name.startswith("src_") else vocab.tgt).size
-            ].clone()
+            side = vocab.src if name.startswith("src_") else vocab.tgt
+            weights[name] = rows[: side.size].clone()
     model = replace(form.config, positions="marian")
     return replace(config, model=model), vocab, weights
 
