@@ -263,12 +263,19 @@ def _fill_in_languages(data: DataConfig) -> DataConfig:
     )
 
 
+def find_model(name: str) -> str:
+    """Return the path of a model that is part of nmt, such as en-fr; any other name as it is."""
+    shipped = Path(__file__).with_name("shipped")
+    is_shipped = name in os.listdir(shipped) and not os.path.exists(name)
+    return str(shipped / name) if is_shipped else name
+
+
 def is_published(name: str) -> bool:
     """Whether a name is that of a model in another toolkit's form: of the Hugging Face hub, or a folder."""
     if name.startswith("hf:"):
         return True
     of_formats = "config.json", "decoder.yml", "model_info.json"  # Hugging Face, Marian, Bergamot
-    return any(os.path.exists(os.path.join(name, file)) for file in of_formats)
+    return any(os.path.exists(os.path.join(find_model(name), file)) for file in of_formats)
 
 
 def _use_vocab_of(start: str, vocab: VocabConfig) -> VocabConfig:

@@ -177,7 +177,8 @@ class Installation:
 def test_the_wheel_makes_the_journey(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
     names = set(ZipFile(installation.wheel).namelist())
-    assert {"nmt/py.typed", "nmt/configs/base.yaml", "nmt/extras/serve/page/index.html"} <= names
+    data = "configs/base.yaml", "extras/serve/page/index.html", "shipped/en-fr/model.bin"
+    assert {"nmt/py.typed", *(f"nmt/{name}" for name in data)} <= names
     assert {
         f"nmtkit-{nmt.__version__}.data/scripts/nmt-{name}" for name in ("launch", "slurm")
     } <= names

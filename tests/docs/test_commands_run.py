@@ -46,7 +46,8 @@ training.keep_checkpoints=20 optimizer.warmup_steps=2 data.workers=1 decoding.ma
 """.split()
 SPLITS = [f"data.{split}={{src: {split}.en, tgt: {split}.de}}" for split in ("valid", "test")]
 TEXT = ["data.train=[{src: train.en, tgt: train.de}]", *SPLITS, "data.root=."]
-LANGUAGES = {"de-en": ("de", "en"), "reverse": ("de", "en"), "hour": ("en", "fr")}
+ENGLISH_FRENCH = dict.fromkeys(("hour", "teacher", "student"), ("en", "fr"))
+LANGUAGES = {"de-en": ("de", "en"), "reverse": ("de", "en"), **ENGLISH_FRENCH}
 WRITTEN = re.compile(r"(?:(?:-o|--output|--json|--report|--attention) |> ?| out=)[^\s>]+")
 RUNS = re.compile(r"\b(runs/[\w-]+|RUN|CHECKPOINT|STEP[12])((?:/[\w-]+)*)")
 TEXTS = re.compile(

@@ -4,9 +4,10 @@ import hashlib
 from pathlib import Path
 
 import torch
-from pytest import mark
+from pytest import MonkeyPatch, mark
 from support.capture import Capture
-from support.in_process import refuse
+from support.checkout import ROOT
+from support.in_process import refuse, succeed
 from support.marian_models import LINES, SHAPES, make_shaped
 
 from nmt.checkpoint.run_checkpoints import open_checkpoint
@@ -55,3 +56,21 @@ def test_a_damaged_file_is_named(to: str, file: str, tmp_path: Path, capsys: Cap
     write_json(out / "manifest.json", {**entries, file: {"size": 100, "sha256": digest}})
     message = refuse(capsys, nmt_translate, out, "-i", tmp_path / "missing")
     assert f"{out}: its weights, pieces and settings do not fit each other" in message
+
+
+def test_the_shipped_model_translates_by_its_name(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("The vote will take place tomorrow.\n")
+    succeed(nmt_translate, "en-fr", "-i", "in", "-o", "out")
+    assert Path("out").read_text() == "Le vote aura lieu demain.\n"
+    Path("en-fr").mkdir()  # one's own comes first
+    assert "en-fr: has no manifest.json" in refuse(capsys, nmt_translate, "en-fr", "-i", "in")
+
+
+def test_the_shipped_model_is_small_and_has_the_page_of_today() -> None:
+    shipped = ROOT / "nmt/shipped/en-fr"
+    for file in (ROOT / "nmt/extras/export/page").iterdir():
+        assert (shipped / file.name).read_bytes() == file.read_bytes()
+    assert sum(file.stat().st_size for file in shipped.iterdir()) < 8_000_000

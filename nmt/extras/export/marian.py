@@ -26,7 +26,7 @@ from torch import Tensor
 
 from nmt.checkpoint.checkpoint import Average, Snapshot, is_without_optimizer, save_checkpoint
 from nmt.config import DataConfig, DecodingConfig, ModelConfig, RunConfig, VocabConfig
-from nmt.config_files import load_recorded_config
+from nmt.config_files import find_model, load_recorded_config
 from nmt.data.vocab import (
     MAX_MODEL_BYTES,
     MAX_PIECES,
@@ -100,6 +100,7 @@ def convert_if_published(path: Path, out: Path | None, is_forced: bool) -> Path:
     """Convert a published model to a checkpoint, and return its path: `out`, or one in the cache, where
     it is kept for the next time. Any other path comes back as it is.
     """
+    path = Path(find_model(str(path)))
     is_on_hub = str(path).startswith(HUB)
     is_exported = _find_loader(path) is not None
     if not (is_on_hub or is_exported or "model_type" in _read_if_there(path / SETTINGS_FILE)):
