@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Literal
 
 from nmt.system.errors import Failure, UserError
 from nmt.system.progress import clock, say, say_once
-from nmt.system.run_folder import MANIFEST_FILE, RUN_FILES, RunFolder
+from nmt.system.run_folder import CARD_FILE, MANIFEST_FILE, RUN_FILES, RunFolder
 from nmt.system.strict_json import Fields, parse_json
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")  # what the name of a compressed text ends in
@@ -438,9 +438,10 @@ def verify(folder: Path, needed: Iterable[str] = (), only: Iterable[str] | None 
     """Raise a `UserError` that names the first file which is missing or differs from the manifest.
 
     All sizes are compared; sha256 of all files, or of `only` these. The manifest must name all that
-    are `needed`.
+    are `needed`. The card is the owner's to edit.
     """
     entries = read_manifest(folder)
+    entries.pop(CARD_FILE, None)
     digests = {name: entry["sha256"] for name, entry in entries.items()}
     check_sizes(folder, entries, needed)
     check_digests(folder, digests, digests if only is None else only)

@@ -33,6 +33,7 @@ def test_8_bits_compute_nearly_the_same(name: str, tmp_path: Path) -> None:
 def compare_with_copy(name: str, to: str, quantization: str, tmp_path: Path) -> Agreement:
     checkpoint, out = make_shaped(name, tmp_path), tmp_path / "out"
     export(checkpoint, to, out, quantization, LINES)
+    (out / "README.md").write_text("the owner's words")
     again = open_checkpoint(convert_if_published(out, tmp_path / "again", False))
     engines = []
     for model in (checkpoint, again):
@@ -62,6 +63,7 @@ def test_the_shipped_model_translates_by_its_name(
     tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # it may have been converted before
     Path("in").write_text("The vote will take place tomorrow.\n")
     succeed(nmt_translate, "en-fr", "-i", "in", "-o", "out")
     assert Path("out").read_text() == "Le vote aura lieu demain.\n"

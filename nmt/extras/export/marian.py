@@ -163,7 +163,7 @@ def _read_exported(
 ) -> tuple[RunConfig, Vocabulary, Tensors]:
     """Read what nmt exported to Marian or Bergamot: the model that those compute."""
     manifest = read_manifest(folder)
-    verify(folder, manifest)
+    verify(folder)
     config = load_recorded_config(folder / CONFIG_FILE)
     form = load(folder).model
     names = sorted(file for file in manifest if file.endswith(".spm"))  # the source's comes first
