@@ -235,10 +235,7 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
     _remove_abandoned(path.parent, name)
     temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
-        remove_entry(temporary)
-        with open_plain_file(temporary, "xb") as file:
-            with contextlib.suppress(OSError):  # some file systems have no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
+        with _create_locked(temporary) as file:
             yield file
             file.flush()
             sync_to_disk(temporary)
@@ -250,6 +247,18 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
     finally:
         remove_entry(temporary)
     sync_to_disk(path.parent)
+
+
+def _create_locked(path: Path) -> BinaryIO:
+    """Create a file and lock it; again if, before the lock, another process took it for an abandoned one."""
+    while True:
+        remove_entry(path)
+        file = open_plain_file(path, "xb")
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():
+            return file
+        file.close()
 
 
 def _remove_abandoned(folder: Path, name: str) -> None:

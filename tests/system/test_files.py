@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from pytest import MonkeyPatch, mark, raises
 from support.checkout import ROOT
@@ -473,3 +473,20 @@ def test_what_a_killed_writer_left_goes_and_a_living_one_stays(tmp_path: Path) -
         fcntl.flock(file, fcntl.LOCK_EX)
         write_text(tmp_path / "card", "text")
     assert set(tmp_path.iterdir()) == {living, other, tmp_path / "card"}
+
+
+def test_a_file_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    locked = []
+
+    def lock_late(file: BinaryIO, operation: int, flock: Any = fcntl.flock) -> None:
+        if not locked:
+            next(tmp_path.glob(".*.tmp")).unlink()  # by another process that writes the same file
+        locked.append(operation)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    write_text(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text" and len(locked) == 2
+    assert os.listdir(tmp_path) == ["file"]
