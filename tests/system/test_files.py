@@ -478,7 +478,7 @@ def test_what_a_killed_writer_left_goes_and_a_living_one_stays(tmp_path: Path) -
 def test_a_file_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    locked = []
+    locked: list[int] = []
 
     def lock_late(file: BinaryIO, operation: int, flock: Any = fcntl.flock) -> None:
         if not locked:
