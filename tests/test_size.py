@@ -64,7 +64,7 @@ def measure() -> tuple[dict[str, int], dict[str, int]]:
         nodes, noted = count_nodes(path.read_text())
         sizes[find_ring(path)] += nodes
         plain[find_ring(path)] += nodes - noted
-    pages = [path for path in ROOT.glob("nmt/extras/**/*") if path.suffix in PAGES]
+    pages = [path for path in ROOT.glob("nmt/**/*") if path.suffix in PAGES]
     options = (ROOT / "docs/reference/commands.md").read_text().split("\n")
     lines = {
         "lines of pages": sum(path.read_text().count("\n") for path in pages),

@@ -273,6 +273,8 @@ def _list_hub_datasets(data: DataConfig) -> list[str]:
 
 
 def _describe_origin(averaged: Sequence[str], step: int, steps: int) -> str:
+    if averaged and step == 0:  # a published model, which has no updates of its own here
+        return f"those of {averaged[0]}"
     if not averaged:
         return f"the checkpoint at update {step:,} of {steps:,}"
     count = f"{len(averaged)} checkpoints" if len(averaged) > 1 else "one checkpoint"

@@ -43,7 +43,7 @@ model:
   dropout: {dropout}
   # a small model learns faster with pre, and is up to 5 BLEU better with rotary than with sinusoidal
   # (docs/learning.md). Hugging Face has no rotary positions; Marian and Bergamot want post and marian,
-  # which has 5 to 14 BLEU less after 1,000 updates (docs/exports.md): train it longer
+  # which cost 5 to 14 BLEU after 1,000 updates (docs/exports.md): train longer
   norm: {norm}
   positions: {positions}
 
