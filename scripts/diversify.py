@@ -16,45 +16,45 @@ from typing import Any
 import yaml
 
 
-def run(*command: str) -> bytes:
-    is_asked = "--print-config" in command
-    done = subprocess.run(command, stdout=subprocess.PIPE if is_asked else None)
+def run(*command: str, stdout: int | None = None) -> bytes:
+    done = subprocess.run(command, stdout=stdout)
     if done.returncode:
         sys.exit(done.returncode)
     return done.stdout
 
 
-def train(folder: str, **data: object) -> str:
-    """Train on the command's arguments and these settings of `data`; return the mean of ten checkpoints."""
-    words = [f"data.{key}={json.dumps(value)}" for key, value in data.items()]
-    half = [] if folder == final else [f"training.steps={config['training']['steps'] // 2}"]
-    run("nmt-launch", *sys.argv[1:], f"out={folder}", f"data.store={folder}/store", *half, *words)
+def train(folder: str, steps: int, data: dict[str, object]) -> str:
+    """Train with these settings of `data`, and return the mean of the last ten checkpoints."""
+    settings = [f"out={folder}", f"training.steps={steps}", f"data.store={folder}/store"]
+    for key, value in data.items():
+        settings.append(f"data.{key}={json.dumps(value)}")
+    run("nmt-launch", *sys.argv[1:], *settings)
     run("nmt-average", folder, "--last", "10")
     return f"{folder}/average"
 
 
-def turn(pair: Any) -> Any:
-    return pair | {"src": pair["tgt"], "tgt": pair["src"]} if pair else pair
+def turn(pair: dict[str, Any]) -> dict[str, Any]:
+    if "src" not in pair:
+        print("diversify.py: error: give files of lines, {src: FILE, tgt: FILE}", file=sys.stderr)
+        sys.exit(2)
+    return pair | {"src": pair["tgt"], "tgt": pair["src"]}
 
 
-config = yaml.safe_load(run("nmt-train", *sys.argv[1:], "--print-config"))
-final, asked = config["out"] or f"runs/{config['name']}", config["data"]
-corpora = asked["train"]
-if not all("src" in pair for pair in (*corpora, asked["valid"], asked["test"] or {"src": ""})):
-    print(
-        "diversify.py: error: data: give files of lines, as {src: FILE, tgt: FILE}", file=sys.stderr
-    )
-    sys.exit(2)
-turned = {"src": asked["tgt"], "tgt": asked["src"], "train": [turn(pair) for pair in corpora]}
-turned |= {name: turn(asked[name]) for name in ("valid", "test")}
-models = {"src": train(f"{final}-forward"), "tgt": train(f"{final}-backward", **turned)}
+config = yaml.safe_load(run("nmt-train", *sys.argv[1:], "--print-config", stdout=subprocess.PIPE))
+data, steps = config["data"], config["training"]["steps"]
+final = config["out"] or f"runs/{config['name']}"
+turned = {"src": data["tgt"], "tgt": data["src"], "valid": turn(data["valid"]), "test": None}
+turned["train"] = list(map(turn, data["train"]))
+forward = train(f"{final}-forward", steps // 2, {})
+backward = train(f"{final}-backward", steps // 2, turned)
 
+corpora = list(data["train"])
 text = Path(f"{final}-text").absolute()
 text.mkdir(exist_ok=True)
-written = []
-for number, pair in enumerate(corpora):
-    for side, other in ("src", "tgt"), ("tgt", "src"):
-        source, output = Path(asked["root"] or "", pair[side]), text / f"{number}.{asked[other]}"
-        run("nmt-translate", models[side], "-i", str(source), "-o", str(output), "--resume")
-        written.append(pair | {other: str(output)})
-train(final, train=corpora + written)
+for number, pair in enumerate(data["train"]):
+    for side, other, model in ("src", "tgt", forward), ("tgt", "src", backward):
+        written = str(text / f"{number}.{data[other]}")
+        source = str(Path(data["root"] or "", pair[side]))
+        run("nmt-translate", model, "-i", source, "-o", written, "--resume")
+        corpora.append(pair | {other: written})
+train(final, steps, {"train": corpora})
