@@ -3,8 +3,8 @@ learns from the text and both translations (data diversification, Nguyen et al. 
 
     python scripts/diversify.py --gpus 2 --config multi30k.yaml data.root=multi30k
 
-The arguments are those of nmt-launch, the text is files of lines. RUN, the run folder, gets RUN/average;
-RUN-forward, RUN-backward and RUN-text stay beside it. After an interruption the same command goes on.
+The arguments are those of nmt-launch, the text is files of lines, and half the steps have ten checkpoints. RUN,
+the run folder, gets RUN/average, with RUN-forward, RUN-backward and RUN-text beside it. Killed, the same command goes on.
 """
 
 import json
