@@ -4,7 +4,7 @@ learns from the text and both translations (data diversification, Nguyen et al. 
     python scripts/diversify.py --gpus 2 --config multi30k.yaml data.root=multi30k
 
 The arguments are those of nmt-launch, the text is files of lines, and half the steps have ten checkpoints. RUN,
-the run folder, gets RUN/average, with RUN-forward, RUN-backward and RUN-text beside it. Killed, the same command goes on.
+the run folder, gets RUN/average, and RUN-forward, RUN-backward and RUN-text stay beside it. Killed, it goes on.
 """
 
 import json
