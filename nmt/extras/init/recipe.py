@@ -11,9 +11,11 @@ from nmt.extras.init.hours import Schedule, estimate_update_seconds
 from nmt.system.strict_yaml import format_yaml
 
 PIECES_A_WORD = 1.4
-MIN_STEPS, MAX_STEPS = 2_000, 100_000
+MIN_STEPS = 2_000
+MAX_STEPS = 100_000
 # With few passes over the text a model hardly overfits, and dropout only slows it down (docs/learning.md).
-DROPOUT_LIMITS = ((10, 0.1), (30, 0.2))  # (passes, the most dropout for no more than these)
+# Each is (passes, the most dropout for no more than these).
+DROPOUT_LIMITS = ((1, 0.0), (10, 0.1), (30, 0.2))
 N_CHECKPOINTS = 40
 N_VALIDATIONS = 20
 PAPER_D_MODEL = 512  # of the paper's base; a smaller model is small
@@ -174,9 +176,7 @@ def choose_size(n_words: float, hours: float | None) -> Size:
     """Return the size for this many words, or the largest below that gains by `hours` on this machine."""
     rank = next(i for i, size in enumerate(SIZES) if n_words <= size.max_words)
     wanted = SIZES[rank]
-    if hours is None:
-        return wanted
-    while SIZES[rank].estimate_hours(n_words) > hours:
+    while hours and SIZES[rank].estimate_hours(n_words) > hours:
         rank -= 1
     size = SIZES[rank]
     if size is wanted:
